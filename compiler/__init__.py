@@ -1,0 +1,1 @@
+"""Python source → tile IR → scheduled tile IR → thread IR → machine code. Imports neither torch nor tilescale.comm."""

@@ -1,0 +1,183 @@
+"""Collects statements while a kernel is run once: a stack of open bodies, each statement placed in the user's source."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.compiler.frontend import source
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
+
+#: More statements than this is a Python loop that was meant to be a device loop.
+STATEMENT_LIMIT = 200_000
+
+
+@dataclass
+class Frame:
+    """An open construct. ``device``: its body runs zero or many times on the device, though it is traced once."""
+
+    kind: str
+    device: bool
+    loc: Loc | None
+    detail: str = ""
+
+
+@dataclass
+class Launch:
+    """What ``T.Kernel`` says: the grid and the shape of a block."""
+
+    grid: tuple[Any, ...]
+    threads: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    max_blocks: int = 0
+    ordered: bool = True
+    loc: Loc | None = None
+    block_vars: list[Any] = field(default_factory=list)
+    hints: dict[str, Any] = field(default_factory=dict)
+
+
+class Builder:
+    """The trace of one kernel."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.bodies: list[list[Any]] = [[]]
+        self.frames: list[Frame] = []
+        self.launch: Launch | None = None
+        self.scales: list[str] = []
+        self.buffers: dict[Any, Any] = {}
+        self.symbols: dict[str, Any] = {}
+        self.origins: dict[Any, Any] = {}
+        self.unnamed: set[Any] = set()
+        self.renames: dict[Any, str] = {}
+        self.annotations: dict[str, Any] = {}
+        self.returned: Any = None
+        self.count = 0
+        self._sources: dict[str, Any] = {}
+        self._names: dict[str, int] = {}
+
+    # -- places ---------------------------------------------------------------------------------------------------
+    def span(self, loc: Loc | None = None) -> Any:
+        """The TVM span of ``loc``, or of the user's current place."""
+        loc = loc or source.current()
+        if loc is None:
+            return None
+        name = self._sources.get(loc.file)
+        if name is None:
+            name = self._sources[loc.file] = ir.SourceName(loc.file)
+        end_col = loc.end_col if loc.end_col is not None else -1
+        return ir.Span(name, loc.line, loc.end_line or loc.line, (loc.col if loc.col is not None else -1) + 1, end_col + 1)
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    def emit(self, stmt: Any) -> None:
+        self.count += 1
+        if self.count > STATEMENT_LIMIT:
+            raise TileValueError(
+                f"the kernel has more than {STATEMENT_LIMIT} statements",
+                loc=source.current(),
+                hint="a Python loop is unrolled as it is traced: use T.serial for a loop that runs on the device",
+            )
+        self.bodies[-1].append(stmt)
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[list[Any]]:
+        """Collects the statements emitted inside into a list of its own."""
+        opened: list[Any] = []
+        self.bodies.append(opened)
+        try:
+            yield opened
+        finally:
+            if self.bodies.pop() is not opened:
+                raise InternalError("bodies were closed out of order")
+
+    def open_body(self) -> None:
+        self.bodies.append([])
+
+    def close_body(self) -> Any:
+        return sequence(self.bodies.pop())
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+    def push(self, kind: str, *, device: bool, detail: str = "") -> Frame:
+        frame = Frame(kind, device, source.current(), detail)
+        self.frames.append(frame)
+        return frame
+
+    def pop(self, frame: Frame) -> None:
+        if not self.frames or self.frames[-1] is not frame:
+            raise TileSyntaxError(
+                "control left a device construct in the middle",
+                loc=source.current(),
+                hint="break, continue and return may not depend on device values here",
+            )
+        self.frames.pop()
+
+    def device_depth(self) -> int:
+        return sum(f.device for f in self.frames)
+
+    # -- names ----------------------------------------------------------------------------------------------------
+    def unique(self, name: str) -> str:
+        """``name``, or ``name_1`` … where it is taken: the dumps and the printed code keep the user's names."""
+        n = self._names.get(name, -1) + 1
+        self._names[name] = n
+        return name if n == 0 else f"{name}_{n}"
+
+    @property
+    def executor(self) -> str:
+        """The innermost scale up to the block: who runs a statement."""
+        return next((s for s in reversed(self.scales) if s in EXECUTORS), "block")
+
+    @property
+    def reach(self) -> str:
+        """The innermost scale from the cluster outward: with whom a statement talks; the block where none is open."""
+        return next((s for s in reversed(self.scales) if s in REACHES), "block")
+
+
+EXECUTORS = ("thread", "warp", "warpgroup", "block")
+REACHES = ("cta_cluster", "grid", "device")
+
+
+def sequence(stmts: list[Any]) -> Any:
+    """One statement out of many."""
+    if not stmts:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(stmts)
+
+
+_local = threading.local()
+
+
+def current() -> Builder:
+    """The trace that is under way.
+
+    Raises:
+        TileSyntaxError: none is: an operation of the language was called outside a kernel.
+    """
+    stack = getattr(_local, "stack", None)
+    if not stack:
+        raise TileSyntaxError(
+            "an operation of the tile language was called outside a kernel",
+            loc=source.current(),
+            hint="call it in the body of a @T.prim_func or an eager @tilescale.jit function",
+        )
+    return stack[-1]
+
+
+def active() -> bool:
+    """Whether a kernel is being traced in this thread."""
+    return bool(getattr(_local, "stack", None))
+
+
+@contextlib.contextmanager
+def tracing(builder: Builder) -> Iterator[Builder]:
+    stack = getattr(_local, "stack", None)
+    if stack is None:
+        stack = _local.stack = []
+    stack.append(builder)
+    try:
+        yield builder
+    finally:
+        stack.pop()

@@ -1,0 +1,67 @@
+"""Where in the user's source we are: found by walking the Python stack, so that helpers and macros are placed as well."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+from tilescale.errors import Loc
+
+_COMPILER = Path(__file__).resolve().parent.parent
+#: Folders whose frames are ours, never the user's.
+OURS = tuple(str(p) + "/" for p in (_COMPILER, Path(sys.modules["tilescale.errors"].__file__ or "").resolve().parent))
+
+_positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file belongs to TileScale (or is no file) rather than to the user."""
+    return filename.startswith(OURS) or filename.startswith("<")
+
+
+def loc_of_frame(frame: FrameType, lasti: int | None = None) -> Loc:
+    """The place that ``frame`` is executing: line and columns (columns from Python 3.11 on)."""
+    code = frame.f_code
+    at = frame.f_lasti if lasti is None else lasti
+    if sys.version_info >= (3, 11):
+        table = _positions.get(code)
+        if table is None:
+            table = _positions[code] = list(code.co_positions())
+        line, end_line, col, end_col = table[at // 2]
+        if line is not None:
+            return Loc(code.co_filename, line, _chars(code, line, col), end_line, _chars(code, end_line, end_col))
+    return Loc(code.co_filename, frame.f_lineno)
+
+
+def _chars(code: CodeType, line: int | None, col: int | None) -> int | None:
+    """Columns come as UTF-8 bytes; carets count characters. (ASCII lines need no look at the source.)"""
+    if col is None or line is None or col == 0:
+        return col
+    import linecache
+
+    text = linecache.getline(code.co_filename, line)
+    if text.isascii():
+        return col
+    return len(text.encode()[:col].decode(errors="ignore"))
+
+
+def current() -> Loc | None:
+    """The innermost place in the user's source on the current stack."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not is_ours(frame.f_code.co_filename) and "importlib" not in frame.f_code.co_filename:
+            return loc_of_frame(frame)
+        frame = frame.f_back
+    return None
+
+
+def of_exception(error: BaseException) -> Loc | None:
+    """The innermost place in the user's source that an exception passed through."""
+    found = None
+    tb = error.__traceback__
+    while tb is not None:
+        if not is_ours(tb.tb_frame.f_code.co_filename):
+            found = loc_of_frame(tb.tb_frame, tb.tb_lasti)
+        tb = tb.tb_next
+    return found

@@ -1,0 +1,428 @@
+"""What a kernel's names stand for while it is traced: buffers, regions, one-element variables, poisoned names; scalars are IR."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.tvm_compat import ir, is_expr, tirx
+from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.dtypes import canonical, dtype
+from tilescale.language.symbolic import Sym, SymExpr, settle
+
+
+def to_expr(value: Any, what: str = "value") -> Any:
+    """``value`` as IR: an expression, or a Python number left as it is.
+
+    Raises:
+        TileTypeError: it has no meaning as a scalar.
+    """
+    if isinstance(value, (bool, int, float)):
+        return value
+    if is_expr(value):
+        return value
+    if isinstance(value, Variable):
+        return value.load()
+    if isinstance(value, SymExpr):
+        return symbol_expr(value)
+    if hasattr(value, "asobject"):  # TVM's deferred == and !=
+        return value.asobject()
+    if isinstance(value, Poison):
+        value.refuse()
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a NumPy scalar
+        return value.item()
+    if isinstance(value, (Buffer, Region)):
+        raise TileTypeError(
+            f"{value} is a tile, and a scalar is needed as {what}", loc=source.current(), hint=f"index it: {value.name}[i, j]"
+        )
+    raise TileTypeError(f"{value!r} ({type(value).__name__}) has no meaning as {what}", loc=source.current())
+
+
+def const(value: Any, dt: str) -> Any:
+    """A constant of the given dtype."""
+    return tirx.const(value, str(dt))
+
+
+def as_expr(value: Any, dt: str = "int32", what: str = "value") -> Any:
+    """``value`` as an IR expression; Python numbers become constants of dtype ``dt``."""
+    e = to_expr(value, what)
+    return const(e, dt) if isinstance(e, (bool, int, float)) else e
+
+
+def index_expr(value: Any) -> Any:
+    """``value`` as an integer index expression."""
+    e = to_expr(value, "an index")
+    if isinstance(e, bool) or isinstance(e, float) or (is_expr(e) and "int" not in str(e.ty)):
+        raise TileTypeError(f"an index must be an integer, not {e}", loc=source.current(), hint='T.cast(…, "int32")')
+    return const(e, "int32") if isinstance(e, int) else e
+
+
+def dtype_of(value: Any) -> dtype:
+    """The dtype of a scalar value (Python numbers: int32, float32, bool)."""
+    if isinstance(value, bool):
+        return canonical("bool")
+    if isinstance(value, int):
+        return canonical("int32")
+    if isinstance(value, float):
+        return canonical("float32")
+    return canonical(str(to_expr(value).ty))
+
+
+def symbol_expr(value: SymExpr) -> Any:
+    """A symbolic extent as IR: the trace's variable of that name."""
+    settled = settle(value)
+    if isinstance(settled, int):
+        return const(settled, "int32")
+    if isinstance(settled, Sym):
+        table = bld.current().symbols
+        if settled.name not in table:
+            table[settled.name] = tirx.Var(settled.name, settled.dtype)
+        return table[settled.name]
+    a, b = (symbol_expr(x) if isinstance(x, SymExpr) else x for x in settled.args)
+    return binary(settled.op, a, b)
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
+    "%": operator.mod, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_,
+    "^": operator.xor, "**": operator.pow, "@": operator.matmul,
+}  # fmt: skip
+
+
+def binary(op: str, a: Any, b: Any) -> Any:
+    """``a op b`` over Python values, symbols and IR.
+
+    Raises:
+        TileTypeError: the operands' dtypes do not fit the operator.
+    """
+    a, b = to_expr(a), to_expr(b)
+    if not is_expr(a) and not is_expr(b):
+        return _BINARY[op](a, b)
+    if op == "min":
+        return tirx.min(a, b)
+    if op == "max":
+        return tirx.max(a, b)
+    if op == "//":
+        both_int = all(isinstance(x, int) or (is_expr(x) and "int" in str(x.ty)) for x in (a, b))
+        return tirx.floordiv(a, b) if both_int else tirx.floor(a / b)
+    if op == "**":
+        return tirx.power(as_expr(a, str(dtype_of(b))), as_expr(b, str(dtype_of(a))))
+    try:
+        return _BINARY[op](a, b)
+    except Exception as error:
+        hint = "a // b for the integer quotient, or T.cast(a, \"float32\") / b" if op == "/" else None
+        raise TileTypeError(
+            f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint
+        ) from error
+
+
+_COMPARE = {"<": tirx.LT, "<=": tirx.LE, ">": tirx.GT, ">=": tirx.GE, "==": tirx.EQ, "!=": tirx.NE}
+_PY_COMPARE = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+def compare(op: str, a: Any, b: Any) -> Any:
+    """``a op b`` as a bool, or as IR where either side is a device value."""
+    a, b = to_expr(a), to_expr(b)
+    if not is_expr(a) and not is_expr(b):
+        return _PY_COMPARE[op](a, b)
+    result = _PY_COMPARE[op](a, b)  # TVM's operators bring both sides to one dtype
+    return result.asobject() if hasattr(result, "asobject") else result
+
+
+class _Arithmetic:
+    """Operators for values that read as a scalar."""
+
+    def __add__(self, o: Any) -> Any: return binary("+", self, o)
+    def __radd__(self, o: Any) -> Any: return binary("+", o, self)
+    def __sub__(self, o: Any) -> Any: return binary("-", self, o)
+    def __rsub__(self, o: Any) -> Any: return binary("-", o, self)
+    def __mul__(self, o: Any) -> Any: return binary("*", self, o)
+    def __rmul__(self, o: Any) -> Any: return binary("*", o, self)
+    def __truediv__(self, o: Any) -> Any: return binary("/", self, o)
+    def __rtruediv__(self, o: Any) -> Any: return binary("/", o, self)
+    def __floordiv__(self, o: Any) -> Any: return binary("//", self, o)
+    def __rfloordiv__(self, o: Any) -> Any: return binary("//", o, self)
+    def __mod__(self, o: Any) -> Any: return binary("%", self, o)
+    def __rmod__(self, o: Any) -> Any: return binary("%", o, self)
+    def __pow__(self, o: Any) -> Any: return binary("**", self, o)
+    def __lshift__(self, o: Any) -> Any: return binary("<<", self, o)
+    def __rlshift__(self, o: Any) -> Any: return binary("<<", o, self)
+    def __rshift__(self, o: Any) -> Any: return binary(">>", self, o)
+    def __rrshift__(self, o: Any) -> Any: return binary(">>", o, self)
+    def __and__(self, o: Any) -> Any: return binary("&", self, o)
+    def __rand__(self, o: Any) -> Any: return binary("&", o, self)
+    def __or__(self, o: Any) -> Any: return binary("|", self, o)
+    def __ror__(self, o: Any) -> Any: return binary("|", o, self)
+    def __xor__(self, o: Any) -> Any: return binary("^", self, o)
+    def __rxor__(self, o: Any) -> Any: return binary("^", o, self)
+    def __neg__(self) -> Any: return binary("-", 0, self)
+    def __invert__(self) -> Any: return ~to_expr(self)
+    def __abs__(self) -> Any: return tirx.abs(to_expr(self))
+    def __lt__(self, o: Any) -> Any: return compare("<", self, o)
+    def __le__(self, o: Any) -> Any: return compare("<=", self, o)
+    def __gt__(self, o: Any) -> Any: return compare(">", self, o)
+    def __ge__(self, o: Any) -> Any: return compare(">=", self, o)
+    def __eq__(self, o: object) -> Any: return compare("==", self, o)
+    def __ne__(self, o: object) -> Any: return compare("!=", self, o)
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TileSyntaxError(
+            "the truth of a device value is not known while the kernel is traced",
+            loc=source.current(),
+            hint="decorate the helper with @T.macro, so that its if, while, and, or, not become device code",
+        )
+
+
+class Variable(_Arithmetic):
+    """``T.alloc_var``: a one-element cell of the executor; assigning to its name stores, reading loads."""
+
+    def __init__(self, buffer: Buffer):
+        self.buffer = buffer
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    @property
+    def dtype(self) -> dtype:
+        return self.buffer.dtype
+
+    def load(self) -> Any:
+        return tirx.BufferLoad(self.buffer.var, [const(0, "int32")])
+
+    def store(self, value: Any) -> None:
+        self.buffer.store((0,), value)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.buffer[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self.buffer[index] = value
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Poison:
+    """A name whose value depends on a device construct that was traced once; every use is refused."""
+
+    def __init__(self, name: str, where: Loc | None, what: str, state: Any = None):
+        object.__setattr__(self, "_info", (name, where, what))
+        object.__setattr__(self, "state", state)
+
+    def refuse(self) -> Any:
+        name, where, what = object.__getattribute__(self, "_info")
+        at = f" at line {where.line}" if where else ""
+        raise TileSyntaxError(
+            f"{name!r} is rebound under the device {what}{at}, so its value here is not one value",
+            loc=source.current(),
+            hint=f'{name} = T.alloc_var("int32") before it (with its dtype); then assign to it inside and read it here',
+        )
+
+    def _use(self, *_: Any, **__: Any) -> Any:
+        return self.refuse()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.refuse()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _use
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __lshift__ = __rshift__ = _use
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __neg__ = __invert__ = __abs__ = _use
+    __lt__ = __le__ = __gt__ = __ge__ = __getitem__ = __setitem__ = __call__ = __iter__ = __len__ = _use
+    __bool__ = __int__ = __index__ = __float__ = __enter__ = __exit__ = _use
+
+    def __eq__(self, other: object) -> Any:
+        return self.refuse()
+
+    def __ne__(self, other: object) -> Any:
+        return self.refuse()
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@dataclass(frozen=True)
+class Region:
+    """A rectangular part of a buffer. ``mins`` and ``extents`` have one entry an axis of the buffer; ``dropped`` axes were
+    indexed by a scalar and do not count in :attr:`shape`."""
+
+    buffer: Buffer
+    mins: tuple[Any, ...]
+    extents: tuple[Any, ...]
+    dropped: tuple[bool, ...]
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(e for e, d in zip(self.extents, self.dropped, strict=True) if not d)
+
+    @property
+    def dtype(self) -> dtype:
+        return self.buffer.dtype
+
+    @property
+    def name(self) -> str:
+        return self.buffer.name
+
+    def ir(self) -> Any:
+        ranges = [ir.Range.from_min_extent(m, e) for m, e in zip(self.mins, self.extents, strict=True)]
+        return tirx.BufferRegion(self.buffer.var, ranges)
+
+    def __str__(self) -> str:
+        return f"{self.buffer.name}[{', '.join(f'{m}:+{e}' for m, e in zip(self.mins, self.extents, strict=True))}]"
+
+
+class Buffer:
+    """A tensor parameter or an allocation, as the kernel's author holds it."""
+
+    def __init__(self, var: Any, name: str, shape: tuple[Any, ...], dt: str, scope: str, kind: str = "alloc"):
+        self.var, self.name, self.shape, self.scope, self.kind = var, name, shape, scope, kind
+        self.dtype = canonical(dt)
+        self.loc = source.current()
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __len__(self) -> int:
+        if isinstance(self.shape[0], int):
+            return self.shape[0]
+        raise TileTypeError(f"the first extent of {self.name} is not a constant", loc=source.current(), hint=f"{self.name}.shape[0]")
+
+    def whole(self) -> Region:
+        zero = const(0, "int32")
+        return Region(self, (zero,) * self.ndim, self.shape, (False,) * self.ndim)
+
+    def _check_constant(self, axis: int, low: Any, extent: Any) -> None:
+        size, first, count = self.shape[axis], constant(low), constant(extent)
+        if first is None or count is None or not isinstance(size, int):
+            return
+        if first < 0 or first + count > size:
+            what = f"index {first}" if count == 1 else f"{first}:{first + count}"
+            raise TileValueError(
+                f"{what} lies outside axis {axis} of {self.name}, whose extent is {size}",
+                loc=source.current(),
+                expected=f"0 ≤ index < {size}",
+            )
+
+    def __getitem__(self, index: Any) -> Any:
+        items = index if isinstance(index, tuple) else (index,)
+        if Ellipsis in [i for i in items if i is Ellipsis]:
+            at = next(k for k, i in enumerate(items) if i is Ellipsis)
+            items = items[:at] + (slice(None),) * (self.ndim - len(items) + 1) + items[at + 1 :]
+        if len(items) > self.ndim:
+            raise TileValueError(
+                f"{self.name} has {self.ndim} axes and is indexed with {len(items)}", loc=source.current()
+            )
+        if len(items) == self.ndim and not any(isinstance(i, slice) for i in items):
+            indices = [index_expr(i) for i in items]
+            for axis, i in enumerate(indices):
+                if self.scope.startswith(("shared", "local")):
+                    self._check_constant(axis, i, 1)
+            return tirx.BufferLoad(self.var, indices)
+        items = items + (slice(None),) * (self.ndim - len(items))
+        mins, extents, dropped = [], [], []
+        for axis, item in enumerate(items):
+            if isinstance(item, slice):
+                low, extent = self._slice(axis, item)
+            else:
+                low, extent = index_expr(item), 1
+            if self.scope.startswith(("shared", "local")):
+                self._check_constant(axis, low, extent)
+            mins.append(low)
+            extents.append(extent)
+            dropped.append(not isinstance(item, slice))
+        return Region(self, tuple(mins), tuple(extents), tuple(dropped))
+
+    def _slice(self, axis: int, item: slice) -> tuple[Any, Any]:
+        if item.step is not None and constant(to_expr(item.step)) != 1:
+            raise TileValueError(f"a slice of {self.name} has a step", loc=source.current(), hint="index with a loop over T.Parallel")
+        low = index_expr(0 if item.start is None else item.start)
+        high = index_expr(self.shape[axis] if item.stop is None else item.stop)
+        extent = simplify(high - low)
+        known = constant(extent)
+        if known is not None and known <= 0:
+            raise TileValueError(f"the slice {low}:{high} of {self.name} is empty", loc=source.current())
+        return low, extent if known is None else known
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        items = index if isinstance(index, tuple) else (index,)
+        if len(items) != self.ndim or any(isinstance(i, slice) for i in items):
+            raise TileSyntaxError(
+                f"a whole part of {self.name} is assigned at once",
+                loc=source.current(),
+                hint=f"T.copy(…, {self.name}[…]), T.fill(…), or a loop over T.Parallel",
+            )
+        self.store(items, value)
+
+    def store(self, items: tuple[Any, ...], value: Any) -> None:
+        b = bld.current()
+        indices = [index_expr(i) for i in items]
+        if self.scope.startswith(("shared", "local")):
+            for axis, i in enumerate(indices):
+                self._check_constant(axis, i, 1)
+        if self.kind == "signal":
+            raise TileSyntaxError(
+                f"{self.name} is a signal and is written as memory",
+                loc=source.current(),
+                hint=f"T.signal({self.name}[i], value=…), T.wait({self.name}[i], value=…)",
+            )
+        b.emit(tirx.BufferStore(self.var, convert(value, self.dtype), indices, b.span()))
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def strides(self) -> tuple[Any, ...]:
+        given = list(self.var.ty.strides)
+        if given:
+            return tuple(given)
+        out: list[Any] = [1]
+        for extent in reversed(self.shape[1:]):
+            out.insert(0, simplify(extent * out[0]) if not isinstance(extent, int) or not isinstance(out[0], int) else extent * out[0])
+        return tuple(out)
+
+
+def convert(value: Any, dt: str) -> Any:
+    """``value`` as an expression of dtype ``dt``."""
+    e = to_expr(value, "a stored value")
+    dt = str(dt)
+    if isinstance(e, (bool, int, float)):
+        if dt.startswith("float8"):
+            return tirx.Cast(ir.PrimType(dt), const(float(e), "float32"))
+        if "int" in dt and isinstance(e, float) and not e.is_integer():
+            raise TileTypeError(f"{e} is stored as {dt}", loc=source.current(), hint=f'T.cast({e}, "{dt}")')
+        return const(e if dt != "bool" else bool(e), dt)
+    return e if str(e.ty) == dt else tirx.Cast(ir.PrimType(dt), e)
+
+
+def constant(value: Any) -> int | None:
+    """The integer that an extent or an index is, where it is one."""
+    if isinstance(value, int):
+        return value
+    return int(value.value) if isinstance(value, tirx.IntImm) else None
+
+
+_analyzer: list[Any] = []
+
+
+def simplify(value: Any) -> Any:
+    """An expression simplified; Python ints stay."""
+    if isinstance(value, int):
+        return value
+    if not _analyzer:
+        from tilescale.compiler.tvm_compat import sym
+
+        _analyzer.append(sym.Analyzer())
+    e = _analyzer[0].simplify(value)
+    known = constant(e)
+    return known if known is not None else e

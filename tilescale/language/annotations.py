@@ -1,0 +1,66 @@
+"""What stands behind a kernel's parameters: tensors, symmetric tensors, signals and scalars. Free of TVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .dtypes import canonical, dtype
+
+
+@dataclass(frozen=True, eq=False)
+class TensorSpec:
+    """A tensor parameter: ``shape`` of ints and symbolic extents, ``strides`` likewise (None: row-major), in elements.
+
+    ``kind``: "tensor", "symm" (lives in the symmetric heap of every rank) or "signal" (int64 counters there).
+    """
+
+    kind: str
+    shape: tuple[Any, ...]
+    dtype: dtype
+    strides: tuple[Any, ...] | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarSpec:
+    """A scalar parameter of the given dtype, passed by value at each call."""
+
+    dtype: dtype
+
+
+def _shape(shape: Any) -> tuple[Any, ...]:
+    if isinstance(shape, (tuple, list)):
+        return tuple(shape)
+    return (shape,)
+
+
+class _TensorFactory:
+    """``T.Tensor((M, N), dtype)`` and ``T.Tensor[[M, N], dtype]``."""
+
+    def __init__(self, kind: str):
+        self._kind = kind
+
+    def __call__(self, shape: Any, dtype: Any = "float32", strides: Any = None) -> TensorSpec:
+        return TensorSpec(self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides))
+
+    def __getitem__(self, item: Any) -> TensorSpec:
+        shape, dtype_ = item if isinstance(item, tuple) and len(item) == 2 else (item, "float32")
+        return self(shape, dtype_)
+
+
+class _StridedFactory(_TensorFactory):
+    """``T.StridedTensor((M, N), (s, 1), dtype)``: strides in elements, ints or ``T.dynamic``."""
+
+    def __call__(self, shape: Any, strides: Any = None, dtype: Any = "float32") -> TensorSpec:  # type: ignore[override]
+        return TensorSpec(self._kind, _shape(shape), canonical(dtype), None if strides is None else _shape(strides))
+
+
+Tensor = _TensorFactory("tensor")
+StridedTensor = _StridedFactory("tensor")
+SymmTensor = _TensorFactory("symm")
+
+
+def Signal(shape: Any = (1,), *, keep: bool = False) -> TensorSpec:
+    """Counters (int64) in symmetric memory, zero when a launch begins; with ``keep=True`` they live on between launches."""
+    return TensorSpec("signal", _shape(shape), canonical("int64"), None, keep)

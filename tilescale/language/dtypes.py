@@ -1,0 +1,89 @@
+"""The dtypes of the language. A dtype is a string that can also be called: ``T.float32(x)`` converts ``x``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.errors import TileTypeError
+
+#: canonical name → bits
+BITS: dict[str, int] = {
+    "bool": 8,
+    "int8": 8, "int16": 16, "int32": 32, "int64": 64,
+    "uint8": 8, "uint16": 16, "uint32": 32, "uint64": 64,
+    "float8_e4m3fn": 8, "float8_e5m2": 8,
+    "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
+}  # fmt: skip
+
+_ALIASES = {
+    "float8_e4m3": "float8_e4m3fn", "e4m3_float8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "float8": "float8_e4m3fn",
+    "e5m2_float8": "float8_e5m2", "e5m2": "float8_e5m2",
+    "half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64", "short": "int16",
+    "char": "int8", "uchar": "uint8", "bf16": "bfloat16", "bool_": "bool", "uint": "uint32",
+}  # fmt: skip
+
+
+class dtype(str):
+    """A dtype by its canonical name; equal to that string, callable as a conversion."""
+
+    __slots__ = ()
+
+    def __call__(self, value: Any) -> Any:
+        from tilescale.compiler.ops.math import cast
+
+        return cast(value, self)
+
+    @property
+    def bits(self) -> int:
+        return BITS[self]
+
+    @property
+    def bytes(self) -> int:
+        return BITS[self] // 8
+
+    @property
+    def is_float(self) -> bool:
+        return "float" in self
+
+    @property
+    def is_integer(self) -> bool:
+        return "int" in self
+
+    def __repr__(self) -> str:
+        return f"T.{str(self)}"
+
+
+ALL: dict[str, dtype] = {name: dtype(name) for name in BITS}
+
+
+def canonical(value: Any) -> dtype:
+    """The dtype that a string, a ``T.float32``, a ``torch.float32`` or a NumPy dtype means.
+
+    Raises:
+        TileTypeError: the language has no such dtype.
+    """
+    if isinstance(value, dtype):
+        return value
+    name = value if isinstance(value, str) else None
+    if name is None:
+        if value is float:
+            name = "float32"
+        elif value is int:
+            name = "int32"
+        elif value is bool:
+            name = "bool"
+        else:
+            name = getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
+    name = name.rsplit(".", 1)[-1]
+    name = _ALIASES.get(name, name)
+    found = ALL.get(name)
+    if found is None:
+        import difflib
+
+        close = difflib.get_close_matches(name, [*ALL, *_ALIASES], 1)
+        raise TileTypeError(
+            f"unknown dtype {value!r}",
+            expected="one of " + ", ".join(ALL),
+            hint=f'"{close[0]}"' if close else None,
+        )
+    return found
