@@ -1,0 +1,1 @@
+"""The CPU target: micro-kernels, vector math, conversions, LLVM."""

@@ -1,0 +1,133 @@
+"""Thread IR → LLVM → object file → shared object, for this machine's own processor."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tilescale.compiler.tvm_compat import transform, tvm
+from tilescale.errors import InternalError, TileError
+
+PrimFunc = Any
+
+
+@dataclass(frozen=True)
+class HostCPU:
+    """The processor that we compile for: LLVM's name, the features that decide the shape of micro-kernels."""
+
+    name: str
+    features: frozenset[str]
+    vector_bytes: int
+    """Widest vector register that pays: 64 with AVX-512, 32 with AVX, else 16 (SSE, NEON)."""
+    vector_registers: int
+
+    def lanes(self, dtype: str) -> int:
+        """Elements of ``dtype`` in one vector register."""
+        return self.vector_bytes * 8 // tvm.DataType(dtype).bits
+
+
+@cache
+def host_cpu() -> HostCPU:
+    """This machine's processor as LLVM sees it ("native" is a name that TVM takes for a generic processor)."""
+    name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
+    found = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+    features = frozenset(str(key) for key, on in found.items() if bool(on))
+    if "avx512f" in features:
+        return HostCPU(name, features, 64, 32)
+    if "avx" in features:
+        return HostCPU(name, features, 32, 16)
+    arm = "neon" in features or "fp-armv8" in features
+    return HostCPU(name, features, 16, 32 if arm else 16)
+
+
+@cache
+def llvm_target() -> Any:
+    """The TVM target of `host_cpu`. LLVM would keep to 256-bit vectors on some AVX-512 processors; our vectors are explicit."""
+    cpu = host_cpu()
+    options: dict[str, Any] = {"kind": "llvm", "mcpu": cpu.name, "opt-level": 2}
+    return tvm.target.Target(options)
+
+
+def passes() -> list[Any]:
+    """The passes between thread IR and LLVM, in order."""
+    return [
+        transform.FlattenBuffer(),  # a two-dimensional buffer of hand-written thread IR becomes one flat buffer
+        transform.VectorizeLoop(),  # needs flat indices; loops marked VECTORIZED become vector expressions
+        transform.StmtSimplify(),  # after vectorisation: folds the indices of ramps
+        transform.LowerIntrin(),  # last: what LLVM has an intrinsic for, floordiv to C's division
+    ]
+
+
+def lower(funcs: Mapping[str, PrimFunc]) -> Any:
+    """The IRModule that LLVM gets: every function under its plain C name.
+
+    ``tirx.noalias`` is never set: under it TVM tells LLVM that no two buffers overlap, but buffers of ours share the arena.
+    """
+    target = llvm_target()
+    ready = {}
+    for name, func in funcs.items():
+        func = func.without_attr("tirx.noalias") if "tirx.noalias" in (func.attrs or {}) else func
+        ready[name] = func.with_attrs({"global_symbol": name, "calling_conv": 0, "target": target})
+    module = tvm.IRModule(ready)
+    for step in passes():
+        module = step(module)
+    return module
+
+
+def llvm_module(funcs: Mapping[str, PrimFunc]) -> Any:
+    """TVM's LLVM module of the functions, optimised."""
+    return tvm.get_global_func("target.build.llvm")(lower(funcs), llvm_target())
+
+
+def get_llvm_ir(funcs: Mapping[str, PrimFunc]) -> str:
+    """The optimised LLVM IR, for people and tests."""
+    return str(llvm_module(funcs).inspect_source("ll"))
+
+
+def get_asm(funcs: Mapping[str, PrimFunc]) -> str:
+    """The assembly of the functions, for people and tests."""
+    return str(llvm_module(funcs).inspect_source("asm"))
+
+
+@cache
+def _linker() -> tuple[str, ...]:
+    """The command that links: the C compiler, which knows where libm lies. It takes 10 ms."""
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and (found := shutil.which(name)):
+            return (found, "-shared", "-nostdlib", "-nostartfiles")
+    raise TileError(
+        "the cpu target needs a C compiler to link kernels, and none was found",
+        expected="cc, gcc or clang on PATH, or its name in $CC",
+        hint="apt install gcc",
+    )
+
+
+def build_shared(funcs: Mapping[str, PrimFunc], path: str | os.PathLike[str]) -> None:
+    """Compiles functions of thread IR to the shared object ``path``, which appears there whole or not at all.
+
+    The functions get plain C names and the C calling convention, and return void. Symbols that they call and do not define
+    (``ts_*``, ``memcpy``) are left to the dynamic loader.
+
+    Raises:
+        TileError: no C compiler, or the linker refused.
+    """
+    module = llvm_module(funcs)
+    path = Path(path)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".link") as folder:
+        obj, out = Path(folder, "kernel.o"), Path(folder, "kernel.so")
+        module.write_to_file(str(obj), "o")
+        # libm: TVM has scalar calls (fmod, lgamma, …) without a vector form of ours; --as-needed drops it where unused.
+        command = [*_linker(), "-o", str(out), str(obj), "-Wl,--as-needed", "-lm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise InternalError(f"linking a kernel failed: {' '.join(command)}\n{done.stderr.strip()}")
+        os.replace(out, path)
+
+
