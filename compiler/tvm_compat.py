@@ -9,6 +9,7 @@ import importlib
 import sys
 import types
 from importlib import metadata
+from typing import Any
 
 from tilescale.errors import TileError
 
@@ -73,4 +74,33 @@ ir = importlib.import_module("tvm.ir")
 sym = importlib.import_module("tvm.sym")
 transform = importlib.import_module("tvm.tirx.transform")
 
-__all__ = ["TVM_VERSION", "ir", "sym", "tirx", "transform", "tvm"]
+structural_map = importlib.import_module("tvm_ffi").structural_map
+structural_walk = importlib.import_module("tvm_ffi").structural_walk
+is_expr = ir.is_prim_expr
+
+
+def is_buffer_var(value: Any) -> bool:
+    """Whether a value is the variable of a buffer."""
+    return isinstance(value, ir.Var) and bool(tirx.is_buffer_var(value))
+
+
+def register_op(name: str, *, pure: bool = False) -> None:
+    """Registers an operation of the tile language, printed by its own name. Impure ones are never moved or removed by TVM."""
+    kind = tirx.CallEffectKind.Pure if pure else tirx.CallEffectKind.Opaque
+    ir.register_op_attr(name, "TCallEffectKind", kind.value)
+    ir.register_op_attr(name, "TScriptPrinterName", name, level=20)
+
+
+__all__ = [
+    "TVM_VERSION",
+    "ir",
+    "is_buffer_var",
+    "is_expr",
+    "register_op",
+    "structural_map",
+    "structural_walk",
+    "sym",
+    "tirx",
+    "transform",
+    "tvm",
+]

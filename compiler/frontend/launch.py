@@ -1,0 +1,215 @@
+"""``with T.Kernel(…)`` and ``with T.Scale(…)``: who runs the statements inside, and whom they reach."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, constant, index_expr
+from tilescale.compiler.tvm_compat import ir, register_op, tirx
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.symbolic import SymExpr, settle
+
+AXES = "xyz"
+SCALES = (*bld.EXECUTORS, *bld.REACHES)
+WARP, WARPGROUP = 32, 128
+
+register_op("ts.scale_index", pure=True)
+register_op("ts.scale_count", pure=True)
+
+
+def _extents(values: Any, what: str) -> tuple[Any, ...]:
+    items = tuple(values) if isinstance(values, (tuple, list)) else (values,)
+    out = []
+    for item in items:
+        e = settle(item) if isinstance(item, SymExpr) else item
+        known = constant(e) if not isinstance(e, bool) else None
+        if known is not None and known <= 0:
+            raise TileValueError(f"{what} has extent {known}", loc=source.current(), expected="a positive number of blocks")
+        out.append(known if known is not None else index_expr(e))
+    return tuple(out)
+
+
+class Kernel:
+    """Starts a grid of blocks on every rank: ``with T.Kernel(gx, gy, threads=256) as (bx, by):``.
+
+    Args:
+        grid: one to three extents, x first; ints or expressions of the kernel's symbolic extents.
+        threads: threads of a block, a multiple of 32 (nominal on the CPU, where it bounds how many blocks are resident).
+        block: the grid, given by scale (instead of positionally).
+        cta_cluster: blocks of a cluster along x, or a tuple; must divide the grid.
+        max_blocks: an SM budget: at most so many blocks are resident at once.
+        ordered: False gives up the entry and exit flags of a launch (see docs/LANGUAGE.md).
+
+    Raises:
+        TileValueError, TileTypeError: extents that are not positive integers, more than three axes, a second launch.
+    """
+
+    def __init__(
+        self,
+        *grid: Any,
+        threads: Any = None,
+        block: Any = None,
+        cta_cluster: Any = None,
+        cluster_dims: Any = None,
+        max_blocks: int = 0,
+        ordered: bool = True,
+        is_cpu: bool = False,
+        prelude: str | None = None,
+    ):
+        if prelude is not None:
+            raise TileTypeError("T.Kernel(prelude=…) has no meaning here", loc=source.current(), hint="leave prelude out")
+        if block is not None:
+            if grid:
+                raise TileTypeError("the grid is given twice", loc=source.current(), hint="T.Kernel(gx, gy) or T.Kernel(block=(gx, gy))")
+            grid = tuple(block) if isinstance(block, (tuple, list)) else (block,)
+        if not 1 <= len(grid) <= 3:
+            raise TileValueError(f"a grid of {len(grid)} axes", loc=source.current(), expected="one to three extents")
+        cluster = cta_cluster if cta_cluster is not None else cluster_dims if cluster_dims is not None else 1
+        dims = (*_extents(cluster, "the cluster"), 1, 1)[:3]
+        count = 1
+        for extent in threads if isinstance(threads, (tuple, list)) else (threads if threads is not None else 128,):
+            count *= extent
+        if not isinstance(count, int) or not 1 <= count <= 1024:
+            raise TileValueError(f"threads={threads!r}", loc=source.current(), expected="an int from 1 to 1024")
+        extents = _extents(grid, "the grid")
+        for axis, (g, c) in enumerate(zip(extents, dims, strict=False)):
+            if isinstance(g, int) and g % c:
+                raise TileValueError(
+                    f"a cluster of {c} blocks does not divide the grid's axis {AXES[axis]} of {g}", loc=source.current()
+                )
+        self.launch = bld.Launch(extents, count, dims, int(max_blocks), bool(ordered), source.current())
+        self.names: tuple[str, ...] = ()
+
+    def name_targets(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __enter__(self) -> Any:
+        b = bld.current()
+        if b.launch is not None:
+            raise TileSyntaxError("a kernel has one T.Kernel", loc=source.current(), hint="put the second one into a kernel of its own")
+        b.launch = self.launch
+        names = self.names if len(self.names) == len(self.launch.grid) else tuple("b" + a for a in AXES)
+        self.launch.block_vars = [tirx.Var(b.unique(n), "int32") for n, _ in zip(names, self.launch.grid, strict=False)]
+        self._frame = b.push("kernel", device=False)
+        b.open_body()
+        values = self.launch.block_vars
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
+        if error is not None:
+            return
+        b = bld.current()
+        body = b.close_body()
+        b.pop(self._frame)
+        span = b.span(self.launch.loc)
+        for axis in reversed(range(len(self.launch.grid))):
+            extent = as_expr(self.launch.grid[axis])
+            iv = tirx.IterVar(
+                ir.Range.from_min_extent(0, extent), self.launch.block_vars[axis], tirx.IterVar.ThreadIndex, f"blockIdx.{AXES[axis]}"
+            )
+            body = tirx.AttrStmt(iv, "thread_extent", extent, body, span)
+        b.emit(tirx.AttrStmt(ir.StringImm("kernel"), "ts.kernel", tirx.IntImm("int32", self.launch.threads), body, span))
+
+
+class Scale:
+    """Says at which scale the statements inside act: ``with T.Scale("device") as (rank, n):``.
+
+    thread, warp, warpgroup and block name the executor: statements run once for each. cta_cluster, grid and device name the
+    reach: with whom a barrier meets, whose memory a copy touches. The two values are the own index and the count.
+
+    Raises:
+        TileValueError: an unknown scale, or a block that cannot be cut so.
+    """
+
+    def __init__(self, name: str, team: Any = None):
+        if name not in SCALES:
+            import difflib
+
+            close = difflib.get_close_matches(str(name), SCALES, 1)
+            raise TileValueError(
+                f"there is no scale {name!r}",
+                loc=source.current(),
+                expected="one of " + ", ".join(SCALES),
+                hint=f'T.Scale("{close[0]}")' if close else None,
+            )
+        self.name, self.team = name, team
+        self.names: tuple[str, ...] = ()
+
+    def name_targets(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __enter__(self) -> Any:
+        b = bld.current()
+        if b.launch is None:
+            raise TileSyntaxError(f'T.Scale("{self.name}") stands outside T.Kernel', loc=source.current(), hint="open it inside the launch")
+        width = {"warp": WARP, "warpgroup": WARPGROUP}.get(self.name)
+        if width and b.launch.threads % width:
+            raise TileValueError(
+                f"a block of {b.launch.threads} threads is not made of whole {self.name}s", loc=source.current(),
+                hint=f"T.Kernel(…, threads={-(-b.launch.threads // width) * width})",
+            )  # fmt: skip
+        rank = SCALES.index(self.name)
+        if self.name in bld.EXECUTORS and rank > bld.EXECUTORS.index(b.executor):
+            raise TileValueError(f"a {self.name} inside a {b.executor}", loc=source.current(), hint=f"open the {self.name} scale first")
+        self._frame = b.push("scale", device=False, detail=self.name)
+        b.scales.append(self.name)
+        b.open_body()
+        span = b.span()
+        names = self.names if len(self.names) == 2 else (f"{self.name}_id", f"{self.name}_num")
+        values = []
+        for name, op in zip(names, ("ts.scale_index", "ts.scale_count"), strict=True):
+            var = tirx.Var(b.unique(name), "int32")
+            b.emit(tirx.Bind(var, ir.Call(op, [ir.StringImm(self.name)], ret_ty=ir.PrimType("int32")), span))
+            values.append(var)
+        return tuple(values)
+
+    def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
+        if error is not None:
+            return
+        b = bld.current()
+        body = b.close_body()
+        b.scales.pop()
+        b.pop(self._frame)
+        b.emit(tirx.AttrStmt(ir.StringImm(self.name), "ts.scale", tirx.IntImm("int32", SCALES.index(self.name)), body, b.span(self._frame.loc)))
+
+
+def _hint(name: str, value: Any) -> None:
+    b = bld.current()
+    if b.launch is None:
+        raise TileSyntaxError(f"T.{name} stands outside T.Kernel", loc=source.current())
+    b.launch.hints[name] = value
+
+
+def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) -> None:
+    """Asks for blocks in panels of ``panel_size`` rows, so that neighbours share the cache. A hint: results never depend on it."""
+    if enable:
+        _hint("swizzle", (int(panel_size), order))
+
+
+def annotate_layout(layouts: dict[Any, Any]) -> None:
+    """Fixes the layout of buffers on targets that choose layouts; the CPU keeps every tile row-major."""
+    _hint("layouts", layouts)
+
+
+def annotate_l2_hit_ratio(ratios: dict[Any, float]) -> None:
+    """A cache hint for GPUs; without effect on the CPU."""
+    _hint("l2", ratios)
+
+
+def annotate_safe_value(values: dict[Any, Any]) -> None:
+    """What a read outside a tensor gives instead of zero, by buffer."""
+    for value in values.values():
+        if constant(value) != 0 and value != 0.0:
+            raise TileValueError("only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else")
+
+
+def get_rank() -> Any:
+    """This rank within the launch's team: an int32 device value."""
+    return ir.Call("ts.scale_index", [ir.StringImm("device")], ret_ty=ir.PrimType("int32"))
+
+
+def get_world_size() -> Any:
+    """How many ranks the launch's team has: an int32 device value."""
+    return ir.Call("ts.scale_count", [ir.StringImm("device")], ret_ty=ir.PrimType("int32"))

@@ -1,0 +1,278 @@
+"""Runs a rewritten kernel once and keeps what it emitted: the tile IR, its parameters, its symbols and its launch."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.hooks import Hooks
+from tilescale.compiler.frontend.rewrite import rewritten
+from tilescale.compiler.frontend.values import Buffer, Poison, as_expr, constant, symbol_expr
+from tilescale.compiler.tvm_compat import ir, structural_map, tirx
+from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.annotations import ScalarSpec, TensorSpec
+from tilescale.language.funcs import PrimFunc, parameter_loc
+from tilescale.language.symbolic import Const, Sym, SymExpr, settle
+
+SCOPES = {"tensor": "global", "symm": "global.symm", "signal": "global.signal"}
+_hooks = Hooks()
+
+
+@dataclass
+class Param:
+    """A parameter of the kernel as it is called. ``output``: allocated by the call (``T.empty`` in an eager kernel)."""
+
+    name: str
+    spec: Any
+    var: Any
+    loc: Loc | None = None
+    output: bool = False
+
+
+@dataclass
+class TileProgram:
+    """A kernel as tile IR. ``func``'s parameters are ``params`` followed by ``symbols``."""
+
+    name: str
+    func: Any
+    params: list[Param]
+    symbols: dict[str, Any]
+    launch: bld.Launch
+    loc: Loc
+    hints: dict[str, Any] = field(default_factory=dict)
+    returns: list[int] = field(default_factory=list)
+
+
+class _Eager:
+    """What is known of an eager kernel's arguments while it is traced, and the parameters declared so far."""
+
+    def __init__(self, func: types.FunctionType, tensors: dict[str, TensorSpec]):
+        self.func, self.tensors = func, tensors
+        self.params: dict[str, Param] = {}
+
+
+@dataclass(frozen=True)
+class TensorArg:
+    """Stands for a tensor argument of an eager kernel until the kernel says what it is."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+
+
+def _no_conversion(value: Any) -> Any:
+    return value
+
+
+def _run(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return rewritten(func, _hooks, _no_conversion)(*args, **kwargs)
+
+
+def call_macro(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a macro inside the trace that is under way."""
+    bld.current()
+    return _run(func, args, kwargs)
+
+
+def _extent(value: Any, what: str, loc: Loc | None) -> Any:
+    settled = settle(value)
+    if isinstance(settled, SymExpr):
+        return symbol_expr(settled)
+    known = constant(settled) if not isinstance(settled, bool) else None
+    if known is None:
+        raise TileTypeError(f"{what} is {value!r}", loc=loc, expected="an integer, T.dynamic or an expression of them")
+    if known <= 0:
+        raise TileValueError(f"{what} is {known}", loc=loc, expected="a positive extent")
+    return known
+
+
+def make_buffer(name: str, spec: TensorSpec, loc: Loc | None) -> Buffer:
+    """The buffer of a tensor parameter in the trace that is under way."""
+    b = bld.current()
+    shape = tuple(_extent(s, f"extent {k} of {name}", loc) for k, s in enumerate(spec.shape))
+    strides = None
+    if spec.strides is not None:
+        if len(spec.strides) != len(shape):
+            raise TileValueError(f"{name} has {len(shape)} axes and {len(spec.strides)} strides", loc=loc)
+        strides = [as_expr(_extent(s, f"stride {k} of {name}", loc)) for k, s in enumerate(spec.strides)]
+    var = tirx.decl_buffer(
+        shape, str(spec.dtype), b.unique(name), strides=strides, scope=SCOPES[spec.kind], data_alignment=1, layout=None
+    )
+    buffer = Buffer(var, name, shape, spec.dtype, SCOPES[spec.kind], spec.kind)
+    b.buffers[var] = buffer
+    return buffer
+
+
+def trace(prim: PrimFunc) -> TileProgram:
+    """Traces a ``@T.prim_func``.
+
+    Raises:
+        TileError: anything that the language refuses, with the user's file, line and expression.
+    """
+    builder = bld.Builder(prim.name)
+    params: list[Param] = []
+    with bld.tracing(builder):
+        values: dict[str, Any] = {}
+        for name, spec in prim.params.items():
+            loc = parameter_loc(prim.func, name)
+            if isinstance(spec, ScalarSpec):
+                var = tirx.Var(builder.unique(name), str(spec.dtype))
+                values[name], params = var, [*params, Param(name, spec, var, loc)]
+            else:
+                buffer = make_buffer(name, spec, loc)
+                values[name], params = buffer, [*params, Param(name, spec, buffer.var, loc)]
+        with translated(prim.func):
+            result = _run(prim.func, (), values)
+        if result is not None:
+            raise TileSyntaxError(f"kernel {prim.name} returns a value", loc=prim.loc, hint="write results into a tensor parameter")
+        return _finish(builder, prim.name, params, prim.loc)
+
+
+def trace_eager(func: types.FunctionType, tensors: dict[str, TensorArg], constants: dict[str, Any]) -> TileProgram:
+    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values (``constants``)."""
+    builder = bld.Builder(func.__name__)
+    loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
+    state = _Eager(func, {})
+    builder.annotations["eager"] = state
+    with bld.tracing(builder):
+        values: dict[str, Any] = {**constants, **tensors}
+        specs = PrimFunc(func).params
+        for name, spec in specs.items():
+            if isinstance(spec, TensorSpec) and name in tensors:
+                values[name] = declare_parameter(name, spec, tensors[name])
+        with translated(func):
+            result = _run(func, (), values)
+        returned = result if isinstance(result, tuple) else () if result is None else (result,)
+        for name, arg in tensors.items():
+            if name not in state.params:
+                raise TileTypeError(
+                    f"tensor {name!r} is passed to {func.__name__}, which never says what it is",
+                    loc=parameter_loc(func, name),
+                    hint=f"{name}: T.Tensor({arg.shape}, T.{arg.dtype})",
+                )
+        outputs = [p for p in state.params.values() if p.output]
+        params = [state.params[n] for n in tensors] + outputs
+        program = _finish(builder, func.__name__, params, loc)
+        order = [p.var for p in params]
+        for value in returned:
+            if not isinstance(value, Buffer) or not any(value.var.same_as(v) for v in order):
+                raise TileSyntaxError(
+                    f"{func.__name__} returns {value!r}", loc=loc, expected="tensors made by T.empty, or tensor arguments"
+                )
+            program.returns.append(next(k for k, v in enumerate(order) if value.var.same_as(v)))
+        return program
+
+
+def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
+    """``A: T.Tensor((M, K), dtype)`` in an eager kernel: checks the argument, learns the constants, gives the buffer."""
+    state = bld.current().annotations.get("eager")
+    if state is None or not isinstance(value, TensorArg):
+        raise TileSyntaxError(
+            f"{name} is annotated as a tensor and is not a tensor argument of an eager kernel",
+            loc=source.current(),
+            expected="a parameter of the @tilescale.jit function",
+        )
+    loc = source.current() or parameter_loc(state.func, name)
+    if len(value.shape) != len(spec.shape):
+        raise TileValueError(f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes")
+    if value.dtype != spec.dtype:
+        raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
+    for axis, (want, got) in enumerate(zip(spec.shape, value.shape, strict=True)):
+        if isinstance(want, Const) and want.value is None:
+            want.value = got
+        settled = settle(want)
+        if isinstance(settled, int) and settled != got:
+            raise TileValueError(f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}")
+    shape = tuple(settle(s) for s in spec.shape)
+    known = TensorSpec(spec.kind, shape, spec.dtype, spec.strides, spec.keep)
+    buffer = make_buffer(name, known, loc)
+    state.params[name] = Param(name, known, buffer.var, loc)
+    return buffer
+
+
+def declare_output(shape: tuple[Any, ...], dt: Any) -> Buffer:
+    """``T.empty(shape, dtype)`` in an eager kernel: a tensor that the call allocates and returns."""
+    state = bld.current().annotations.get("eager")
+    if state is None:
+        raise TileSyntaxError(
+            "T.empty makes an output of an eager kernel, and this is a @T.prim_func",
+            loc=source.current(),
+            hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / T.alloc_fragment for scratch",
+        )
+    name = f"out{len([p for p in state.params.values() if p.output])}"
+    spec = TensorSpec("tensor", tuple(settle(s) for s in shape), dt)
+    buffer = make_buffer(name, spec, source.current())
+    state.params[name] = Param(name, spec, buffer.var, source.current(), output=True)
+    return buffer
+
+
+def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> TileProgram:
+    if builder.launch is None:
+        raise TileSyntaxError(f"kernel {name} has no launch", loc=loc, hint="with T.Kernel(grid_x, threads=128) as bx:")
+    body = bld.sequence(builder.bodies[0])
+    renames = {}
+    for old, new in builder.renames.items():
+        renames[old] = ir.Var(new, old.ty)
+    if renames:
+        body = structural_map(body, (ir.Var, lambda v: renames.get(v, v)))
+    for p in params:  # symbols of a shape that the body never used still need a slot
+        if isinstance(p.spec, TensorSpec):
+            for s in (*p.spec.shape, *(p.spec.strides or ())):
+                if isinstance(s, Sym) and not isinstance(settle(s), int) and s.name not in builder.symbols:
+                    builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
+    func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr("global_symbol", name)
+    hints = dict(builder.launch.hints)
+    return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints)
+
+
+class translated:
+    """Turns whatever goes wrong while user code is traced into an error of ours, placed in the user's source."""
+
+    def __init__(self, func: types.FunctionType):
+        self.func = func
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        if error is None or not isinstance(error, Exception):
+            return
+        loc = source.of_exception(error)
+        if isinstance(error, TileError):
+            error.at(loc)
+            return
+        if isinstance(error, NameError):
+            raise _unknown_name(error, self.func, loc) from None
+        text = str(error).strip().splitlines()
+        message = text[0] if text else type(error).__name__
+        if "Cannot use and / or / not" in message or "cannot be interpreted as an integer" in message:
+            raise TileSyntaxError(
+                "a device value is used where Python needs to know it now",
+                loc=loc,
+                hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
+            ) from error
+        if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
+            raise TileTypeError(message, loc=loc) from error
+
+
+def _from_tvm(error: BaseException) -> bool:
+    tb = error.__traceback__
+    last = ""
+    while tb is not None:
+        last, tb = tb.tb_frame.f_code.co_filename, tb.tb_next
+    return "/tvm" in last or "tvm_ffi" in last or "pxi" in last
+
+
+def _unknown_name(error: NameError, func: types.FunctionType, loc: Loc | None) -> TileError:
+    name = getattr(error, "name", None) or str(error).split("'")[1]
+    known = [*func.__code__.co_varnames, *func.__code__.co_freevars, *func.__globals__]
+    close = difflib.get_close_matches(name, [k for k in known if not k.startswith("__")], 1)
+    return TileNameError(f"{name!r} is not defined", loc=loc, hint=close[0] if close else f"define {name!r} before it is used")
+
+
+__all__ = ["Param", "Poison", "TensorArg", "TileProgram", "call_macro", "trace", "trace_eager"]

@@ -1,0 +1,109 @@
+"""Allocations and views: what a kernel's own memory is. No operation of the IR: TVM's AllocBuffer and DeclBuffer say it all."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Buffer, Variable, constant, convert
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.dtypes import BITS, canonical
+from tilescale.language.symbolic import settle
+
+
+def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
+    b = bld.current()
+    if b.launch is None:
+        raise TileSyntaxError(f"T.{what} stands outside T.Kernel", loc=source.current(), hint="allocate inside the launch")
+    extents = []
+    for axis, extent in enumerate(shape if isinstance(shape, (tuple, list)) else (shape,)):
+        known = constant(settle(extent)) if not isinstance(extent, bool) else None
+        if known is None:
+            raise TileTypeError(
+                f"extent {axis} of T.{what} is {extent}, which is not known when the kernel is compiled",
+                loc=source.current(),
+                expected="an int: a tile's size is part of the kernel",
+            )
+        if known <= 0:
+            raise TileValueError(f"extent {axis} of T.{what} is {known}", loc=source.current(), expected="a positive extent")
+        extents.append(known)
+    dt = canonical(dtype)
+    var = tirx.decl_buffer(tuple(extents), str(dt), "tile", scope=scope, data_alignment=64, layout=None)
+    buffer = Buffer(var, "tile", tuple(extents), dt, scope)
+    b.buffers[var] = buffer
+    b.unnamed.add(var)
+    b.emit(tirx.AllocBuffer(var, {}, b.span()))
+    return buffer
+
+
+def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Buffer:
+    """A tile in the block's shared memory, seen by all its executors; contents undefined."""
+    return _allocate(shape, dtype, "shared", "alloc_shared")
+
+
+def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment") -> Buffer:
+    """A tile distributed over the registers of the executor's threads; contents undefined."""
+    return _allocate(shape, dtype, "local.fragment", "alloc_fragment")
+
+
+def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Buffer:
+    """Memory of one thread (of one iteration of a T.Parallel loop, where allocated in it)."""
+    return _allocate(shape, dtype, "local", "alloc_local")
+
+
+def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variable:
+    """One mutable scalar: assigning to its name stores. Zero, or ``init``, to begin with."""
+    buffer = _allocate((1,), dtype, "local.var", "alloc_var")
+    made = Variable(buffer)
+    b = bld.current()
+    value = convert(0 if init is None else init, buffer.dtype)
+    b.emit(tirx.BufferStore(buffer.var, value, [tirx.IntImm("int32", 0)], b.span()))
+    return made
+
+
+def alloc_signal(shape: Any = (1,)) -> Buffer:
+    """Counters (int64) in shared memory for T.signal and T.wait between the executors of a block or a cluster; zero to begin with."""
+    buffer = _allocate(shape, "int64", "shared.signal", "alloc_signal")
+    buffer.kind = "signal"
+    return buffer
+
+
+def empty(shape: Any, dtype: Any = "float32") -> Buffer:
+    """An output of an eager kernel: allocated by the call and returned."""
+    from tilescale.compiler.frontend.trace import declare_output
+
+    return declare_output(tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype))
+
+
+def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
+    """The same memory under another shape or dtype; row-major order and total bytes stay.
+
+    Raises:
+        TileValueError: the sizes differ.
+    """
+    b = bld.current()
+    dt = canonical(dtype) if dtype is not None else buffer.dtype
+    new = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
+    if not all(isinstance(e, int) for e in (*new, *buffer.shape)):
+        raise TileTypeError(f"a view of {buffer.name}, whose extents are not constants", loc=source.current())
+    if prod(new) * BITS[dt] != prod(buffer.shape) * BITS[buffer.dtype]:
+        raise TileValueError(
+            f"{buffer.name} of {buffer.shape} {buffer.dtype} has {prod(buffer.shape) * BITS[buffer.dtype] // 8} bytes, "
+            f"a view of {new} {dt} has {prod(new) * BITS[dt] // 8}",
+            loc=source.current(),
+            expected="the same number of bytes",
+        )
+    var = tirx.decl_buffer(new, str(dt), "view", scope=buffer.scope, data_alignment=64, layout=None)
+    made = Buffer(var, "view", new, dt, buffer.scope, buffer.kind)
+    b.buffers[var] = made
+    b.unnamed.add(var)
+    b.emit(tirx.DeclBuffer(var, b.span(), data=tirx.buffer_data(buffer.var)))
+    return made
+
+
+def reshape(buffer: Buffer, shape: Any) -> Buffer:
+    """The same memory under another shape."""
+    return view(buffer, shape)

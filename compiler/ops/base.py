@@ -1,0 +1,168 @@
+"""What every operation is made of: a registered call in the IR, an effect table, lowerings by target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Buffer, Poison, Region, Variable, constant, simplify
+from tilescale.compiler.tvm_compat import ir, register_op, tirx
+from tilescale.errors import InternalError, TileTypeError, TileValueError
+
+VOID = ir.PrimType("void")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One line of an operation's effect table.
+
+    region: what is touched (a TensorRegion). mode: "read", "write" or "update" (atomic read-modify-write).
+    owner: None where the executor's own memory is touched, else the rank or block index that owns it.
+    asynchronous: issued here, complete only at a later wait.
+    """
+
+    region: Any
+    mode: str
+    owner: Any = None
+    asynchronous: bool = False
+
+
+class TileOp:
+    """An operation. Subclasses give ``name``, ``effects`` and one ``lower_<target>`` a target; instances have no state."""
+
+    name: ClassVar[str]
+
+    def effects(self, call: Any) -> list[Access]:
+        """What the call reads and writes."""
+        raise NotImplementedError
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        """The call as thread IR for the CPU; ``cx`` is a :class:`tilescale.compiler.cpu.lower.Lowering`."""
+        raise NotImplementedError
+
+
+REGISTRY: dict[str, TileOp] = {}
+
+
+def register(cls: type[TileOp]) -> type[TileOp]:
+    """Class decorator: makes the operation known under ``ts.<name>``."""
+    key = f"ts.{cls.name}"
+    if key in REGISTRY:
+        raise InternalError(f"operation {key} is registered twice")
+    register_op(key)
+    REGISTRY[key] = cls()
+    return cls
+
+
+def find(call: Any) -> TileOp | None:
+    """The operation that a Call stands for; None for anything else."""
+    return REGISTRY.get(call.op.name) if isinstance(call, ir.Call) and hasattr(call.op, "name") else None
+
+
+def emit(name: str, args: list[Any], attrs: dict[str, Any] | None = None) -> None:
+    """Adds ``ts.<name>(args)`` to the trace, with the scales it acts at."""
+    b = bld.current()
+    where = {"executor": b.executor, "reach": b.reach, **(attrs or {})}
+    span = b.span()
+    b.emit(tirx.Evaluate(ir.Call(f"ts.{name}", args, attrs=where, ret_ty=VOID, span=span), span))
+
+
+def is_tile(value: Any) -> bool:
+    """Whether a value names memory: a buffer, a region, or an element that stands for the base of one."""
+    if isinstance(value, (Buffer, Region, Variable, ir.TensorLoad)):
+        return True
+    return isinstance(value, ir.Var) and value in bld.current().origins
+
+
+def region(value: Any, what: str, like: tuple[Any, ...] | None = None) -> Region:
+    """The part of memory that an operand names. An element ``A[i, j]`` is the base of a tile shaped ``like`` the other operand.
+
+    Raises:
+        TileTypeError: the operand is no memory.
+    """
+    b = bld.current()
+    if isinstance(value, Poison):
+        value.refuse()
+    if isinstance(value, Region):
+        return value
+    if isinstance(value, Variable):
+        return value.buffer.whole()
+    if isinstance(value, Buffer):
+        return value.whole()
+    if isinstance(value, ir.Var) and value in b.origins:
+        value = b.origins[value]
+    if isinstance(value, ir.TensorLoad):
+        buffer = b.buffers[value.source]
+        indices = list(value.indices)
+        tail = tuple(like or ())
+        if len(tail) > len(indices):
+            extra, tail = tail[: len(tail) - len(indices)], tail[len(tail) - len(indices) :]
+            if any(constant(e) != 1 for e in extra):
+                raise TileValueError(
+                    f"{what}: {buffer.name} has {len(indices)} axes, too few for a tile of {show(like)}", loc=source.current()
+                )
+        extents = (1,) * (len(indices) - len(tail)) + tail
+        dropped = tuple([True] * (len(indices) - len(tail)) + [False] * len(tail))
+        made = Region(buffer, tuple(indices), extents, dropped)
+        if buffer.scope.startswith(("shared", "local")):
+            for axis, (m, e) in enumerate(zip(made.mins, made.extents, strict=True)):
+                buffer._check_constant(axis, m, e)
+        return made
+    raise TileTypeError(
+        f"{what} is {value!r} ({type(value).__name__})",
+        loc=source.current(),
+        expected="a tensor, an allocation, a slice A[i:i+m, j] or the first element A[i, j] of a tile",
+    )
+
+
+def element(value: Any, what: str) -> Region:
+    """The single element that an operand names."""
+    if isinstance(value, (Buffer, Variable)):
+        buffer = value.buffer if isinstance(value, Variable) else value
+        if all(constant(s) == 1 for s in buffer.shape):
+            return buffer.whole()
+    made = region(value, what, ())
+    if any(constant(e) != 1 for e in made.extents):
+        raise TileValueError(f"{what} is a tile of {show(made.shape)}", loc=source.current(), expected=f"one element, {made.name}[i]")
+    return made
+
+
+def squeeze(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A shape without its axes of extent one."""
+    return tuple(e for e in shape if constant(e) != 1)
+
+
+def same_extent(a: Any, b: Any) -> bool:
+    x, y = constant(a), constant(b)
+    if x is not None and y is not None:
+        return x == y
+    return constant(simplify(a - b)) == 0
+
+
+def require_same_shape(a: Region, b: Region, what: str) -> None:
+    """Both regions have one shape, axes of extent one aside.
+
+    Raises:
+        TileValueError: they differ; the text shows both.
+    """
+    x, y = squeeze(a.shape), squeeze(b.shape)
+    if len(x) != len(y) or not all(same_extent(p, q) for p, q in zip(x, y, strict=True)):
+        raise TileValueError(
+            f"{what}: {a.name} has a tile of {show(a.shape)} and {b.name} one of {show(b.shape)}",
+            loc=source.current(),
+            expected="the same shape on both sides",
+        )
+
+
+def show(shape: Any) -> str:
+    return "(" + ", ".join(map(str, shape or ())) + ("," if shape is not None and len(shape) == 1 else "") + ")"
+
+
+def own(region_: Region) -> Region:
+    return region_
+
+
+Lowering = Callable[[Any, Any], Any]

@@ -1,0 +1,143 @@
+"""``T.copy``: a tile from here to there, also to or from another rank's memory; bounds are automatic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Region, as_expr, constant, index_expr
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape
+from tilescale.compiler.tvm_compat import ir
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+
+def copy(
+    *operands: Any,
+    src: Any = None,
+    dst: Any = None,
+    signal: Any = None,
+    value: Any = 1,
+    signal_op: str = "add",
+    coalesced_width: int | None = None,
+    disable_tma: bool = False,
+    eviction_policy: str | None = None,
+    loop_layout: Any = None,
+) -> None:
+    """Copies a tile: ``T.copy(A[i, k], A_s)``, ``T.copy(tile, B[r, 0], dst=peer)``, ``T.copy(B, tile, src=peer)``.
+
+    Extents come from the operand that has them; both sides must agree, axes of extent one aside. Dtypes may differ: values are
+    converted. What lies outside a tensor is read as zero and never written.
+
+    Args:
+        src, dst: the rank (block, inside ``T.Scale("cta_cluster")``) that owns that side, the other side being the caller's;
+            or, given memory instead of an integer, the operands themselves.
+        signal: a counter of the destination's rank that is signalled when the copy is complete (with ``dst``).
+        value, signal_op: what is done to it, as in ``T.signal``.
+
+    Raises:
+        TileValueError: shapes that differ, both sides remote, a rank that cannot be.
+        TileTypeError: a remote side that is not declared ``T.SymmTensor``.
+    """
+    args = list(operands)
+    if base.is_tile(src) or (src is not None and not args):
+        args.insert(0, src)
+        src = None
+    if base.is_tile(dst):
+        args.append(dst)
+        dst = None
+    if len(args) != 2:
+        raise TileTypeError(f"T.copy takes a source and a destination, not {len(args)} operands", loc=source.current())
+    a, b = args
+    like_a = None if isinstance(a, ir.TensorLoad) or isinstance(a, ir.Var) else region(a, "the source").shape
+    to = region(b, "the destination", like_a or ())
+    frm = region(a, "the source", to.shape)
+    if like_a is None and isinstance(b, (ir.TensorLoad, ir.Var)):
+        frm, to = region(a, "the source", ()), region(b, "the destination", ())
+    require_same_shape(frm, to, "T.copy")
+    if src is not None and dst is not None:
+        raise TileValueError(
+            "both sides of the copy are remote", loc=source.current(), expected="at most one of src= and dst=",
+            hint="copy into a local tile first, then on to the other rank",
+        )  # fmt: skip
+    side = "src" if src is not None else "dst" if dst is not None else ""
+    peer = check_peer(src if side == "src" else dst, frm if side == "src" else to, side) if side else as_expr(0)
+    if side != "src" and to.buffer.kind == "signal" or frm.buffer.kind == "signal":
+        raise TileSyntaxError("T.copy of a signal", loc=source.current(), hint="T.signal(s[i], value=…, dst=rank)")
+    extra: list[Any] = []
+    if signal is not None:
+        if side != "dst":
+            raise TileSyntaxError("signal= goes with dst=", loc=source.current(), hint="T.signal(s[i]) after the copy")
+        from tilescale.compiler.ops.sync import OPS, counter
+
+        if signal_op not in OPS:
+            raise TileValueError(f"signal_op={signal_op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
+        extra = [counter(signal, "signal").ir(), as_expr(value, "int64")]
+    emit("copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, "signal_op": signal_op if extra else ""})
+
+
+def check_peer(peer: Any, owned: Region, side: str) -> Any:
+    """The rank (or block of the cluster) that owns ``owned``, as an expression.
+
+    Raises:
+        TileSyntaxError, TileTypeError, TileValueError: no such scale is open, or the memory cannot be reached there.
+    """
+    b = bld.current()
+    reach = b.reach
+    loc = source.current()
+    if reach not in ("device", "cta_cluster"):
+        raise TileSyntaxError(
+            f"{side}= reaches another rank outside T.Scale", loc=loc, hint='with T.Scale("device") as (rank, n):'
+        )
+    if reach == "device" and owned.buffer.scope not in ("global.symm", "global.signal"):
+        raise TileTypeError(
+            f"{owned.name} is remote ({side}=) and is not in symmetric memory",
+            loc=loc,
+            expected=f"a parameter declared {owned.name}: T.SymmTensor(shape, dtype)",
+        )
+    if reach == "cta_cluster" and not owned.buffer.scope.startswith("shared"):
+        raise TileTypeError(
+            f"{owned.name} belongs to another block ({side}=) and is not in shared memory", loc=loc, hint="T.alloc_shared"
+        )
+    e = index_expr(peer)
+    known = constant(e)
+    if known is not None and known < 0:
+        raise TileValueError(f"{side}={known} is no rank", loc=loc, expected="0 ≤ rank < world size")
+    if known is not None and reach == "cta_cluster" and b.launch is not None:
+        x, y, z = b.launch.cluster
+        if known >= x * y * z:
+            raise TileValueError(f"{side}={known} is no block of the cluster", loc=loc, expected=f"0 ≤ block < {x * y * z}")
+    return e
+
+
+@register
+class Copy(TileOp):
+    name = "copy"
+
+    def effects(self, call: Any) -> list[Access]:
+        side = call.attrs["side"]
+        owner = call.args[2]
+        out = [
+            Access(call.args[0], "read", owner if side == "src" else None),
+            Access(call.args[1], "write", owner if side == "dst" else None),
+        ]
+        if len(call.args) > 3:
+            out.append(Access(call.args[3], "update", owner))
+        return out
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cpu import move
+
+        side, reach = call.attrs["side"], call.attrs["reach"]
+        peer = cx.scalar(call.args[2])
+        site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call)
+        src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
+        dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
+        body = [move.copy(cx, src, dst)]
+        if side:
+            body = cx.transferred(body, src, peer, site)
+        if len(call.args) > 3:
+            flag = cx.address(call.args[3], peer=peer, reach=reach, site=site)
+            body.append(cx.signal(flag, cx.scalar(call.args[4]), call.attrs["signal_op"]))
+        return bld.sequence(body)

@@ -1,0 +1,32 @@
+"""``T.fill`` and ``T.clear``: one value into every element of a tile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend.values import convert
+from tilescale.compiler.ops.base import Access, TileOp, emit, region, register
+
+
+def fill(buffer: Any, value: Any) -> None:
+    """Stores ``value``, converted to the tile's dtype, into every element; nothing outside a tensor is written."""
+    target = region(buffer, "the tile to fill", ())
+    emit("fill", [target.ir(), convert(value, target.dtype)])
+
+
+def clear(buffer: Any) -> None:
+    """Stores zero into every element."""
+    fill(buffer, 0)
+
+
+@register
+class Fill(TileOp):
+    name = "fill"
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "write")]
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cpu import move
+
+        return move.fill(cx, cx.view(call.args[0]), cx.scalar(call.args[1]))

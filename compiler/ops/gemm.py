@@ -1,0 +1,104 @@
+"""``T.gemm``: the product of two tiles, added to a third."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, constant
+from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, show
+from tilescale.errors import TileTypeError, TileValueError
+
+
+class GemmWarpPolicy(IntEnum):
+    """How the warps of a block share the accumulator on a GPU; results do not depend on it."""
+
+    Square = 0
+    FullRow = 1
+    FullCol = 2
+
+
+def _accumulates(a: str, b: str, c: str) -> bool:
+    """Which products the language has: (A, B) → C."""
+    if a == b == "float64":
+        return c == "float64"
+    if "float" in a and "float" in b:
+        if a != b and not (a.startswith("float8") and b.startswith("float8")):
+            return False
+        return c == "float32" or (c == a and a in ("float16", "bfloat16")) or (a.startswith("float8") and c in ("float16", "bfloat16"))
+    return a in ("int8", "uint8") and b in ("int8", "uint8") and c == "int32" or a == b == c == "int32"
+
+
+def gemm(
+    A: Any,
+    B: Any,
+    C: Any,
+    transpose_A: bool = False,
+    transpose_B: bool = False,
+    policy: GemmWarpPolicy = GemmWarpPolicy.Square,
+    clear_accum: bool = False,
+    k_pack: int = 1,
+    wg_wait: int = 0,
+    mbar: Any = None,
+) -> None:
+    """C += op(A) · op(B) over tiles, accumulated in C's dtype (float16 and bfloat16 accumulators are rounded once a call).
+
+    Args:
+        A: (M, K), or (K, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
+        clear_accum: C starts from zero instead of its contents.
+
+    Raises:
+        TileValueError: shapes that do not fit. TileTypeError: dtypes that have no product.
+    """
+    a, b, c = region(A, "A"), region(B, "B"), region(C, "C")
+    loc = source.current()
+    for r, what in ((a, "A"), (b, "B"), (c, "C")):
+        if len(r.shape) != 2 or any(constant(e) is None for e in r.shape):
+            raise TileValueError(f"{what} of T.gemm is {r.name}, a tile of {show(r.shape)}", loc=loc, expected="two constant extents")
+        if not r.buffer.scope.startswith(("shared", "local")):
+            raise TileTypeError(
+                f"{what} of T.gemm is {r.name}, which lies in global memory", loc=loc, hint="copy the tile into T.alloc_shared first"
+            )
+    m, k = a.shape[::-1] if transpose_A else a.shape
+    k2, n = b.shape[::-1] if transpose_B else b.shape
+    if (k, m, n) != (k2, *c.shape):
+        raise TileValueError(
+            f"T.gemm of A {show(a.shape)}{'ᵀ' if transpose_A else ''}, B {show(b.shape)}{'ᵀ' if transpose_B else ''} "
+            f"into C {show(c.shape)}",
+            loc=loc,
+            expected=f"A (M, K), B (K, N), C (M, N); here K is {k} and {k2}, C should be ({m}, {n})",
+        )
+    if not _accumulates(a.dtype, b.dtype, c.dtype):
+        raise TileTypeError(
+            f"T.gemm of {a.dtype} by {b.dtype} into {c.dtype}",
+            loc=loc,
+            expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
+        )
+    flags = [as_expr(clear_accum, "bool")]
+    emit(
+        "gemm",
+        [a.ir(), b.ir(), c.ir(), *flags],
+        {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)},
+    )
+
+
+@register
+class Gemm(TileOp):
+    name = "gemm"
+
+    def effects(self, call: Any) -> list[Access]:
+        a, b, c = call.args[:3]
+        return [Access(a, "read"), Access(b, "read"), Access(c, "read"), Access(c, "write")]
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cpu.gemm import emit_gemm
+        from tilescale.compiler.tvm_compat import tirx
+
+        a, b, c = (cx.view(r).tile() for r in call.args[:3])
+        trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}
+        known = constant(call.args[3])
+        if known is not None:
+            return emit_gemm(cx, a, b, c, clear=bool(known), **trans)
+        fresh, more = emit_gemm(cx, a, b, c, clear=True, **trans), emit_gemm(cx, a, b, c, clear=False, **trans)
+        return tirx.IfThenElse(cx.scalar(call.args[3]), fresh, more)

@@ -1,0 +1,355 @@
+"""Scalar arithmetic: what a kernel writes inside T.Parallel. Exact by default; fast only where written ``T.__exp``."""
+
+from __future__ import annotations
+
+import math as _math
+from typing import Any
+
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, binary, const, convert, dtype_of, to_expr
+from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.dtypes import canonical
+
+
+def _unary(name: str, python: Any, doc: str) -> Any:
+    register_op(f"ts.math.{name}", pure=True)
+
+    def call(x: Any) -> Any:
+        e = to_expr(x, f"the argument of T.{name}")
+        if not is_expr(e):
+            return python(e)
+        dt = str(e.ty)
+        if "float" not in dt:
+            e, dt = convert(e, "float32"), "float32"
+        return ir.Call(f"ts.math.{name}", [e], ret_ty=ir.PrimType(dt))
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
+
+
+exp = _unary("exp", _math.exp, "e to the x.")
+exp2 = _unary("exp2", lambda x: 2.0**x, "Two to the x.")
+exp10 = _unary("exp10", lambda x: 10.0**x, "Ten to the x.")
+log = _unary("log", _math.log, "The natural logarithm.")
+log2 = _unary("log2", _math.log2, "The logarithm to base 2.")
+log10 = _unary("log10", _math.log10, "The logarithm to base 10.")
+log1p = _unary("log1p", _math.log1p, "log(1 + x), exact near zero.")
+sqrt = _unary("sqrt", _math.sqrt, "The square root, correctly rounded.")
+rsqrt = _unary("rsqrt", lambda x: 1.0 / _math.sqrt(x), "The reciprocal of the square root.")
+sin = _unary("sin", _math.sin, "The sine, in radians.")
+cos = _unary("cos", _math.cos, "The cosine, in radians.")
+tan = _unary("tan", _math.tan, "The tangent, in radians.")
+tanh = _unary("tanh", _math.tanh, "The hyperbolic tangent.")
+sinh = _unary("sinh", _math.sinh, "The hyperbolic sine.")
+cosh = _unary("cosh", _math.cosh, "The hyperbolic cosine.")
+asin = _unary("asin", _math.asin, "The inverse sine.")
+acos = _unary("acos", _math.acos, "The inverse cosine.")
+atan = _unary("atan", _math.atan, "The inverse tangent.")
+sigmoid = _unary("sigmoid", lambda x: 1.0 / (1.0 + _math.exp(-x)), "1 / (1 + exp(-x)).")
+erf = _unary("erf", _math.erf, "The error function.")
+floor = _unary("floor", _math.floor, "The greatest integer not above x.")
+ceil = _unary("ceil", _math.ceil, "The least integer not below x.")
+trunc = _unary("trunc", _math.trunc, "x without its fraction.")
+round = _unary("round", round, "The nearest integer, halves to even.")
+__exp = _unary("__exp", _math.exp, "e to the x, fast.")
+__exp2 = _unary("__exp2", lambda x: 2.0**x, "Two to the x, fast.")
+__exp10 = _unary("__exp10", lambda x: 10.0**x, "Ten to the x, fast.")
+__log = _unary("__log", _math.log, "The natural logarithm, fast.")
+__log2 = _unary("__log2", _math.log2, "The logarithm to base 2, fast.")
+__log10 = _unary("__log10", _math.log10, "The logarithm to base 10, fast.")
+__sin = _unary("__sin", _math.sin, "The sine, fast.")
+__cos = _unary("__cos", _math.cos, "The cosine, fast.")
+__tan = _unary("__tan", _math.tan, "The tangent, fast.")
+
+
+def _predicate(name: str, python: Any, doc: str) -> Any:
+    register_op(f"ts.math.{name}", pure=True)
+
+    def call(x: Any) -> Any:
+        e = to_expr(x, f"the argument of T.{name}")
+        if not is_expr(e):
+            return python(e)
+        if "float" not in str(e.ty):
+            return const(name == "isfinite", "bool")
+        return ir.Call(f"ts.math.{name}", [e], ret_ty=ir.PrimType("bool"))
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = doc
+    return call
+
+
+isnan = _predicate("isnan", _math.isnan, "Whether x is not a number.")
+isinf = _predicate("isinf", _math.isinf, "Whether x is infinite.")
+isfinite = _predicate("isfinite", _math.isfinite, "Whether x is finite.")
+
+for _name in ("pow", "fmod", "atan2", "copysign", "hypot", "fma"):
+    register_op(f"ts.math.{_name}", pure=True)
+
+
+def _same(a: Any, b: Any, what: str) -> tuple[Any, Any, str]:
+    """Both operands as expressions of one dtype: the floating, then the wider one."""
+    a, b = to_expr(a, what), to_expr(b, what)
+    if not is_expr(a):
+        a = as_expr(a, str(dtype_of(b)) if not (isinstance(a, float) and "float" not in str(b.ty)) else "float32")
+    if not is_expr(b):
+        b = as_expr(b, str(a.ty) if not (isinstance(b, float) and "float" not in str(a.ty)) else "float32")
+    x, y = canonical(str(a.ty)), canonical(str(b.ty))
+    if x != y:
+        wide = x if (x.is_float, x.bits) >= (y.is_float, y.bits) else y
+        a, b = convert(a, wide), convert(b, wide)
+    return a, b, str(a.ty)
+
+
+def _binary_float(name: str, a: Any, b: Any) -> Any:
+    a, b, dt = _same(a, b, f"an argument of T.{name}")
+    if "float" not in dt:
+        a, b, dt = convert(a, "float32"), convert(b, "float32"), "float32"
+    return ir.Call(f"ts.math.{name}", [a, b], ret_ty=ir.PrimType(dt))
+
+
+def _python(*values: Any) -> bool:
+    return not any(is_expr(to_expr(v)) for v in values)
+
+
+def pow(a: Any, b: Any) -> Any:
+    """a to the power b."""
+    return a**b if _python(a, b) else _binary_float("pow", a, b)
+
+
+power = pow
+
+
+def fmod(a: Any, b: Any) -> Any:
+    """The remainder of a / b with the sign of a."""
+    return _math.fmod(a, b) if _python(a, b) else _binary_float("fmod", a, b)
+
+
+def atan2(a: Any, b: Any) -> Any:
+    """The angle of the point (b, a), in radians."""
+    return _math.atan2(a, b) if _python(a, b) else _binary_float("atan2", a, b)
+
+
+def copysign(a: Any, b: Any) -> Any:
+    """The magnitude of a with the sign of b."""
+    return _math.copysign(a, b) if _python(a, b) else _binary_float("copysign", a, b)
+
+
+def hypot(a: Any, b: Any) -> Any:
+    """The length of (a, b)."""
+    return _math.hypot(a, b) if _python(a, b) else _binary_float("hypot", a, b)
+
+
+def max(a: Any, *rest: Any) -> Any:
+    """The greatest; a NaN on the left is kept, as in ``a if a >= b or isnan(a) else b``."""
+    for b in rest:
+        a = _extreme("max", a, b)
+    return a
+
+
+def min(a: Any, *rest: Any) -> Any:
+    """The least."""
+    for b in rest:
+        a = _extreme("min", a, b)
+    return a
+
+
+def _extreme(name: str, a: Any, b: Any) -> Any:
+    if _python(a, b):
+        return (a if a >= b else b) if name == "max" else (a if a <= b else b)
+    x, y, _ = _same(a, b, f"an argument of T.{name}")
+    return binary(name, x, y)
+
+
+def abs(x: Any) -> Any:
+    """The magnitude."""
+    e = to_expr(x)
+    if not is_expr(e):
+        return e if e >= 0 else -e
+    return tirx.abs(e) if "uint" not in str(e.ty) and str(e.ty) != "bool" else e
+
+
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """x, no less than ``low`` and no more than ``high``."""
+    return min(max(x, low), high)
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """``value`` converted to ``dtype``: floats round to nearest even, float to integer truncates.
+
+    A Python number becomes a constant of that dtype.
+    """
+    return convert(_truncated(value, dtype), canonical(dtype))
+
+
+def _truncated(value: Any, dtype: Any) -> Any:
+    return int(value) if isinstance(value, float) and "int" in canonical(dtype) else value
+
+
+Cast = lambda dtype, value: cast(value, dtype)  # noqa: E731  # TVM's argument order, kept for kernels that use it
+
+
+def if_then_else(condition: Any, a: Any, b: Any) -> Any:
+    """``a`` where the condition holds, else ``b``; only the chosen one is evaluated."""
+    test = to_expr(condition, "a condition")
+    if not is_expr(test):
+        return a if test else b
+    if str(test.ty) != "bool":
+        test = tirx.NE(test, const(0, str(test.ty)))
+    if _python(a, b):
+        dt = "float32" if isinstance(a, float) or isinstance(b, float) else "bool" if isinstance(a, bool) and isinstance(b, bool) else "int32"
+        a, b = const(a, dt), const(b, dt)
+    x, y, _ = _same(a, b, "a branch of T.if_then_else")
+    return tirx.if_then_else(test, x, y)
+
+
+Select = if_then_else
+
+
+def any_of(*conditions: Any) -> Any:
+    """Whether one of the conditions holds."""
+    from tilescale.compiler.frontend.hooks import Hooks
+
+    return Hooks().or_(*[lambda c=c: c for c in conditions])
+
+
+def all_of(*conditions: Any) -> Any:
+    """Whether all conditions hold."""
+    from tilescale.compiler.frontend.hooks import Hooks
+
+    return Hooks().and_(*[lambda c=c: c for c in conditions])
+
+
+def infinity(dtype: Any = "float32") -> Any:
+    """Positive infinity of a floating dtype."""
+    dt = canonical(dtype)
+    if not dt.is_float or dt == "float8_e4m3fn":
+        raise TileTypeError(f"{dt} has no infinity", loc=source.current(), hint=f"T.max_value({dt!r})")
+    return const(_math.inf, dt) if not dt.startswith("float8") else convert(_math.inf, dt)
+
+
+_FLOAT_MAX = {
+    "float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38,
+    "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0,
+}  # fmt: skip
+
+
+def max_value(dtype: Any) -> Any:
+    """The greatest finite value of a dtype."""
+    dt = canonical(dtype)
+    if dt.is_float:
+        return convert(_FLOAT_MAX[dt], dt)
+    return const(True, dt) if dt == "bool" else const(2 ** (dt.bits - (0 if dt.startswith("u") else 1)) - 1, dt)
+
+
+def min_value(dtype: Any) -> Any:
+    """The least finite value of a dtype."""
+    dt = canonical(dtype)
+    if dt.is_float:
+        return convert(-_FLOAT_MAX[dt], dt)
+    return const(0, dt) if dt.startswith(("u", "b")) else const(-(2 ** (dt.bits - 1)), dt)
+
+
+def _operator(op: str) -> Any:
+    def call(a: Any, b: Any) -> Any:
+        return binary(op, a, b)
+
+    call.__doc__ = f"``a {op} b``."
+    return call
+
+
+floordiv, floormod = _operator("//"), _operator("%")
+shift_left, shift_right = _operator("<<"), _operator(">>")
+bitwise_and, bitwise_or, bitwise_xor = _operator("&"), _operator("|"), _operator("^")
+
+
+def truncdiv(a: Any, b: Any) -> Any:
+    """The integer quotient rounded toward zero, as in C."""
+    return int(a / b) if _python(a, b) else tirx.truncdiv(as_expr(a), as_expr(b))
+
+
+def truncmod(a: Any, b: Any) -> Any:
+    """The remainder of :func:`truncdiv`, as in C."""
+    return int(_math.fmod(a, b)) if _python(a, b) else tirx.truncmod(as_expr(a), as_expr(b))
+
+
+def bitwise_not(x: Any) -> Any:
+    """All bits turned."""
+    e = to_expr(x)
+    return ~e
+
+
+def popcount(x: Any) -> Any:
+    """How many bits are set."""
+    e = to_expr(x)
+    return tirx.popcount(e) if is_expr(e) else int(e).bit_count()
+
+
+def reinterpret(a: Any, b: Any) -> Any:
+    """The bits of a value as another dtype of the same size: ``T.reinterpret(value, dtype)`` (or TVM's order)."""
+    dtype, value = (a, b) if isinstance(a, str) else (b, a)
+    dt, e = canonical(dtype), as_expr(value)
+    if canonical(str(e.ty)).bits != dt.bits:
+        raise TileValueError(f"{e.ty} and {dt} have different sizes", loc=source.current())
+    return tirx.reinterpret(str(dt), e)
+
+
+def _rounded(rounding: str, name: str) -> None:
+    if rounding != "rn":
+        raise TileValueError(f"T.{name} with rounding {rounding!r}", loc=source.current(), expected='"rn" (to nearest, ties to even)')
+
+
+def ieee_add(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
+    """a + b, correctly rounded, never contracted."""
+    _rounded(rounding_mode, "ieee_add")
+    return binary("+", a, b)
+
+
+def ieee_sub(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
+    """a - b, correctly rounded, never contracted."""
+    _rounded(rounding_mode, "ieee_sub")
+    return binary("-", a, b)
+
+
+def ieee_mul(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
+    """a * b, correctly rounded, never contracted."""
+    _rounded(rounding_mode, "ieee_mul")
+    return binary("*", a, b)
+
+
+def ieee_fdiv(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
+    """a / b, correctly rounded."""
+    _rounded(rounding_mode, "ieee_fdiv")
+    return binary("/", a, b)
+
+
+def ieee_sqrt(x: Any, rounding_mode: str = "rn") -> Any:
+    """The square root, correctly rounded."""
+    _rounded(rounding_mode, "ieee_sqrt")
+    return sqrt(x)
+
+
+def ieee_frcp(x: Any, rounding_mode: str = "rn") -> Any:
+    """1 / x, correctly rounded."""
+    _rounded(rounding_mode, "ieee_frcp")
+    return binary("/", 1.0, x)
+
+
+def ieee_frsqrt(x: Any) -> Any:
+    """1 / sqrt(x)."""
+    return rsqrt(x)
+
+
+def ieee_fmaf(a: Any, b: Any, c: Any, rounding_mode: str = "rn") -> Any:
+    """a * b + c, rounded once."""
+    _rounded(rounding_mode, "ieee_fmaf")
+    x, y, _ = _same(a, b, "an argument of T.ieee_fmaf")
+    x, z, _ = _same(x, c, "an argument of T.ieee_fmaf")
+    y, z, dt = _same(y, z, "an argument of T.ieee_fmaf")
+    return ir.Call("ts.math.fma", [convert(x, dt), y, z], ret_ty=ir.PrimType(dt))
+
+
+def likely(x: Any) -> Any:
+    """A hint that a condition mostly holds; the value is the condition."""
+    return x

@@ -1,0 +1,92 @@
+"""Reductions of a tile along one axis, in a fixed order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, same_extent, show, squeeze
+from tilescale.errors import TileTypeError, TileValueError
+
+OPS = ("sum", "max", "min", "abssum", "absmax", "prod", "bitand", "bitor", "bitxor")
+
+
+def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool = True) -> None:
+    """Reduces ``buffer`` along axis ``dim`` into ``out``, whose shape lacks that axis (or has extent one there).
+
+    Args:
+        reduce_type: sum, max, min, abssum, absmax, prod, bitand, bitor, bitxor.
+        clear: False combines with what ``out`` holds.
+
+    Raises:
+        TileValueError, TileTypeError: shapes, axis, dtypes or an operation that do not fit.
+    """
+    loc = source.current()
+    if reduce_type not in OPS:
+        raise TileValueError(f"there is no reduction {reduce_type!r}", loc=loc, expected="one of " + ", ".join(OPS))
+    src, dst = region(buffer, "the tile to reduce"), region(out, "the result")
+    rank = len(src.shape)
+    if not -rank <= dim < rank:
+        raise TileValueError(f"axis {dim} of {src.name}, which has {rank}", loc=loc, expected=f"{-rank} ≤ dim < {rank}")
+    axis = dim % rank
+    for r in (src, dst):
+        if any(constant(e) is None for e in r.shape) or not r.buffer.scope.startswith(("shared", "local")):
+            raise TileTypeError(f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_fragment first")
+    left = tuple(e for k, e in enumerate(src.shape) if k != axis)
+    want, got = squeeze(left), squeeze(dst.shape)
+    if len(want) != len(got) or not all(same_extent(a, b) for a, b in zip(want, got, strict=True)):
+        raise TileValueError(
+            f"reducing {src.name} {show(src.shape)} along axis {axis} gives {show(left)}, and {dst.name} has {show(dst.shape)}", loc=loc
+        )
+    if reduce_type.startswith("bit") and src.dtype.is_float:
+        raise TileTypeError(f"reduce_{reduce_type} of {src.dtype}", loc=loc, expected="an integer dtype")
+    # the axis of the region in the IR counts the axes that a scalar index dropped
+    full = [k for k, d in enumerate(src.dropped) if not d][axis]
+    emit("reduce", [src.ir(), dst.ir()], {"op": reduce_type, "axis": full, "clear": int(bool(clear))})
+
+
+def _named(op: str, doc: str) -> Any:
+    def call(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> None:
+        reduce(buffer, out, op, dim, clear)
+
+    call.__name__ = call.__qualname__ = f"reduce_{op}"
+    call.__doc__ = doc
+    return call
+
+
+reduce_sum = _named("sum", "The sum along ``dim``.")
+reduce_max = _named("max", "The greatest along ``dim``.")
+reduce_min = _named("min", "The least along ``dim``.")
+reduce_prod = _named("prod", "The product along ``dim``.")
+reduce_bitand = _named("bitand", "All bits anded along ``dim``.")
+reduce_bitor = _named("bitor", "All bits ored along ``dim``.")
+reduce_bitxor = _named("bitxor", "All bits xored along ``dim``.")
+
+
+def reduce_abssum(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> None:
+    """The sum of magnitudes along ``dim``."""
+    reduce(buffer, out, "abssum", dim, clear)
+
+
+def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> None:
+    """The greatest magnitude along ``dim``."""
+    reduce(buffer, out, "absmax", dim, clear)
+
+
+@register
+class Reduce(TileOp):
+    name = "reduce"
+
+    def effects(self, call: Any) -> list[Access]:
+        src, dst = call.args
+        out = [Access(src, "read"), Access(dst, "write")]
+        return out if call.attrs["clear"] else [*out, Access(dst, "read")]
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cpu.reduce import emit_reduce
+
+        src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
+        axis = int(call.attrs["axis"])
+        dst = dst.like([e for k, e in enumerate(src.shape) if k != axis])
+        return emit_reduce(cx, src, dst, axis, str(call.attrs["op"]), bool(call.attrs["clear"]))

@@ -1,0 +1,76 @@
+"""The tile language: ``import tilescale.language as T``.
+
+What declares a kernel lives here and is free of TVM; an operation lives in its own file under ``compiler/ops`` and is loaded when
+a kernel that uses it is first traced.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tilescale.errors import TileNameError
+
+from .annotations import Signal, StridedTensor, SymmTensor, Tensor
+from .dtypes import ALL as _DTYPES
+from .dtypes import canonical, dtype
+from .funcs import PrimFunc, macro, prim_func
+from .symbolic import ceildiv, const, dyn, dynamic
+
+Buffer = Tensor
+inline = macro
+symbolic = dynamic
+
+#: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line here.
+_EXPORTS: dict[str, str] = {
+    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value get_rank get_world_size",
+    "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
+    "ops.loops": "serial unroll vectorized Parallel Pipelined Persistent grid",
+    "ops.copy": "copy",
+    "ops.fill": "fill clear",
+    "ops.gemm": "gemm GemmWarpPolicy",
+    "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod reduce_bitand reduce_bitor "
+    "reduce_bitxor",
+    "ops.cumsum": "cumsum cummax",
+    "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
+    "ops.print": "print",
+    "ops.assertion": "device_assert",
+    "ops.sync": "barrier sync_threads sync_grid signal wait",
+    "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
+    "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf pow power "
+    "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin acos atan atan2 "
+    "any_of all_of floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor bitwise_not "
+    "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub ieee_mul ieee_fdiv "
+    "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely Cast Select",
+}
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+
+__all__ = [
+    "Buffer", "PrimFunc", "Signal", "StridedTensor", "SymmTensor", "Tensor", "canonical", "ceildiv", "const", "dtype", "dyn",
+    "dynamic", "inline", "macro", "prim_func", "symbolic", *_DTYPES, *_HOME,
+]  # fmt: skip
+globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
+globals()["bool"] = _DTYPES["bool"]
+float8_e4m3 = _DTYPES["float8_e4m3fn"]
+
+
+class UnknownName(TileNameError, AttributeError):
+    """A name that the language does not have; also an AttributeError, so that hasattr works."""
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        import difflib
+
+        close = difflib.get_close_matches(name, __all__, 1)
+        raise UnknownName(f"the language has no T.{name}", hint=f"T.{close[0]}" if close else None)
+    value = getattr(import_module(f"tilescale.compiler.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,141 @@
+"""``@T.prim_func`` and ``@T.macro``: functions kept as they are until a kernel is compiled; nothing here loads TVM."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from tilescale.errors import Loc, TileSyntaxError, TileTypeError
+
+from .annotations import ScalarSpec, TensorSpec
+from .dtypes import dtype
+
+
+class PrimFunc:
+    """A kernel as its author wrote it. ``params``: name → what its annotation says. Traced when it is compiled."""
+
+    def __init__(self, func: types.FunctionType):
+        functools.update_wrapper(self, func)
+        self.func = func
+        self.name = func.__name__
+        self.params = parameters(func)
+
+    @property
+    def loc(self) -> Loc:
+        return Loc(self.func.__code__.co_filename, self.func.__code__.co_firstlineno)
+
+    def trace(self) -> Any:
+        """The kernel as tile IR (a :class:`tilescale.compiler.frontend.trace.TileProgram`)."""
+        from tilescale.compiler.frontend.trace import trace
+
+        return trace(self)
+
+    def script(self) -> str:
+        """The tile IR as text."""
+        return self.trace().func.script()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TileTypeError(
+            f"{self.name} is a kernel that is not compiled yet",
+            loc=self.loc,
+            hint=f"tilescale.compile({self.name})(…), or return it from a function under @tilescale.jit",
+        )
+
+    def __repr__(self) -> str:
+        return f"<prim_func {self.name}>"
+
+
+def parameters(func: types.FunctionType) -> dict[str, Any]:
+    """Parameter names with what their annotations say (None where there is none); strings are evaluated where they were written."""
+    code = func.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    annotations = func.__annotations__
+    scope: dict[str, Any] | None = None
+    out: dict[str, Any] = {}
+    for name in names:
+        given = annotations.get(name)
+        if isinstance(given, str):
+            if scope is None:
+                scope = dict(func.__globals__)
+                for free, cell in zip(code.co_freevars, func.__closure__ or (), strict=True):
+                    try:
+                        scope[free] = cell.cell_contents
+                    except ValueError:
+                        continue
+            try:
+                given = eval(given, scope)  # the user's own annotation, postponed by `from __future__ import annotations`
+            except NameError as error:
+                raise TileSyntaxError(
+                    f"the annotation of {name} uses {error.name!r}, which cannot be seen from here",
+                    loc=Loc(code.co_filename, code.co_firstlineno),
+                    hint="remove `from __future__ import annotations` from this file, or use the name in the kernel's body",
+                ) from None
+        if isinstance(given, dtype):
+            given = ScalarSpec(given)
+        out[name] = given
+    return out
+
+
+def prim_func(func: Callable[..., Any]) -> PrimFunc:
+    """Marks a function as a kernel: parameters annotated with ``T.Tensor`` and friends, one ``with T.Kernel(…)`` in its body."""
+    if not isinstance(func, types.FunctionType):
+        raise TileTypeError("@T.prim_func takes a plain function", expected="@T.prim_func above a def")
+    made = PrimFunc(func)
+    for name, spec in made.params.items():
+        if not isinstance(spec, (TensorSpec, ScalarSpec)):
+            raise TileTypeError(
+                f"parameter {name!r} of kernel {func.__name__} has no annotation that says what it is",
+                loc=parameter_loc(func, name),
+                expected='T.Tensor((M, N), "float16"), T.SymmTensor(…), T.Signal(…) or a dtype such as T.int32',
+            )
+    return made
+
+
+class Macro:
+    """A helper whose control flow is traced like a kernel's; it may return values."""
+
+    def __init__(self, func: types.FunctionType):
+        functools.update_wrapper(self, func)
+        self.func = func
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from tilescale.compiler.frontend.trace import call_macro
+
+        return call_macro(self.func, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else functools.partial(self.__call__, instance)
+
+
+def macro(func: Callable[..., Any]) -> Macro:
+    """Marks a helper that kernels call: its ifs and loops over device values become device code, and it may return values."""
+    if not isinstance(func, types.FunctionType):
+        raise TileTypeError("@T.macro takes a plain function")
+    return Macro(func)
+
+
+def parameter_loc(func: types.FunctionType, name: str) -> Loc:
+    """Where a parameter is declared in the user's source."""
+    import ast
+    import inspect
+    import textwrap
+
+    code = func.__code__
+    try:
+        lines, first = inspect.getsourcelines(func)
+    except (OSError, TypeError):
+        return Loc(code.co_filename, code.co_firstlineno)
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    for node in ast.walk(tree.body[0]):
+        if isinstance(node, ast.arg) and node.arg == name:
+            return Loc(
+                code.co_filename,
+                first + node.lineno - 1,
+                node.col_offset + indent,
+                first + (node.end_lineno or node.lineno) - 1,
+                (node.end_col_offset or 0) + indent,
+            )
+    return Loc(code.co_filename, first)
