@@ -71,6 +71,7 @@ tvm = _import_tvm()
 tirx = importlib.import_module("tvm.tirx")
 ir = importlib.import_module("tvm.ir")
 sym = importlib.import_module("tvm.sym")
+tvm_ffi = importlib.import_module("tvm_ffi")
 transform = importlib.import_module("tvm.tirx.transform")
 
-__all__ = ["TVM_VERSION", "ir", "sym", "tirx", "transform", "tvm"]
+__all__ = ["TVM_VERSION", "ir", "sym", "tirx", "transform", "tvm", "tvm_ffi"]
