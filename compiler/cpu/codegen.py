@@ -58,11 +58,11 @@ def llvm_target() -> Any:
 
 def passes() -> list[Any]:
     """The passes between thread IR and LLVM, in order."""
+    # No FlattenBuffer: thread IR is flat already, and it would turn the ramps of local buffers into gathers.
     # No StmtSimplify: it copies the value of a binding to each of its uses, and nested ones grow without bound.
     return [
         bind_lets(),  # before vectorisation, which refuses an expression that holds the same Let twice
-        transform.FlattenBuffer(),  # a two-dimensional buffer of hand-written thread IR becomes one flat buffer
-        transform.VectorizeLoop(),  # needs flat indices; loops marked VECTORIZED become vector expressions
+        transform.VectorizeLoop(),  # loops marked VECTORIZED become vector expressions
         transform.LowerIntrin(),  # last: what LLVM has an intrinsic for, floordiv to C's division
     ]
 

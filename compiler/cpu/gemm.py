@@ -8,12 +8,12 @@ whole of K, one broadcast of A feeding one FMA a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.codegen import host_cpu
-from tilescale.compiler.cpu.expr import fma, lit, loop, native_cast, seq, vector_loop
+from tilescale.compiler.cpu.expr import fma, lit, loop, seq, vector_loop
 from tilescale.compiler.cpu.tile import Buf, Context, Expr, Stmt, Tile, add, imm, mul
 from tilescale.compiler.cpu.transpose import emit_transpose
 from tilescale.compiler.tvm_compat import tirx
@@ -76,37 +76,27 @@ def emit_gemm(
         m, n = n, m
     steps: list[Stmt] = []
     out = c
-    if c.strides[1] != 1:
-        out = Tile(cx.scratch(m * n, convert.storage_dtype(c.dtype)), c.dtype, (m, n), (n, 1))
+    if convert.storage_dtype(c.dtype) != acc or c.strides[1] != 1:
+        # Accumulated aside: a narrow C is rounded once, after the last k.
+        out = Tile(cx.scratch(m * n, acc), acc, (m, n), (n, 1))
         if not clear:
-            steps.append(_copy(c, out))
+            steps.append(emitemit_copy(c, out))
     a, packs_a = _operand_a(cx, a, acc)
     steps += packs_a
     k_block = min(k, K_BLOCK)
-    blocked = out
-    if k > k_block and convert.compute_dtype(c.dtype) != acc or (k > k_block and _narrow(c.dtype)):
-        blocked = Tile(cx.scratch(m * n, acc), acc, (m, n), (n, 1))  # rounded once, not once a pass
-        steps.append(_fill(blocked, acc) if clear else _copy(out, blocked))
-        clear = False
-    elif k > k_block and clear:
-        steps.append(_fill(blocked, acc))
-        clear = False
     strip_of = _Panels(cx, b, acc, k_block)
+    if k > k_block and clear:
+        steps.append(_fill(out))
+        clear = False
     for start, count, depth in _cuts(k, k_block):
         def one_pass(p: Expr, start: int = start, depth: int = depth) -> Stmt:
             k0 = add(start, mul(_small(p), depth))
-            return _pass(_slice(a, 1, k0, depth), _slice(b, 0, k0, depth), blocked, acc, strip_of, clear)
+            return _pass(_slice(a, 1, k0, depth), _slice(b, 0, k0, depth), out, acc, strip_of, clear)
 
         steps.append(loop("kp", count, one_pass))
-    if blocked is not out:
-        steps.append(_copy(blocked, out))
     if out is not c:
-        steps.append(_copy(out, c))
+        steps.append(emitemit_copy(out, c))
     return seq(steps)
-
-
-def _narrow(dtype: str) -> bool:
-    return convert.storage_dtype(dtype) != convert.compute_dtype(dtype)
 
 
 def _extents(a: Tile, b: Tile, c: Tile) -> tuple[int, int, int]:
@@ -192,10 +182,10 @@ def _converted(cx: Context, t: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
         copy, steps = _converted(cx, _transposed(t), acc)
         return _transposed(copy), steps
     out = Tile(cx.scratch(t.numel, acc), acc, t.shape, (t.shape[1], 1))
-    return out, [_copy(t, out)]
+    return out, [emit_copy(t, out)]
 
 
-def _copy(src: Tile, dst: Tile) -> Stmt:
+def emit_copy(src: Tile, dst: Tile) -> Stmt:
     """dst = src, converted; vectors along the last axis."""
     lanes = host_cpu().lanes(convert.compute_dtype(dst.dtype) if dst.dtype != "bool" else "uint8")
 
@@ -210,14 +200,13 @@ def _copy(src: Tile, dst: Tile) -> Stmt:
     return loop("i", src.shape[0], row)
 
 
-def _fill(t: Tile, acc: str) -> Stmt:
-    zero = lit(0, convert.compute_dtype(t.dtype))
-    lanes = host_cpu().lanes(acc)
-    return loop(
-        "i",
-        t.shape[0],
-        lambda i: vector_loop(t.shape[1], lanes, lambda j: convert.store(t.buf, t.index(_small(i), j), zero, t.dtype)),
-    )
+def _fill(t: Tile) -> Stmt:
+    zero, lanes = lit(0, t.dtype), host_cpu().lanes(t.dtype)
+
+    def row(i: Expr) -> Stmt:
+        return vector_loop(t.shape[1], lanes, lambda j: tirx.BufferStore(t.buf, zero, [t.index(_small(i), j)]))
+
+    return loop("i", t.shape[0], row)
 
 
 class _Panels:
@@ -241,12 +230,12 @@ class _Panels:
         k, columns = panel.shape
         strip = Tile(self.strip, self.acc, (k, columns), (columns, 1))
         if not self.along_k:
-            return strip, [_copy(panel, strip)]
+            return strip, [emit_copy(panel, strip)]
         steps = []
         stored = _transposed(panel)  # [columns, K], contiguous along K
         if self.converts:
             middle = Tile(self.middle, self.acc, (columns, k), (k, 1))
-            steps.append(_copy(stored, middle))
+            steps.append(emit_copy(stored, middle))
             stored = middle
         return strip, [*steps, emit_transpose(stored, strip)]
 
@@ -281,9 +270,14 @@ def _micro(a: Tile, b: Tile, c: Tile, vectors: tuple[tuple[int, int], ...], acc:
     regs = tirx.decl_buffer((rows * columns,), acc, "acc", layout=None, scope="local", data_alignment=64)
     steps: list[Stmt] = [tirx.AllocBuffer(regs)]
     places = [(i, at, lanes) for i in range(rows) for at, lanes in vectors]
-    steps += [_acc_init(regs, i * columns + at, lanes, c, (i, at), acc, clear) for i, at, lanes in places]
+    for i, at, lanes in places:
+        zero = lit(0, acc) if lanes == 1 else tirx.Broadcast(lit(0, acc), imm(lanes))
+        start = zero if clear else tirx.BufferLoad(c.buf, [_ramp(c.index(i, at), lanes)])
+        steps.append(tirx.BufferStore(regs, start, [_ramp(imm(i * columns + at), lanes)]))
     steps.append(loop("k", k, lambda kk: _rank_one(a, b, regs, kk, vectors, acc)))
-    steps += [_acc_store(regs, i * columns + at, lanes, c, (i, at), acc) for i, at, lanes in places]
+    for i, at, lanes in places:
+        total = tirx.BufferLoad(regs, [_ramp(imm(i * columns + at), lanes)])
+        steps.append(tirx.BufferStore(c.buf, total, [_ramp(c.index(i, at), lanes)]))
     return seq(steps)
 
 
@@ -319,34 +313,3 @@ def _rank_one(a: Tile, b: Tile, regs: Buf, k: Expr, vectors: tuple[tuple[int, in
             product = fma(splat[lanes], bv, old) if acc.startswith("float") else old + splat[lanes] * bv
             steps.append(tirx.BufferStore(regs, product, place))
     return seq(steps)
-
-
-def _acc_init(regs: Buf, at: int, lanes: int, c: Tile, place: tuple[int, int], acc: str, clear: bool) -> Stmt:
-    if clear:
-        zero = lit(0, acc)
-        return tirx.BufferStore(regs, zero if lanes == 1 else tirx.Broadcast(zero, imm(lanes)), [_ramp(imm(at), lanes)])
-    i, j = place
-    if convert.storage_dtype(c.dtype) == acc:
-        return tirx.BufferStore(regs, tirx.BufferLoad(c.buf, [_ramp(c.index(i, j), lanes)]), [_ramp(imm(at), lanes)])
-    return _each_lane(
-        lanes,
-        lambda v: tirx.BufferStore(
-            regs, native_cast(convert.load(c.buf, c.index(i, add(j, _small(v))), c.dtype), acc), [add(at, _small(v))]
-        ),
-    )
-
-
-def _acc_store(regs: Buf, at: int, lanes: int, c: Tile, place: tuple[int, int], acc: str) -> Stmt:
-    i, j = place
-    if convert.storage_dtype(c.dtype) == acc:
-        return tirx.BufferStore(c.buf, tirx.BufferLoad(regs, [_ramp(imm(at), lanes)]), [_ramp(c.index(i, j), lanes)])
-    return _each_lane(
-        lanes,
-        lambda v: convert.store(
-            c.buf, c.index(i, add(j, _small(v))), tirx.BufferLoad(regs, [add(at, _small(v))]), c.dtype
-        ),
-    )
-
-
-def _each_lane(lanes: int, body: Callable[[Expr], Stmt]) -> Stmt:
-    return loop("v", lanes, body, kind=tirx.ForKind.VECTORIZED)
