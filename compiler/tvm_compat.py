@@ -72,10 +72,11 @@ tvm = _import_tvm()
 tirx = importlib.import_module("tvm.tirx")
 ir = importlib.import_module("tvm.ir")
 sym = importlib.import_module("tvm.sym")
+tvm_ffi = importlib.import_module("tvm_ffi")
 transform = importlib.import_module("tvm.tirx.transform")
 
-structural_map = importlib.import_module("tvm_ffi").structural_map
-structural_walk = importlib.import_module("tvm_ffi").structural_walk
+structural_map = tvm_ffi.structural_map
+structural_walk = tvm_ffi.structural_walk
 is_expr = ir.is_prim_expr
 
 
@@ -103,4 +104,5 @@ __all__ = [
     "tirx",
     "transform",
     "tvm",
+    "tvm_ffi",
 ]

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tilescale.compiler.cpu.lets import bind_lets
 from tilescale.compiler.tvm_compat import transform, tvm
 from tilescale.errors import InternalError, TileError
 
@@ -57,10 +58,11 @@ def llvm_target() -> Any:
 
 def passes() -> list[Any]:
     """The passes between thread IR and LLVM, in order."""
+    # No FlattenBuffer: thread IR is flat already, and it would turn the ramps of local buffers into gathers.
+    # No StmtSimplify: it copies the value of a binding to each of its uses, and nested ones grow without bound.
     return [
-        transform.FlattenBuffer(),  # a two-dimensional buffer of hand-written thread IR becomes one flat buffer
-        transform.VectorizeLoop(),  # needs flat indices; loops marked VECTORIZED become vector expressions
-        transform.StmtSimplify(),  # after vectorisation: folds the indices of ramps
+        bind_lets(),  # before vectorisation, which refuses an expression that holds the same Let twice
+        transform.VectorizeLoop(),  # loops marked VECTORIZED become vector expressions
         transform.LowerIntrin(),  # last: what LLVM has an intrinsic for, floordiv to C's division
     ]
 

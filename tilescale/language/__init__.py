@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from tilescale.errors import TileNameError
+from tilescale.errors import TileError
 
 from .annotations import Signal, StridedTensor, SymmTensor, Tensor
 from .dtypes import ALL as _DTYPES
@@ -54,7 +54,7 @@ globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
 
 
-class UnknownName(TileNameError, AttributeError):
+class UnknownName(TileError, AttributeError):
     """A name that the language does not have; also an AttributeError, so that hasattr works."""
 
 

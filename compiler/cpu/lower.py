@@ -1,0 +1,531 @@
+"""Tile IR → thread IR for the CPU: one function a block, flat indices, every tile at a constant offset of the block's arena.
+
+Global memory is indexed in 64 bits, the arena in 32. Accesses that cannot be proven inside are guarded: reads give zero, writes of
+a tensor are dropped, writes outside a tile fail the launch. A T.Parallel nest whose guards depend on its own indices is emitted
+twice, without guards where the whole nest lies inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tilescale.compiler.cpu import convert
+from tilescale.compiler.cpu.expr import lit, seq
+from tilescale.compiler.cpu.parallel import ParallelLoops
+from tilescale.compiler.cpu.scalars import Scalars
+from tilescale.compiler.cpu.tile import const
+from tilescale.compiler.cpu.view import View, widened
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import ir, sym, tirx
+from tilescale.errors import InternalError, Loc, TileValueError
+
+ALIGN = 64
+_HUGE = 1 << 40
+
+
+def pointer(dtype: str) -> Any:
+    return ir.PointerType(ir.PrimType(dtype), "global")
+
+
+class Memory:
+    """Where a buffer of tile IR lies: a flat buffer, its extents and strides in elements."""
+
+    def __init__(self, buf: Any, dtype: str, shape: tuple[Any, ...], strides: tuple[Any, ...], scope: str, name: str, start: Any):
+        self.buf, self.dtype, self.shape, self.strides = buf, dtype, shape, strides
+        self.scope, self.name, self.start = scope, name, start
+
+    @property
+    def is_global(self) -> bool:
+        return self.scope.startswith("global")
+
+    @property
+    def index_dtype(self) -> str:
+        return "int64" if self.is_global else "int32"
+
+
+class Lowering(Scalars, ParallelLoops):
+    """One kernel on its way to thread IR."""
+
+    def __init__(self, program: Any, *, instrument: bool = False):
+        self.program, self.instrument = program, instrument
+        self.ctx = tirx.Var("ctx", pointer("int8"))
+        self.args_ptr = tirx.Var("args", pointer("int64"))
+        self.arena = tirx.Var("arena", pointer("uint8"))
+        self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
+        self.analyzer = sym.Analyzer()
+        self.memory: dict[Any, Memory] = {}
+        self.variables: dict[Any, Any] = {}
+        self.header: list[Any] = []
+        self.pending: list[list[Any]] = []
+        self.sites: list[str] = []
+        self.executors: list[tuple[str, Any, int]] = []
+        self.arena_bytes = self.scratch_top = self.shared_bytes = 0
+        self.waits = self.device = False
+        self.regions: list[Any] = []
+        self.inside: set[Any] = set()
+        self._header_parameters()
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+    def _slot(self, index: int) -> Any:
+        return tirx.BufferLoad(self.args, [lit(index, "int64")])
+
+    def _header_parameters(self) -> None:
+        self.args = tirx.decl_buffer((_HUGE,), "int64", "args", data_alignment=8, layout=None)
+        self.header.append(tirx.DeclBuffer(self.args, data=self.args_ptr))
+        params, symbols = self.program.params, self.program.symbols
+        for k, (name, var) in enumerate(symbols.items()):
+            value = tirx.Var(name, str(var.ty))
+            self.header.append(tirx.Bind(value, _narrow(self._slot(len(params) + 2 + k), str(var.ty))))
+            self.variables[var] = value
+            self.analyzer.bind(value, ir.Range(1, (1 << 31) - 1))
+        self.rank = self._hidden("rank", len(params))
+        self.world = self._hidden("world", len(params) + 1)
+        for k, p in enumerate(params):
+            if hasattr(p.spec, "shape"):
+                self._tensor(k, p)
+            else:
+                self.variables[p.var] = self._scalar_parameter(k, p)
+
+    def _hidden(self, name: str, slot: int) -> Any:
+        var = tirx.Var(name, "int32")
+        self.header.append(tirx.Bind(var, _narrow(self._slot(slot), "int32")))
+        return var
+
+    def _scalar_parameter(self, k: int, p: Any) -> Any:
+        dt = str(p.spec.dtype)
+        raw = self._slot(k)
+        if "float" in dt:
+            value = convert.cast(tirx.reinterpret("float64", raw), "float64", dt)
+        elif dt == "bool":
+            value = tirx.NE(raw, lit(0, "int64"))
+        else:
+            value = _narrow(raw, dt)
+        var = tirx.Var(p.name, convert.compute_dtype(dt))
+        self.header.append(tirx.Bind(var, value))
+        return var
+
+    def _tensor(self, k: int, p: Any) -> None:
+        dt = str(p.spec.dtype)
+        storage = convert.storage_dtype(dt)
+        buf = tirx.decl_buffer((_HUGE,), storage, p.name, data_alignment=_size(storage), layout=None)
+        self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), self._slot(k))))
+        shape = tuple(self._extent(e) for e in p.var.ty.shape)
+        given = list(p.var.ty.strides)
+        strides = tuple(self._wide_const(self.scalar(s)) for s in given) if given else self._row_major(shape, "int64")
+        self.memory[p.var] = Memory(buf, dt, shape, strides, p.var.ty.storage_scope, p.name, lit(0, "int64"))
+
+    def _extent(self, e: Any) -> Any:
+        known = const(e)
+        return known if known is not None else self.scalar(e)
+
+    @staticmethod
+    def _wide_const(e: Any) -> Any:
+        known = const(e)
+        return tirx.IntImm("int64", known) if known is not None else widened(e, "int64")
+
+    def _row_major(self, shape: tuple[Any, ...], dtype: str) -> tuple[Any, ...]:
+        out: list[Any] = []
+        step: Any = tirx.IntImm(dtype, 1)
+        for extent in reversed(shape):
+            out.insert(0, step)
+            known, wide = const(step), const(extent)
+            step = tirx.IntImm(dtype, known * wide) if known is not None and wide is not None else step * widened(extent, dtype)
+        return tuple(out)
+
+    # -- arena ----------------------------------------------------------------------------------------------------
+    def place(self, var: Any) -> None:
+        """Gives an allocation its place: one-element variables on the stack, everything else in the arena."""
+        dt, scope = _element(var), var.ty.storage_scope
+        shape = tuple(int(e) for e in var.ty.shape)
+        storage = convert.storage_dtype(dt)
+        numel = 1
+        for e in shape:
+            numel *= e
+        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope="local" if scope == "local.var" else "")
+        strides = self._row_major(shape, "int32")
+        self.memory[var] = Memory(buf, dt, shape, strides, scope, var.name, lit(0, "int32"))
+        if scope == "local.var" and not self.forks:
+            self.header.append(tirx.AllocBuffer(buf))
+            return
+        offset = self._reserve(numel * _size(storage))
+        if scope.startswith("shared"):
+            self.shared_bytes += numel * _size(storage)
+        self.header.append(self._in_arena(buf, storage, offset))
+        self.memory[var].arena_offset = offset  # type: ignore[attr-defined]
+
+    def _in_arena(self, buf: Any, storage: str, offset: int) -> Any:
+        address = tirx.handle_add_byte_offset(self.arena, lit(offset, "int32")) if offset else self.arena
+        return tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), address))
+
+    def _reserve(self, nbytes: int) -> int:
+        offset = self.arena_bytes
+        self.arena_bytes += -(-nbytes // ALIGN) * ALIGN
+        return offset
+
+    def scratch(self, numel: int, dtype: str) -> Any:
+        """Memory for the inside of one operation; the next operation reuses it."""
+        buf = tirx.decl_buffer((numel,), dtype, "scratch", data_alignment=ALIGN, layout=None)
+        self._scratches.append((buf, dtype, self.scratch_used))
+        self.scratch_used += -(-numel * _size(dtype) // ALIGN) * ALIGN
+        self.scratch_top = max(self.scratch_top, self.scratch_used)
+        return buf
+
+    # -- sites ----------------------------------------------------------------------------------------------------
+    def site(self, kind: str, name: str, node: Any, text: str = "") -> Any:
+        """The index of an entry of the table that tells the runtime what and where an operation is."""
+        loc = loc_of(getattr(node, "span", None))
+        file, line = (loc.file, loc.line) if loc else ("", 0)
+        clean = text.replace("|", "¦").replace("\n", " ")
+        entry = f"{kind}|{name}|{file}|{line}|{clean}"
+        if entry not in self.sites:
+            self.sites.append(entry)
+        return lit(self.sites.index(entry), "int32")
+
+    def name_of(self, region: Any) -> str:
+        return self.memory[region.source].name
+
+    # -- views ----------------------------------------------------------------------------------------------------
+    def view(self, region: Any, *, peer: Any = None, reach: str = "block", site: Any = None) -> View:
+        """A region as the emitters see it, in another rank's or block's memory where ``peer`` is given."""
+        m = self.memory[region.source]
+        mins = [self.scalar(r.min) for r in region.region]
+        shape = tuple(self._extent(r.extent) for r in region.region)
+        offset: Any = m.start
+        for low, stride in zip(mins, m.strides, strict=True):
+            offset = offset + widened(low, m.index_dtype) * stride
+        valid = tuple(self._valid(m, k, low, e, region) for k, (low, e) in enumerate(zip(mins, shape, strict=True)))
+        buf = m.buf if peer is None else self.remote(m, peer, reach, site)
+        return View(buf, m.dtype, shape, m.strides, self.analyzer.simplify(offset), valid, m.index_dtype, m.is_global)
+
+    def _valid(self, m: Memory, axis: int, low: Any, extent: Any, node: Any) -> tuple[Any, Any] | None:
+        """The part of an axis that lies inside the tensor, None where that is proven to be all of it."""
+        size = m.shape[axis]
+        below = self.proven(low >= 0)
+        above = self.proven(low + extent <= size)
+        if below and above:
+            return None
+        if not m.is_global:
+            first, count = const(low), const(extent)
+            if first is not None and count is not None and (first < 0 or first + count > size):
+                raise self.outside(m, axis, f"{first}:{first + count}", node)
+        start = lit(0, "int32") if below else 0 - low
+        stop = widened(size, str(low.ty)) - low
+        return _narrow(start, "int32"), _narrow(stop, "int32")
+
+    def outside(self, m: Memory, axis: int, what: str, node: Any) -> TileValueError:
+        return TileValueError(
+            f"{what} lies outside axis {axis} of {m.name}, whose extent is {m.shape[axis]}",
+            loc=loc_of(getattr(node, "span", None)) or self.here,
+            expected=f"0 ≤ index < {m.shape[axis]}",
+        )
+
+    def remote(self, m: Memory, peer: Any, reach: str, site: Any) -> Any:
+        """The flat buffer of ``m``'s twin in a peer's memory."""
+        storage = convert.storage_dtype(m.dtype)
+        if reach == "device":
+            self.device = True
+            own = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, "int64")]))
+            address = tirx.call_extern(pointer("int8"), "ts_peer", self.ctx, own, _narrow(peer, "int32"), site)
+        else:
+            self.waits = True
+            base_ptr = tirx.call_extern(pointer("int8"), "ts_cluster_arena", self.ctx, _narrow(peer, "int32"), site)
+            held = tirx.Var("cluster_arena", pointer("int8"))
+            self.pending[-1].append(tirx.Bind(held, base_ptr))
+            address = tirx.handle_add_byte_offset(held, lit(m.arena_offset, "int32"))  # type: ignore[attr-defined]
+        twin = tirx.decl_buffer((_HUGE,), storage, f"{m.name}_peer", data_alignment=_size(storage), layout=None)
+        ptr = tirx.Var(f"{m.name}_at", pointer(storage))
+        self.pending[-1].append(tirx.Bind(ptr, tirx.reinterpret(pointer(storage), address)))
+        self.pending[-1].append(tirx.DeclBuffer(twin, data=ptr))
+        return twin
+
+    def address(self, region: Any, *, peer: Any = None, reach: str = "block", site: Any = None) -> Any:
+        """The address of a one-element region."""
+        v = self.view(region, peer=peer, reach=reach, site=site)
+        self._require_inside(v, region)
+        return tirx.address_of(tirx.BufferLoad(v.buf, [v.offset]))
+
+    def _require_inside(self, v: View, region: Any) -> None:
+        tests = [c for valid in v.valid if valid is not None for c in (valid[0] <= 0, valid[1] >= 1)]
+        if tests:
+            m = self.memory[region.source]
+            site = self.site("bounds", m.name, region, f"an index of {m.name} lies outside {tuple(m.shape)}")
+            self.pending[-1].append(tirx.IfThenElse(tirx.Not(self.all(tests)), self.call("ts_fail", site), None))
+
+    # -- runtime calls --------------------------------------------------------------------------------------------
+    def call(self, name: str, *args: Any, ret: str = "int32") -> Any:
+        return tirx.Evaluate(tirx.call_extern(ret, name, self.ctx, *args))
+
+    def signal(self, flag: Any, value: Any, op: str) -> Any:
+        return self.call("ts_signal", flag, widened(value, "int64"), lit({"add": 0, "set": 1}[op], "int32"))
+
+    def transferred(self, body: list[Any], v: View, peer: Any, site: Any) -> list[Any]:
+        """Around a remote copy, in instrumented kernels: when it ran, with which rank, how many bytes."""
+        if not self.instrument:
+            return body
+        nbytes: Any = lit(_size(convert.storage_dtype(v.dtype)), "int64")
+        for e in v.shape:
+            nbytes = nbytes * widened(e, "int64")
+        rank = _narrow(peer, "int32")
+        begin = self.call("ts_event", site, lit(0, "int32"), rank, lit(0, "int64"))
+        return [begin, *body, self.call("ts_event", site, lit(1, "int32"), rank, nbytes)]
+
+    # -- proofs ---------------------------------------------------------------------------------------------------
+    def proven(self, condition: Any) -> bool:
+        return isinstance(condition, bool) and condition or bool(self.analyzer.can_prove(condition))
+
+    @contextlib.contextmanager
+    def given(self, condition: Any) -> Iterator[None]:
+        """Inside, ``condition`` holds."""
+        with self.analyzer.constraint_scope(condition):
+            yield
+
+    def all(self, conditions: list[Any]) -> Any:
+        result = conditions[0]
+        for c in conditions[1:]:
+            result = tirx.And(result, c)
+        return result
+
+    # -- scales ---------------------------------------------------------------------------------------------------
+    def scale_value(self, name: str, which: int) -> Any:
+        """The index (0) or count (1) at a scale."""
+        for scale, index, count in reversed(self.executors):
+            if scale == name:
+                return (index, lit(count, "int32"))[which]
+        if name == "device":
+            return (self.rank, self.world)[which]
+        grid = [*(self._extent(e) for e in self.program.launch.grid), 1, 1][:3]
+        if name in ("grid", "block"):
+            return self._linear(self.block, grid)[which]
+        if name == "cta_cluster":
+            dims = list(self.program.launch.cluster)
+            local = [b if d == 1 and g == 1 else tirx.floormod(b, lit(d, "int32")) for b, d, g in zip(self.block, dims, grid, strict=True)]
+            return self._linear(local, dims)[which]
+        return (lit(0, "int32"), lit(1, "int32"))[which]
+
+    @staticmethod
+    def _linear(index: list[Any], extents: list[Any]) -> tuple[Any, Any]:
+        (x, y, z), (gx, gy, gz) = index, (widened(e, "int32") for e in extents)
+        return x + gx * (y + gy * z), gx * gy * gz
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    here: Loc | None = None
+    forks = False
+
+    def stmt(self, s: Any) -> Any:
+        """A statement of tile IR as thread IR."""
+        method = getattr(self, "_s_" + type(s).__name__, None)
+        if method is None:
+            raise InternalError(f"no CPU lowering for the statement {type(s).__name__}", loc=loc_of(s.span))
+        self.here = loc_of(s.span) or self.here
+        self.pending.append([])
+        done = method(s)
+        before = self.pending.pop()
+        return seq([*before, done]) if before else done
+
+    def _s_SeqStmt(self, s: Any) -> Any:
+        return seq([self.stmt(x) for x in s.seq])
+
+    def _s_Evaluate(self, s: Any) -> Any:
+        op = base.find(s.value)
+        if op is None:
+            return tirx.Evaluate(self.scalar(s.value)) if isinstance(s.value, ir.Call) else tirx.Evaluate(lit(0, "int32"))
+        self._scratches: list[tuple[Any, str, int]] = []
+        self.scratch_used = 0
+        done = op.lower_cpu(s.value, self)
+        for buf, dtype, offset in self._scratches:
+            self.header_late.append((buf, dtype, offset))
+        return done
+
+    def _s_AllocBuffer(self, s: Any) -> Any:
+        if s.buffer not in self.memory:
+            self.place(s.buffer)
+        if s.buffer.ty.storage_scope == "shared.signal":
+            m = self.memory[s.buffer]
+            from tilescale.compiler.cpu import move
+
+            whole = tirx.BufferRegion(s.buffer, [ir.Range.from_min_extent(0, e) for e in m.shape])
+            return move.fill(self, self.view(whole), lit(0, "int64"))
+        return tirx.Evaluate(lit(0, "int32"))
+
+    def _s_DeclBuffer(self, s: Any) -> Any:
+        """A view: the same memory under another shape or dtype."""
+        base_var = s.data.args[0]
+        m = self.memory[base_var]
+        dt = _element(s.buffer)
+        shape = tuple(int(e) for e in s.buffer.ty.shape)
+        storage = convert.storage_dtype(dt)
+        buf = m.buf
+        if storage != convert.storage_dtype(m.dtype):
+            first = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, m.index_dtype)]))
+            buf = tirx.decl_buffer((_HUGE,), storage, s.buffer.name, data_alignment=_size(storage), layout=None)
+            self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), first)))
+        made = Memory(buf, dt, shape, self._row_major(shape, m.index_dtype), m.scope, s.buffer.name, lit(0, m.index_dtype))
+        if hasattr(m, "arena_offset"):
+            made.arena_offset = m.arena_offset  # type: ignore[attr-defined]
+        self.memory[s.buffer] = made
+        return tirx.Evaluate(lit(0, "int32"))
+
+    def _s_Bind(self, s: Any) -> Any:
+        value = self.scalar(s.value)
+        var = tirx.Var(s.var.name, str(value.ty))
+        self.variables[s.var] = var
+        self.inside.add(var)
+        if "int" in str(value.ty) and not _reads_memory(s.value):
+            self.analyzer.bind(var, self.analyzer.simplify(value))
+        return tirx.Bind(var, value)
+
+    def _s_IfThenElse(self, s: Any) -> Any:
+        test = self.scalar(s.condition)
+        with self.given(test):
+            then = self.stmt(s.then_case)
+        other = None
+        if s.else_case is not None:
+            with self.given(tirx.Not(test)):
+                other = self.stmt(s.else_case)
+        return tirx.IfThenElse(test, then, other)
+
+    def _s_While(self, s: Any) -> Any:
+        return tirx.While(self.scalar(s.condition), self.stmt(s.body))
+
+    def _s_Break(self, s: Any) -> Any:
+        return tirx.Break()
+
+    def _s_Continue(self, s: Any) -> Any:
+        return tirx.Continue()
+
+    def _s_For(self, s: Any) -> Any:
+        if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
+            return self.parallel(s)
+        extent = self._extent(s.extent)
+        var = tirx.Var(s.loop_var.name, str(s.loop_var.ty))
+        self.variables[s.loop_var] = var
+        self.inside.add(var)
+        self.bind_loop(var, extent)
+        return tirx.For(var, tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty)), tirx.ForKind.SERIAL, self.stmt(s.body))
+
+    def bind_loop(self, var: Any, extent: Any) -> None:
+        self.analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty))))
+
+    def _s_AttrStmt(self, s: Any) -> Any:
+        if s.attr_key == "thread_extent":
+            axis = "xyz".index(s.node.thread_tag[-1])
+            var = self.block[axis]
+            self.variables[s.node.var] = var
+            self.bind_loop(var, self._extent(s.value))
+            return self.stmt(s.body)
+        if s.attr_key == "ts.scale":
+            return self._scale(SCALES[int(s.value.value)], s)
+        return self.stmt(s.body)
+
+    def _scale(self, name: str, s: Any) -> Any:
+        counts = {"warp": 32, "warpgroup": 128, "thread": 1}
+        if name not in counts:
+            return self.stmt(s.body)
+        outer = next((counts[sc] for sc, _, _ in reversed(self.executors) if sc in counts), self.program.launch.threads)
+        n = outer // counts[name]
+        var = tirx.Var(f"{name}_id", "int32")
+        self.bind_loop(var, n)
+        self.executors.append((name, var, n))
+        body = self.stmt(s.body)
+        self.executors.pop()
+        return tirx.For(var, lit(0, "int32"), lit(n, "int32"), tirx.ForKind.SERIAL, body)
+
+    # -- single accesses ------------------------------------------------------------------------------------------
+    def _s_BufferStore(self, s: Any) -> Any:
+        m = self.memory[s.buffer]
+        flat, tests = self.access(m, [self.scalar(i) for i in s.indices], s)
+        done = convert.store(m.buf, flat, self.scalar(s.value), m.dtype)
+        if not tests:
+            return done
+        if m.is_global:
+            return tirx.IfThenElse(self.all(tests), done, None)
+        site = self.site("bounds", m.name, s, f"an index of {m.name} lies outside {tuple(m.shape)}")
+        return tirx.IfThenElse(self.all(tests), done, self.call("ts_fail", site))
+
+    def load(self, e: Any) -> Any:
+        m = self.memory[e.source]
+        flat, tests = self.access(m, [self.scalar(i) for i in e.indices], e)
+        value = convert.load(m.buf, flat, m.dtype)
+        if not tests:
+            return value
+        return tirx.if_then_else(self.all(tests), value, lit(0, str(value.ty)))
+
+    def access(self, m: Memory, indices: list[Any], node: Any) -> tuple[Any, list[Any]]:
+        """The flat index of an element, and the tests that it needs."""
+        flat: Any = m.start
+        tests: list[Any] = []
+        for axis, (i, stride) in enumerate(zip(indices, m.strides, strict=True)):
+            flat = flat + widened(i, m.index_dtype) * stride
+            size = m.shape[axis]
+            known = const(i)
+            if known is not None and isinstance(size, int) and not m.is_global and not 0 <= known < size:
+                raise self.outside(m, axis, f"index {known}", node)
+            for test in (i >= 0, i < size):
+                if not self.proven(test) and not self.hoisted(test):
+                    if not m.is_global and self.proven(tirx.Not(test)):
+                        raise self.outside(m, axis, f"index {i}", node)
+                    tests.append(test)
+        return self.analyzer.simplify(flat), tests
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+    def run(self) -> dict[str, Any]:
+        """The functions of the kernel's shared object."""
+        self.header_late: list[tuple[Any, str, int]] = []
+        body = self.stmt(self.program.func.body)
+        start = self.arena_bytes
+        for buf, dtype, offset in self.header_late:
+            self.header.append(self._in_arena(buf, dtype, start + offset))
+        self.arena_bytes += self.scratch_top
+        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], seq([*self.header, body]))
+        return {"ts_block": block, "ts_grid": self._grid()}
+
+    def _grid(self) -> Any:
+        args_ptr, out_ptr = tirx.Var("args", pointer("int64")), tirx.Var("out", pointer("int64"))
+        args = tirx.decl_buffer((_HUGE,), "int64", "args", data_alignment=8, layout=None)
+        out = tirx.decl_buffer((3,), "int64", "out", data_alignment=8, layout=None)
+        body: list[Any] = [tirx.DeclBuffer(args, data=args_ptr), tirx.DeclBuffer(out, data=out_ptr)]
+        n = len(self.program.params)
+        saved, self.variables = self.variables, {}
+        load = lambda k: tirx.BufferLoad(args, [lit(k, "int64")])  # noqa: E731
+        for k, var in enumerate(self.program.symbols.values()):
+            self.variables[var] = _narrow(load(n + 2 + k), str(var.ty))
+        for k, p in enumerate(self.program.params):
+            if not hasattr(p.spec, "shape") and "int" in str(p.spec.dtype):
+                self.variables[p.var] = _narrow(load(k), str(p.spec.dtype))
+        for axis, extent in enumerate([*self.program.launch.grid, 1, 1][:3]):
+            value = self._extent(extent)
+            body.append(tirx.BufferStore(out, widened(value, "int64"), [lit(axis, "int64")]))
+        self.variables = saved
+        return tirx.PrimFunc([args_ptr, out_ptr], seq(body))
+
+
+def _narrow(value: Any, dtype: str) -> Any:
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+
+
+def _size(dtype: str) -> int:
+    return {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2}.get(dtype) or (8 if "64" in dtype else 4)
+
+
+def _element(var: Any) -> str:
+    dt = var.ty.dtype
+    return str(getattr(dt, "dtype", dt))
+
+
+def _reads_memory(e: Any) -> bool:
+    from tilescale.compiler.tvm_compat import structural_walk
+
+    found: list[Any] = []
+    structural_walk(e, (ir.TensorLoad, found.append))
+    return bool(found)
+
+
+def loc_of(span: Any) -> Loc | None:
+    """The user's place that a TVM span stands for."""
+    if span is None or not hasattr(span, "line"):
+        return None
+    col, end = int(span.column) - 1, int(span.end_column) - 1
+    return Loc(str(span.source_name.name), int(span.line), col if col >= 0 else None, int(span.end_line), end if end >= 0 else None)

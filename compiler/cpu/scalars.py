@@ -1,0 +1,119 @@
+"""Scalar expressions of tile IR as thread IR: flat indices, guarded accesses, small floats computed in float32, our own math."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cpu import convert
+from tilescale.compiler.cpu.expr import lit
+from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
+from tilescale.errors import InternalError
+
+Expr = Any
+
+_BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or",
+           "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
+
+
+class Scalars:
+    """Mixed into the lowering: ``scalar(e)`` maps an expression of tile IR to one of thread IR in its compute dtype."""
+
+    def scalar(self, e: Any) -> Expr:
+        method = getattr(self, "_x_" + type(e).__name__, None)
+        if method is None:
+            kind = type(e).__name__
+            if kind in _BINARY:
+                return self._pair(e)
+            raise InternalError(f"no CPU lowering for the expression {kind}: {e}")
+        return method(e)
+
+    def _pair(self, e: Any) -> Expr:
+        a, b = self.scalar(e.a), self.scalar(e.b)
+        small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
+        if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
+            raise InternalError(f"{type(e).__name__} of {e.a.ty}")
+        return type(e)(a, b)
+
+    def _x_Var(self, e: Any) -> Expr:
+        return self.variables.get(e, e)  # type: ignore[attr-defined]
+
+    def _x_IntImm(self, e: Any) -> Expr:
+        return e
+
+    def _x_FloatImm(self, e: Any) -> Expr:
+        dt = str(e.ty)
+        compute = convert.compute_dtype(dt)
+        if compute == dt:
+            return e
+        import ml_dtypes
+        import numpy as np
+
+        kind = {"float16": np.float16}.get(dt) or getattr(ml_dtypes, dt)
+        return lit(float(np.asarray(float(e.value)).astype(kind)), compute)
+
+    def _x_StringImm(self, e: Any) -> Expr:
+        return e
+
+    def _x_Cast(self, e: Any) -> Expr:
+        return convert.cast(self.scalar(e.value), str(e.value.ty), str(e.ty))
+
+    def _x_Not(self, e: Any) -> Expr:
+        return tirx.Not(self.scalar(e.a))
+
+    def _x_BitwiseNot(self, e: Any) -> Expr:
+        return tirx.BitwiseNot(self.scalar(e.a))
+
+    def _x_Select(self, e: Any) -> Expr:
+        return tirx.Select(self.scalar(e.condition), self.scalar(e.true_value), self.scalar(e.false_value))
+
+    def _x_Let(self, e: Any) -> Expr:
+        value = self.scalar(e.value)
+        var = tirx.Var(e.var.name, str(value.ty))
+        self.variables[e.var] = var  # type: ignore[attr-defined]
+        return tirx.Let(var, value, self.scalar(e.body))
+
+    def _x_TensorLoad(self, e: Any) -> Expr:
+        return self.load(e)  # type: ignore[attr-defined]
+
+    _x_BufferLoad = _x_TensorLoad
+
+    def _x_Call(self, e: Any) -> Expr:
+        name = e.op.name
+        dt = str(e.ty)
+        if name.startswith("ts.math."):
+            from tilescale.compiler.cpu.vmath import lower_call
+
+            return lower_call(name[len("ts.math.") :], [self.scalar(a) for a in e.args], convert.compute_dtype(str(e.args[0].ty)))
+        if name == "ts.scale_index":
+            return self.scale_value(str(e.args[0].value), 0)  # type: ignore[attr-defined]
+        if name == "ts.scale_count":
+            return self.scale_value(str(e.args[0].value), 1)  # type: ignore[attr-defined]
+        if name == "tirx.if_then_else":
+            test = self.scalar(e.args[0])
+            with self.given(test):  # type: ignore[attr-defined]
+                yes = self.scalar(e.args[1])
+            with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
+                no = self.scalar(e.args[2])
+            if _cheap(e.args[1]) and _cheap(e.args[2]):
+                return tirx.Select(test, yes, no)  # nothing to protect: both sides may be evaluated, and lanes stay lanes
+            return tirx.if_then_else(test, yes, no)
+        if name == "tirx.reinterpret":
+            value, src = e.args[0], str(e.args[0].ty)
+            return convert.decode(tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt)
+        if name.startswith("ts."):
+            raise InternalError(f"{name} is no scalar on the CPU")
+        return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
+
+
+def _cheap(e: Any) -> bool:
+    """Whether an expression may be evaluated where its condition does not hold: no memory, no division, no call."""
+    kind = type(e).__name__
+    if kind in ("IntImm", "FloatImm"):
+        return True
+    if kind == "Var":
+        return not is_buffer_var(e)
+    if kind in ("Add", "Sub", "Mul", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or"):
+        return _cheap(e.a) and _cheap(e.b)
+    if kind in ("Cast", "Not"):
+        return _cheap(e.value if kind == "Cast" else e.a)
+    return False
