@@ -1,0 +1,216 @@
+"""Builds the C runtime once with the system's C compiler, loads it, and makes kernels' launchers.
+
+A leaf: imports nothing of ours but ``tilescale.errors``. Importing this module is cheap; the library is built and loaded, and
+``tvm_ffi`` imported, by the first call.
+
+Environment: ``TILESCALE_CC`` (the C compiler, default ``cc`` or ``gcc``), ``TILESCALE_CACHE_DIR`` (default ``~/.cache/tilescale``),
+``TILESCALE_NUM_THREADS`` (threads of a launch, default: this process's cores divided by the ranks on this machine),
+``TILESCALE_WAIT_TIMEOUT`` (seconds that any wait may take, default 120).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tilescale.errors import TileError, TileValueError
+
+HERE = Path(__file__).resolve().parent
+SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "heap.c", "team.c")
+# -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
+FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
+X86_FLAGS = ("-fcf-protection=none",)
+DEFAULT_WAIT_TIMEOUT = 120.0
+
+
+def cache_dir() -> Path:
+    """The folder of everything that is compiled once: ``TILESCALE_CACHE_DIR`` or ``~/.cache/tilescale``."""
+    return Path(os.environ.get("TILESCALE_CACHE_DIR") or Path.home() / ".cache" / "tilescale")
+
+
+def import_tvm_ffi() -> ModuleType:
+    """``tvm_ffi``, without importing torch for its sake: its own import would, and that takes a second."""
+    if "tvm_ffi" in sys.modules:
+        return sys.modules["tvm_ffi"]
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        import tvm_ffi
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+    return tvm_ffi
+
+
+def compiler() -> list[str]:
+    """The C compiler's command: ``TILESCALE_CC``, else ``cc`` or ``gcc`` or ``clang`` from the path.
+
+    Raises TileError where there is none.
+    """
+    asked = os.environ.get("TILESCALE_CC")
+    if asked:
+        command = shlex.split(asked)
+        if not command or shutil.which(command[0]) is None:
+            raise TileError(f"TILESCALE_CC={asked} is not a program on this machine", expected="a C compiler")
+        return command
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise TileError(
+        "the CPU target builds a small C runtime once and found no C compiler",
+        expected="cc, gcc or clang on the PATH, or TILESCALE_CC=/path/to/compiler",
+        hint="apt-get install gcc libc6-dev (Debian, Ubuntu), dnf install gcc (Fedora), conda install -c conda-forge gcc",
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def _compiler_version(command: str) -> str:
+    done = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True, check=False)
+    return done.stdout
+
+
+def _tvm_ffi_root() -> Path:
+    spec = importlib.util.find_spec("tvm_ffi")
+    if spec is None or spec.origin is None:
+        raise TileError("the package apache-tvm-ffi is not installed", hint="pip install apache-tvm-ffi")
+    return Path(spec.origin).parent
+
+
+def _key(command: list[str]) -> str:
+    h = hashlib.sha256()
+    for name in ("ts_rt.h", *SOURCES):
+        h.update(name.encode() + b"\0" + (HERE / name).read_bytes())
+    import platform
+
+    parts = [*command, *FLAGS, platform.machine(), _compiler_version(shlex.join(command))]
+    h.update("\0".join([*parts, importlib.metadata.version("apache-tvm-ffi")]).encode())
+    return h.hexdigest()[:20]
+
+
+def _compile(command: list[str], out: Path) -> None:
+    import platform
+
+    root = _tvm_ffi_root()
+    extra = X86_FLAGS if platform.machine() in ("x86_64", "AMD64") else ()
+    with tempfile.TemporaryDirectory(dir=out.parent) as tmp:
+        aside = Path(tmp) / out.name
+        # No rpath: the loaded tvm_ffi of whichever environment runs this is found by its soname.
+        line = [*command, *FLAGS, *extra, f"-I{root / 'include'}", *(str(HERE / s) for s in SOURCES), "-o", str(aside)]
+        line += [f"-L{root / 'lib'}", "-ltvm_ffi", "-ldl", "-lrt"]
+        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TileError(
+                f"the C runtime did not compile: {shlex.join(line)}\n{done.stderr.strip()}",
+                expected="a working C11 compiler with the C library's headers",
+                hint="apt-get install gcc libc6-dev, or point TILESCALE_CC to another compiler",
+            )
+        os.replace(aside, out)
+
+
+def library_path() -> Path:
+    """Where the built runtime lies; builds it when this version of it has not been built yet.
+
+    Several processes that start at once build once: the others wait for a file lock.
+    """
+    command = compiler()
+    folder = cache_dir() / "native"
+    out = folder / f"libts_rt-{_key(command)}.so"
+    if out.exists():
+        return out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "build.lock", "w")
+    except OSError as e:
+        raise TileError(f"cannot write to the cache folder {folder}: {e.strerror}", hint="set TILESCALE_CACHE_DIR") from e
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            _compile(command, out)
+    return out
+
+
+def _positive(name: str, default: float) -> float:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if value <= 0:
+        raise TileValueError(f"{name}={text!r}", expected="a number greater than zero")
+    return value
+
+
+def configure(local_ranks: int | None = None) -> None:
+    """Reads TILESCALE_NUM_THREADS and TILESCALE_WAIT_TIMEOUT (again) and hands them to the runtime.
+
+    ``local_ranks``: how many ranks share this machine; by default what the launcher's environment says.
+    """
+    if local_ranks is None:
+        local_ranks = int(_positive("LOCAL_WORLD_SIZE", 1))
+    cores = len(os.sched_getaffinity(0))
+    threads = int(_positive("TILESCALE_NUM_THREADS", max(1, cores // local_ranks)))
+    limit = _positive("TILESCALE_WAIT_TIMEOUT", DEFAULT_WAIT_TIMEOUT)
+    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(int(limit * 1e9)))
+
+
+_lib: ctypes.CDLL | None = None
+
+
+def library() -> ctypes.CDLL:
+    """The runtime, loaded with its symbols global so that kernels find them. Does not import ``tvm_ffi``."""
+    global _lib
+    if _lib is None:
+        path = library_path()
+        if "tvm_ffi" not in sys.modules:
+            # The runtime needs libtvm_ffi; tvm_ffi's own import will load the same file again, which is then the same library.
+            ctypes.CDLL(str(_tvm_ffi_root() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
+        _lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        _lib.ts_configure.restype = None
+        configure()
+    return _lib
+
+
+_module: Any = None
+_kernels: dict[int, tuple[str, list[str]]] = {}
+
+
+def _ffi_module() -> Any:
+    global _module
+    if _module is None:
+        tvm_ffi = import_tvm_ffi()
+        library()
+        _module = tvm_ffi.load_module(str(library_path()))
+    return _module
+
+
+def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str) -> Callable[..., None]:
+    """A launcher for the compiled kernel in the shared object ``path``: a ``tvm_ffi.Function`` that takes tensors and scalars.
+
+    ``desc`` and ``sites`` are docs/ARCHITECTURE.md's, "The runtime's contract". Lines ``param|NAME|||`` at the end of ``sites``
+    name the parameters in order, for reports. ``name`` is the kernel's; constants in parentheses after it, as in
+    ``gemm(BM=64)``, let ranks that launched different constants be told so.
+
+    Calls raise TypeError and ValueError with ``TS:<check>:…`` for arguments, RuntimeError with ``TS:run:<site>:…`` for a
+    launch that failed. Raises RuntimeError when the shared object or the description does not fit.
+    """
+    module = _ffi_module()
+    f = module.make_kernel(os.fspath(path), desc, sites, name)
+    _kernels[module.last_kernel_id()] = (name, sites.split("\n"))
+    return f

@@ -1,0 +1,1 @@
+#include "ts_rt.h"

@@ -1,0 +1,211 @@
+/* The CPU runtime's shared declarations. docs/ARCHITECTURE.md, "The runtime's contract", says what kernels may rely on.
+ *
+ * Who owns what:
+ *   report.c    messages of failures, prints, the event log
+ *   fiber.c     stacks, the context switch, one thread's scheduler of fibers
+ *   pool.c      threads that persist between launches
+ *   sync.c      what kernels call: wait, signal, barriers, fork
+ *   check.c     a call's arguments against the kernel's description
+ *   launch.c    kernels made from Python, launches
+ *   heap.c      symmetric memory, the control area, mailboxes between ranks, the abort word
+ *   team.c      teams, the entry and exit flags of a launch, peers' addresses
+ */
+#ifndef TS_RT_H
+#define TS_RT_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <tvm/ffi/c_api.h>
+
+#define TS_API __attribute__((visibility("default")))
+#define TS_LIKELY(x) __builtin_expect(!!(x), 1)
+#define TS_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+enum {
+  TS_MAX_RANKS = 128,     /* ranks of one machine */
+  TS_MAX_TEAMS = 32,      /* teams that a rank belongs to at one time, the world included */
+  TS_MAX_DIM = 8,         /* axes of a tensor argument */
+  TS_MAX_PARAMS = 64,
+  TS_MAX_SLOTS = 512,     /* words of a call: parameters, rank, world, symbols */
+  TS_MAX_SYMM = 16,       /* symmetric arguments of one kernel */
+  TS_MAX_RESIDENT = 132 * 32, /* blocks that the nominal device holds at once */
+  TS_MESSAGE = 2048,
+  TS_MAIL = 512,          /* bytes of one message between hosts */
+};
+
+enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP };
+enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE };
+enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLUSTER = 8, TS_FLAG_EVENTS = 16 };
+
+typedef struct ts_rule { int64_t how, value; } ts_rule;
+
+typedef struct ts_param {
+  int32_t kind, code, bits, written, ndim, strided;
+  ts_rule shape[TS_MAX_DIM], stride[TS_MAX_DIM];
+  const char* name; /* "" where the sites do not tell */
+} ts_param;
+
+typedef struct ts_site { const char *kind, *name, *file, *line, *text; } ts_site;
+
+typedef int32_t (*ts_block_fn)(void*, const int64_t*, uint8_t*, int32_t, int32_t, int32_t);
+typedef int32_t (*ts_grid_fn)(const int64_t*, int64_t*);
+typedef int32_t (*ts_region_fn)(void*, const int64_t*, uint8_t*, int64_t*, int32_t);
+
+typedef struct ts_kernel {
+  void* handle;
+  ts_block_fn block;
+  ts_grid_fn grid;
+  ts_region_fn* regions;
+  int32_t nparams, nsyms, nregions, flags, nsites, nsymm, id;
+  int64_t arena_bytes, threads, max_blocks, shared_bytes, resident;
+  int32_t cluster[3], cluster_size;
+  uint64_t fingerprint;
+  char *name, *label; /* label: the name, a newline, the symmetric parameters' names */
+  char* site_text;
+  ts_site* sites;
+  ts_param params[];
+} ts_kernel;
+
+/* One argument of one call, as far as later checks and reports need it. */
+typedef struct ts_arg { char *lo, *hi; const DLTensor* tensor; } ts_arg;
+
+typedef struct ts_barrier_t { _Atomic int64_t arrived, generation; } ts_barrier_t;
+
+struct ts_team;
+struct ts_fiber;
+struct ts_worker;
+
+typedef struct ts_launch {
+  const ts_kernel* kernel;
+  const int64_t* slots;
+  const ts_arg* args;
+  struct ts_team* team; /* null: this rank alone, without a heap */
+  int64_t number;       /* of this launch on its team, from 1 */
+  int64_t grid[3], nblocks, nunits; /* a unit is one cluster: the piece of work that one thread takes */
+  int32_t nworkers, as_fibers;
+  _Atomic int64_t next; /* the next unit to start */
+  _Atomic int32_t failed; /* 0 runs, 1 a failure is being written, 2 it can be read */
+  int32_t interrupted;  /* the caller's Python has an exception pending */
+  int32_t site, quiet;  /* quiet: the failure came from another rank, which has told everyone already */
+  ts_barrier_t grid_barrier;
+  int64_t device_barriers; /* written by the last block to arrive only */
+  _Atomic uint8_t touched[TS_MAX_RANKS];
+  char message[TS_MESSAGE];
+} ts_launch;
+
+typedef struct ts_cluster { uint8_t* slab; struct ts_cluster* next; int32_t live; ts_barrier_t barrier; } ts_cluster;
+
+enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_CHILDREN };
+
+/* A strand of execution: a block, or one index of a forked region. Kernels see it as their `ctx`. */
+typedef struct ts_fiber {
+  void* sp; /* where it stopped */
+#if !defined(__x86_64__) && !defined(__aarch64__)
+  void* uc;
+#endif
+  ts_launch* launch;
+  struct ts_worker* worker;
+  struct ts_fiber *next, *prev, *parent;
+  /* what it waits for; flag null: it can run */
+  _Atomic int64_t* flag;
+  int64_t value, since;
+  int32_t cmp, site, why, peer, of; /* of: how many a barrier awaits */
+  ts_barrier_t* barrier;
+  /* who it is */
+  int32_t block, xyz[3], region, index, done;
+  uint8_t* arena;
+  int64_t* frame;
+  ts_cluster* cluster;
+  ts_barrier_t* block_barrier;
+  ts_barrier_t own_barrier;
+  _Atomic int64_t children;
+  char* stack;
+} ts_fiber;
+
+typedef struct ts_worker {
+  void* sp;
+#if !defined(__x86_64__) && !defined(__aarch64__)
+  void* uc;
+#endif
+  ts_fiber *ring, *spare; /* the next to look at; stacks to reuse */
+  int64_t nfibers, idle, ticks;
+  int32_t index;
+  uint8_t* arena;
+  int64_t arena_bytes, slab_bytes;
+  ts_cluster* spare_clusters;
+  int64_t signal_check;
+  jmp_buf leave;  /* out of a block that runs on the thread's own stack */
+  ts_fiber plain; /* the ctx of such a block */
+} ts_worker;
+
+/* ---- report.c */
+int64_t ts_now(void);   /* ns, exact */
+int64_t ts_about(void); /* ns, to a few milliseconds, cheaper */
+void ts_launch_fail(ts_launch* L, int32_t site, const char* format, ...) __attribute__((format(printf, 3, 4)));
+void ts_raise(ts_fiber* f, int32_t site, const char* format, ...) __attribute__((noreturn, format(printf, 3, 4)));
+void ts_report_timeout(ts_fiber* f);
+const char* ts_dtype_name(int32_t code, int32_t bits, char out[32]);
+int ts_error(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
+
+/* ---- fiber.c */
+ts_worker* ts_self(void);
+void ts_worker_run(ts_launch* L, ts_worker* W);
+void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp, int32_t site, int32_t why);
+void ts_leave(ts_fiber* f) __attribute__((noreturn));
+ts_fiber* ts_spawn(ts_launch* L, ts_worker* W);
+int ts_is_fiber(const ts_fiber* f);
+uint8_t* ts_memory(int64_t bytes); /* zero pages, reserved lazily; null where the system has none */
+
+/* ---- pool.c */
+extern int64_t ts_time_limit; /* ns */
+int ts_pool_threads(void);
+void ts_pool_run(ts_launch* L);
+
+/* ---- check.c */
+int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* slots, ts_arg* args);
+
+/* ---- heap.c and team.c */
+int32_t ts_world_rank(void);
+int ts_others_failed(char* out, size_t bytes); /* 1, and why, when another rank has stopped the job */
+int ts_rank_gone(int32_t world_rank, char* out, size_t bytes); /* 1, and how, when that process has ended */
+void ts_stop_others(const char* why);
+int ts_team_of_args(const ts_kernel* K, const ts_arg* args, struct ts_team** team);
+int32_t ts_team_rank(const struct ts_team* team);
+int32_t ts_team_size(const struct ts_team* team);
+int32_t ts_team_member(const struct ts_team* team, int32_t rank);
+void ts_team_enter(ts_launch* L);
+void ts_team_leave(ts_launch* L); /* after the blocks; awaits the others; may fail the launch */
+void ts_touch(ts_fiber* f, int32_t rank, int32_t site);
+_Atomic int64_t* ts_team_word(const struct ts_team* team, int32_t rank, int32_t block); /* block < 0: the device barrier's */
+void ts_describe_launch(const ts_launch* L, int32_t rank, char* out, size_t bytes);
+
+static inline int ts_holds(int64_t x, int64_t value, int32_t cmp) {
+  switch (cmp) {
+    case 0: return x >= value;
+    case 1: return x == value;
+    case 2: return x > value;
+    case 3: return x != value;
+    case 4: return x <= value;
+    default: return x < value;
+  }
+}
+
+/* Acquire: whoever changed the flag released it, so what it did before is visible to what comes after this load. */
+static inline int ts_ready(const ts_fiber* f) {
+  return !f->flag || ts_holds(atomic_load_explicit(f->flag, memory_order_acquire), f->value, f->cmp);
+}
+
+static inline int ts_failed(ts_launch* L) { return TS_UNLIKELY(atomic_load_explicit(&L->failed, memory_order_relaxed)); }
+
+static inline void ts_relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield" ::: "memory");
+#endif
+}
+#endif
