@@ -24,6 +24,8 @@ from tilescale.errors import InternalError, Loc, TileValueError
 
 ALIGN = 64
 _HUGE = 1 << 40
+_INT = ir.PrimType("int32")
+_RETURN = tirx.Return(lit(0, "int32"))  # the runtime takes anything else for a failed kernel
 
 
 def pointer(dtype: str) -> Any:
@@ -479,7 +481,7 @@ class Lowering(Scalars, ParallelLoops):
         for buf, dtype, offset in self.header_late:
             self.header.append(self._in_arena(buf, dtype, start + offset))
         self.arena_bytes += self.scratch_top
-        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], seq([*self.header, body]))
+        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], seq([*self.header, body, _RETURN]), ret_type=_INT)
         return {"ts_block": block, "ts_grid": self._grid()}
 
     def _grid(self) -> Any:
@@ -499,7 +501,7 @@ class Lowering(Scalars, ParallelLoops):
             value = self._extent(extent)
             body.append(tirx.BufferStore(out, widened(value, "int64"), [lit(axis, "int64")]))
         self.variables = saved
-        return tirx.PrimFunc([args_ptr, out_ptr], seq(body))
+        return tirx.PrimFunc([args_ptr, out_ptr], seq([*body, _RETURN]), ret_type=_INT)
 
 
 def _narrow(value: Any, dtype: str) -> Any:
