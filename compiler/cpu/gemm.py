@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.codegen import host_cpu
-from tilescale.compiler.cpu.expr import fma, lit, loop, seq, vector_loop
+from tilescale.compiler.cpu.copy import emit_copy, emit_fill
+from tilescale.compiler.cpu.expr import fma, lit, loop, seq
 from tilescale.compiler.cpu.tile import Buf, Context, Expr, Stmt, Tile, add, imm, mul
 from tilescale.compiler.cpu.transpose import emit_transpose
 from tilescale.compiler.tvm_compat import tirx
@@ -80,13 +81,13 @@ def emit_gemm(
         # Accumulated aside: a narrow C is rounded once, after the last k.
         out = Tile(cx.scratch(m * n, acc), acc, (m, n), (n, 1))
         if not clear:
-            steps.append(emitemit_copy(c, out))
+            steps.append(emit_copy(c, out))
     a, packs_a = _operand_a(cx, a, acc)
     steps += packs_a
     k_block = min(k, K_BLOCK)
     strip_of = _Panels(cx, b, acc, k_block)
     if k > k_block and clear:
-        steps.append(_fill(out))
+        steps.append(emit_fill(out, lit(0, acc)))
         clear = False
     for start, count, depth in _cuts(k, k_block):
         def one_pass(p: Expr, start: int = start, depth: int = depth) -> Stmt:
@@ -95,7 +96,7 @@ def emit_gemm(
 
         steps.append(loop("kp", count, one_pass))
     if out is not c:
-        steps.append(emitemit_copy(out, c))
+        steps.append(emit_copy(out, c))
     return seq(steps)
 
 
@@ -183,30 +184,6 @@ def _converted(cx: Context, t: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
         return _transposed(copy), steps
     out = Tile(cx.scratch(t.numel, acc), acc, t.shape, (t.shape[1], 1))
     return out, [emit_copy(t, out)]
-
-
-def emit_copy(src: Tile, dst: Tile) -> Stmt:
-    """dst = src, converted; vectors along the last axis."""
-    lanes = host_cpu().lanes(convert.compute_dtype(dst.dtype) if dst.dtype != "bool" else "uint8")
-
-    def row(i: Expr) -> Stmt:
-        def element(j: Expr) -> Stmt:
-            value = convert.load(src.buf, src.index(_small(i), j), src.dtype)
-            value = convert.cast(value, src.dtype, dst.dtype)
-            return convert.store(dst.buf, dst.index(_small(i), j), value, dst.dtype)
-
-        return vector_loop(src.shape[1], lanes, element)
-
-    return loop("i", src.shape[0], row)
-
-
-def _fill(t: Tile) -> Stmt:
-    zero, lanes = lit(0, t.dtype), host_cpu().lanes(t.dtype)
-
-    def row(i: Expr) -> Stmt:
-        return vector_loop(t.shape[1], lanes, lambda j: tirx.BufferStore(t.buf, zero, [t.index(_small(i), j)]))
-
-    return loop("i", t.shape[0], row)
 
 
 class _Panels:

@@ -12,7 +12,8 @@ def emit_transpose(src: Tile, dst: Tile) -> Stmt:
     """src is [R, C], dst is [C, R], one native dtype, both contiguous along their last axis; any extents.
 
     Full squares of one vector a side go through registers: log2(lanes) rounds in which vectors at distance d exchange the
-    lanes whose index has, or lacks, bit d (Eklundh, "A Fast Computer Method for Matrix Transposing", IEEE Trans. Computers, 1972).
+    lanes whose index has, or lacks, bit d (Eklundh, "A Fast Computer Method for Matrix Transposing", IEEE
+    Trans. Computers, 1972).
     The ragged edges go element by element.
     """
     rows, columns = src.shape

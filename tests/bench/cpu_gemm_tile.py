@@ -20,8 +20,9 @@ import torch
 from tests.unit.cpu.harness import make_func, row_major
 from tilescale.compiler.cpu import codegen
 from tilescale.compiler.cpu.convert import storage_dtype
+from tilescale.compiler.cpu.copy import emit_copy, emit_fill
 from tilescale.compiler.cpu.expr import fma, lit, loop, seq
-from tilescale.compiler.cpu.gemm import emit_copy, emit_gemm
+from tilescale.compiler.cpu.gemm import emit_gemm
 from tilescale.compiler.cpu.tile import Tile, imm
 from tilescale.compiler.tvm_compat import tirx
 
@@ -43,17 +44,11 @@ def kernel(size: int, tile: tuple[int, int, int], dtype: str) -> Any:
 
             gc = Tile(c, "float32", (bm, bn), (size, 1), by * (bm * size) + bx * bn)
             rest = loop("ko", size // bk, lambda ko: step(ko, False))
-            return seq([fill(sc), rest, emit_copy(sc, gc)])
+            return seq([emit_fill(sc, lit(0, "float32")), rest, emit_copy(sc, gc)])
 
         return loop("by", size // bm, lambda by: loop("bx", size // bn, lambda bx: block(by, bx)))
 
     return make_func([dtype, dtype, "float32"], [size * size] * 3, body)
-
-
-def fill(t: Tile) -> Any:
-    from tilescale.compiler.cpu.gemm import _fill
-
-    return _fill(t)
 
 
 def peak(rounds: int) -> Any:

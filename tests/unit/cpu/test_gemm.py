@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 
 import ml_dtypes
@@ -73,11 +74,11 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> Library:
 
             library.add(f"{name_of(case)}_{clear}", (da, db, dc), (m * k, k * n, m * n), body)
     for clear in (0, 1):
-        library.add(f"strided_{clear}", ("float32",) * 3, (4000,) * 3, lambda cx, a, b, c, clear=clear: strided(cx, a, b, c, clear))
+        library.add(f"strided_{clear}", ("float32",) * 3, (4000,) * 3, partial(strided, clear))
     return library
 
 
-def strided(cx, a, b, c, clear):
+def strided(clear, cx, a, b, c):
     return emit_gemm(
         cx,
         Tile(a, "float32", (20, 18), (60, 3), 7),
@@ -125,7 +126,9 @@ def test_strides_leave_the_gaps_alone(lib: Library, clear: int) -> None:
 
 
 def test_refusals() -> None:
-    tile = lambda shape, dtype: Tile(None, dtype, shape, (shape[1], 1))
+    def tile(shape: tuple[int, int], dtype: str) -> Tile:
+        return Tile(None, dtype, shape, (shape[1], 1))
+
     with pytest.raises(TileValueError, match=r"op\(A\) is \[4, 8\], op\(B\) is \[4, 8\]"):
         emit_gemm(None, tile((4, 8), "float32"), tile((4, 8), "float32"), tile((4, 4), "float32"))
     with pytest.raises(TileTypeError, match="cannot accumulate into int32"):
