@@ -19,10 +19,12 @@ from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, sym, tirx
+from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
 
 ALIGN = 64
+#: threads of each executor below the block
+WIDTHS = {"warp": 32, "warpgroup": 128, "thread": 1}
 _HUGE = 1 << 40
 _INT = ir.PrimType("int32")
 _RETURN = tirx.Return(lit(0, "int32"))  # the runtime takes anything else for a failed kernel
@@ -68,6 +70,7 @@ class Lowering(Scalars, ParallelLoops):
         self.waits = self.device = False
         self.regions: list[Any] = []
         self.inside: set[Any] = set()
+        self.forks = any_fork(program.func.body)
         self._header_parameters()
 
     # -- parameters -----------------------------------------------------------------------------------------------
@@ -152,7 +155,13 @@ class Lowering(Scalars, ParallelLoops):
         if scope == "local.var" and not self.forks:
             self.header.append(tirx.AllocBuffer(buf))
             return
-        offset = self._reserve(numel * _size(storage))
+        copies = self.executor_count() if scope.startswith("local") and self.forks else 1  # forked executors live at once
+        if copies > 1:
+            flat: Any = lit(0, "int32")
+            for _, index, n in self.executors:
+                flat = flat * n + index
+            self.memory[var].start = flat * numel
+        offset = self._reserve(copies * numel * _size(storage))
         if scope.startswith("shared"):
             self.shared_bytes += numel * _size(storage)
         self.header.append(self._in_arena(buf, storage, offset))
@@ -314,7 +323,6 @@ class Lowering(Scalars, ParallelLoops):
 
     # -- statements -----------------------------------------------------------------------------------------------
     here: Loc | None = None
-    forks = False
 
     def stmt(self, s: Any) -> Any:
         """A statement of tile IR as thread IR."""
@@ -423,17 +431,59 @@ class Lowering(Scalars, ParallelLoops):
         return self.stmt(s.body)
 
     def _scale(self, name: str, s: Any) -> Any:
-        counts = {"warp": 32, "warpgroup": 128, "thread": 1}
-        if name not in counts:
+        """Executors run one after another; where they wait for one another they are fibers, forked and joined."""
+        if name not in WIDTHS:
             return self.stmt(s.body)
-        outer = next((counts[sc] for sc, _, _ in reversed(self.executors) if sc in counts), self.program.launch.threads)
-        n = outer // counts[name]
+        outer = next((WIDTHS[sc] for sc, _, _ in reversed(self.executors)), self.program.launch.threads)
+        n = outer // WIDTHS[name]
         var = tirx.Var(f"{name}_id", "int32")
         self.bind_loop(var, n)
+        self.inside.add(var)
         self.executors.append((name, var, n))
         body = self.stmt(s.body)
         self.executors.pop()
+        if meets(s.body):
+            return self._fork(var, n, body)
         return tirx.For(var, lit(0, "int32"), lit(n, "int32"), tirx.ForKind.SERIAL, body)
+
+    def _fork(self, var: Any, n: int, body: Any) -> Any:
+        """``body`` as a function of its own, run by ``n`` fibers. Scalars that it uses travel in a frame of 64-bit slots."""
+        used, defined = free_variables(body)
+        fixed = {self.ctx, self.args_ptr, self.arena, var, self.rank, self.world}
+        own = {s.var for s in self.header if isinstance(s, tirx.Bind)}
+        captured = [v for v in used if v not in defined and v not in fixed and v not in own and not is_buffer_var(v)]
+        frame = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None, scope="local")
+        out: list[Any] = [tirx.AllocBuffer(frame)]
+        frame_ptr = tirx.Var("frame", pointer("int64"))
+        there = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None)
+        entry: list[Any] = [tirx.DeclBuffer(there, data=frame_ptr)]
+        for k, v in enumerate(captured):
+            dt, slot = str(v.ty), lit(k, "int32")
+            packed = tirx.reinterpret("int64", tirx.Cast("float64", v)) if "float" in dt else tirx.Cast("int64", v)
+            out.append(tirx.BufferStore(frame, packed, [slot]))
+            raw = tirx.BufferLoad(there, [slot])
+            entry.append(tirx.Bind(v, tirx.Cast(dt, tirx.reinterpret("float64", raw)) if "float" in dt else _narrow(raw, dt)))
+        index = len(self.regions)
+        self.regions.append((frame_ptr, var, seq([*entry, body])))
+        self.waits = True
+        address = tirx.address_of(tirx.BufferLoad(frame, [lit(0, "int32")]))
+        out.append(self.call("ts_fork", lit(index, "int32"), address, lit(n, "int32")))
+        return seq(out)
+
+    def executor_count(self) -> int:
+        """How many executors of a block run the current statement."""
+        count = 1
+        for _, _, n in self.executors:
+            count *= n
+        return count
+
+    def observed(self, waiting: Any, site: Any) -> Any:
+        """A wait, in instrumented kernels between two events."""
+        if not self.instrument:
+            return waiting
+        none, zero = lit(-1, "int32"), lit(0, "int64")
+        begin, end = (self.call("ts_event", site, lit(phase, "int32"), none, zero) for phase in (0, 1))
+        return seq([begin, waiting, end])
 
     # -- single accesses ------------------------------------------------------------------------------------------
     def _s_BufferStore(self, s: Any) -> Any:
@@ -482,7 +532,11 @@ class Lowering(Scalars, ParallelLoops):
             self.header.append(self._in_arena(buf, dtype, start + offset))
         self.arena_bytes += self.scratch_top
         block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], seq([*self.header, body, _RETURN]), ret_type=_INT)
-        return {"ts_block": block, "ts_grid": self._grid()}
+        out = {"ts_block": block, "ts_grid": self._grid()}
+        for k, (frame, index, inner) in enumerate(self.regions):
+            params = [self.ctx, self.args_ptr, self.arena, frame, index]
+            out[f"ts_region_{k}"] = tirx.PrimFunc(params, seq([*self.header, inner, _RETURN]), ret_type=_INT)
+        return out
 
     def _grid(self) -> Any:
         args_ptr, out_ptr = tirx.Var("args", pointer("int64")), tirx.Var("out", pointer("int64"))
@@ -518,11 +572,46 @@ def _element(var: Any) -> str:
 
 
 def _reads_memory(e: Any) -> bool:
-    from tilescale.compiler.tvm_compat import structural_walk
-
     found: list[Any] = []
     structural_walk(e, (ir.TensorLoad, found.append))
     return bool(found)
+
+
+def meets(body: Any) -> bool:
+    """Whether executors of a block may wait for one another (or for others) in a statement."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        name = getattr(call.op, "name", "")
+        if name in ("ts.wait", "ts.team_sync") or (name == "ts.barrier" and str(call.attrs["reach"]) != "block"):
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    return bool(found)
+
+
+def any_fork(body: Any) -> bool:
+    """Whether a kernel forks executors anywhere."""
+    found: list[Any] = []
+
+    def look(s: Any) -> None:
+        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS and meets(s.body):
+            found.append(s)
+
+    structural_walk(body, (tirx.AttrStmt, look))
+    return bool(found)
+
+
+def free_variables(body: Any) -> tuple[list[Any], set[Any]]:
+    """The variables that a statement uses, in order of appearance, and those that it defines."""
+    used: dict[Any, None] = {}
+    defined: set[Any] = set()
+    structural_walk(body, (ir.Var, lambda v: used.setdefault(v)))
+    structural_walk(body, (tirx.Bind, lambda s: defined.add(s.var)))
+    structural_walk(body, (tirx.For, lambda s: defined.add(s.loop_var)))
+    structural_walk(body, (tirx.Let, lambda e: defined.add(e.var)))
+    structural_walk(body, ((tirx.AllocBuffer, tirx.DeclBuffer), lambda s: defined.add(s.buffer)))
+    return list(used), defined
 
 
 def loc_of(span: Any) -> Loc | None:

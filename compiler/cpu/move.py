@@ -172,3 +172,23 @@ def fill(cx: Any, dst: View, value: Expr) -> Stmt:
         return _counted(dst.shape[k], lambda i: put([*indices, i]) if last else axis(k + 1, [*indices, i]))
 
     return axis(0, [])
+
+
+def each(cx: Any, dst: View, src: View | None, body: Callable[[Expr, Expr | None], Stmt]) -> Stmt:
+    """``body(index in dst, index in src)`` for every element of dst that lies inside, one after another."""
+    if src is not None:
+        src, dst = _aligned(src, dst)
+    else:
+        dst = dst.squeeze()
+
+    def axis(k: int, indices: list[Expr]) -> Stmt:
+        if k == len(dst.shape):
+            return body(dst.at(indices), src.at(indices) if src is not None else None)
+        valid = dst.valid[k]
+        if valid is not None:
+            extent = dst.shape[k] if not isinstance(dst.shape[k], int) else tirx.IntImm("int32", dst.shape[k])
+            low, high = tirx.max(valid[0], tirx.IntImm("int32", 0)), tirx.min(valid[1], extent)
+            return _span(low, high, lambda i: axis(k + 1, [*indices, i]), "i")
+        return _counted(dst.shape[k], lambda i: axis(k + 1, [*indices, i]))
+
+    return axis(0, [])

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import lit
+from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
 from tilescale.errors import InternalError
 
@@ -100,6 +101,8 @@ class Scalars:
         if name == "tirx.reinterpret":
             value, src = e.args[0], str(e.args[0].ty)
             return convert.decode(tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt)
+        if (op := base.find(e)) is not None:
+            return op.lower_cpu(e, self)
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))

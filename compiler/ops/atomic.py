@@ -1,0 +1,120 @@
+"""Atomic updates of memory that blocks or ranks share; their order is the order of arrival."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Buffer, Region, convert
+from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import TileTypeError
+
+KINDS = ("add", "max", "min", "load", "store")
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
+
+
+def _atomic(kind: str, dst: Any, value: Any, return_prev: bool) -> Any:
+    tile = isinstance(value, (Buffer, Region))
+    to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
+    loc = source.current()
+    if to.dtype not in _DTYPES:
+        raise TileTypeError(f"T.atomic_{kind} of {to.dtype}", loc=loc, expected="one of " + ", ".join(_DTYPES))
+    if not to.buffer.scope.startswith(("global", "shared")):
+        raise TileTypeError(f"{to.name} is private to its executor", loc=loc, hint=f"{to.name}[…] += …")
+    if tile or (isinstance(dst, (Buffer, Region)) and to.shape):
+        if return_prev:
+            raise TileTypeError(f"T.atomic_{kind} of a whole tile returns nothing", loc=loc, hint="loop over T.Parallel")
+        frm: Any = region(value, "the value", to.shape) if is_tile(value) else convert(value, to.dtype)
+        if isinstance(frm, Region):
+            require_same_shape(frm, to, f"T.atomic_{kind}")
+            if frm.dtype != to.dtype:
+                raise TileTypeError(f"T.atomic_{kind} of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype")
+            frm = frm.ir()
+        emit("atomic", [to.ir(), frm], {"kind": kind})
+        return None
+    if kind == "load" or return_prev:
+        b = bld.current()
+        dt = ir.PrimType(str(to.dtype))
+        prev = tirx.Var(b.unique("prev"), dt)
+        args = [to.ir(), convert(value, to.dtype)]
+        call = ir.Call("ts.atomic", args, attrs={"kind": kind, "executor": b.executor, "reach": b.reach}, ret_ty=dt, span=b.span())
+        b.emit(tirx.Bind(prev, call, b.span()))
+        return prev
+    emit("atomic", [to.ir(), convert(value, to.dtype)], {"kind": kind})
+    return None
+
+
+def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False) -> Any:
+    """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before."""
+    return _atomic("add", dst, value, return_prev)
+
+
+def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """The greater of an element and a value (a region and a tile)."""
+    return _atomic("max", dst, value, return_prev)
+
+
+def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
+    """The lesser of an element and a value (a region and a tile)."""
+    return _atomic("min", dst, value, return_prev)
+
+
+def _several(dst: Any, value: Any, count: int) -> None:
+    to, frm = region(dst, "the target", (count,)), region(value, "the value", (count,))
+    _atomic("add", to, frm, False)
+
+
+def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
+    """Adds two neighbouring elements."""
+    _several(dst, value, 2)
+
+
+def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
+    """Adds four neighbouring elements."""
+    _several(dst, value, 4)
+
+
+def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
+    """Reads an element at once, after everything that its writer released."""
+    return _atomic("load", src, 0, True)
+
+
+def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
+    """Writes an element at once, releasing what was written before."""
+    _atomic("store", dst, value, False)
+
+
+@register
+class Atomic(TileOp):
+    name = "atomic"
+
+    def effects(self, call: Any) -> list[Access]:
+        out = [Access(call.args[0], "update")]
+        return [*out, Access(call.args[1], "read")] if isinstance(call.args[1], ir.TensorRegion) else out
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cpu import convert as conversions
+        from tilescale.compiler.cpu import move
+
+        v = cx.view(call.args[0])
+        value = call.args[1]
+        frm = cx.view(value) if isinstance(value, ir.TensorRegion) else None
+        fixed = None if frm is not None else cx.scalar(value)
+        name = f"ts_atomic_{call.attrs['kind']}_{v.dtype}"
+        storage = conversions.storage_dtype(v.dtype)
+        passed = "uint16" if storage == "float16" else storage  # half has no one calling convention in C
+
+        def one(target: Any, source_index: Any) -> Any:
+            operand = fixed if frm is None else conversions.load(frm.buf, source_index, frm.dtype)
+            stored = conversions.encode(operand, v.dtype)
+            stored = stored if passed == storage else tirx.reinterpret(passed, stored)
+            where = tirx.address_of(tirx.BufferLoad(v.buf, [target]))
+            raw = tirx.call_extern(passed, name, where, stored)
+            return raw if passed == storage else tirx.reinterpret(storage, raw)
+
+        if str(call.ty) != str(VOID):
+            cx._require_inside(v, call.args[0])
+            return conversions.decode(one(v.offset, None), v.dtype)
+        return move.each(cx, v, frm, lambda target, src: tirx.Evaluate(one(target, src)))

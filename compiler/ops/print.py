@@ -1,0 +1,69 @@
+"""``T.print``: shows a scalar or a tile from inside a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, to_expr
+from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.tvm_compat import ir, tirx
+
+#: dtype → the runtime's number: DLPack's code × 256 + bits
+CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6, "float8_e4m3fn": 10, "float8_e5m2": 12}
+
+
+def dtype_code(dtype: str) -> int:
+    """A dtype as the runtime's printer knows it: DLPack's type code × 256 + bits."""
+    from tilescale.language.dtypes import BITS
+
+    code = CODES.get(dtype)
+    if code is None:
+        code = CODES[dtype.rstrip("0123456789")]
+    return code * 256 + BITS[dtype]
+
+
+def print(obj: Any, msg: str = "") -> None:  # noqa: A001  # the language's name
+    """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is its label."""
+    if isinstance(obj, (Buffer, Region)):
+        region = obj if isinstance(obj, Region) else obj.whole()
+        emit("print", [region.ir()], {"msg": str(msg) or region.name})
+        return
+    if isinstance(obj, str):
+        emit("print", [ir.StringImm(obj)], {"msg": obj})
+        return
+    name = obj.name if isinstance(obj, Variable) else ""
+    value = as_expr(obj, "float32" if isinstance(to_expr(obj), float) else "int32")
+    emit("print", [value], {"msg": str(msg) or name or str(value)})
+
+
+@register
+class Print(TileOp):
+    name = "print"
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "read")] if isinstance(call.args[0], ir.TensorRegion) else []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        value = call.args[0]
+        site = cx.site("print", "", call, str(call.attrs["msg"]))
+        if isinstance(value, ir.StringImm):
+            return cx.call("ts_print_i64", site, tirx.IntImm("int64", 0))
+        if not isinstance(value, ir.TensorRegion):
+            e = cx.scalar(value)
+            if "float" in str(e.ty):
+                return cx.call("ts_print_f64", site, tirx.Cast("float64", e))
+            return cx.call("ts_print_i64", site, tirx.Cast("int64", e))
+        v = cx.view(value)
+        rank = len(v.shape)
+        sizes = tirx.decl_buffer((2 * rank + 1,), "int64", "sizes", data_alignment=8, layout=None, scope="local")
+        stmts: list[Any] = [tirx.AllocBuffer(sizes)]
+        for k, (extent, stride) in enumerate(zip(v.shape, v.strides, strict=True)):
+            for at, number in ((k, extent), (rank + k, stride)):
+                wide = tirx.IntImm("int64", number) if isinstance(number, int) else tirx.Cast("int64", number)
+                stmts.append(tirx.BufferStore(sizes, wide, [tirx.IntImm("int32", at)]))
+        where = tirx.address_of(tirx.BufferLoad(v.buf, [v.offset]))
+        shape = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", 0)]))
+        strides = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", rank)]))
+        stmts.append(cx.call("ts_print_buf", site, where, as_expr(dtype_code(v.dtype)), as_expr(rank), shape, strides))
+        return bld.sequence(stmts)

@@ -1,0 +1,170 @@
+"""Barriers, signals and waits: who meets whom, and what is ordered before what.
+
+Order (docs/LANGUAGE.md): a signal follows the completion of all earlier accesses of its executor; a wait precedes the issue of all
+later ones. Signals release and waits acquire at exactly the scope of the reach.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Buffer, Region, as_expr, convert
+from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, register
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+OPS = ("add", "set")
+COMPARISONS = ("ge", "eq", "gt", "ne", "le", "lt")
+#: the runtime's numbers for the scales that a barrier may span
+SCALE_CODES = {"cta_cluster": 4, "grid": 5, "device": 6}
+_HOMES = {"block": "shared.signal", "cta_cluster": "shared.signal", "grid": "global.signal", "device": "global.signal"}
+
+
+def counter(value: Any, what: str) -> Region:
+    """The counter that ``T.signal`` and ``T.wait`` name: one element of a T.Signal parameter or a T.alloc_signal.
+
+    Raises:
+        TileTypeError: no signal, or one that lives at another scale than the one that is open.
+    """
+    b = bld.current()
+    if not is_tile(value):
+        raise TileTypeError(
+            f"{what} is given {value!r}", loc=source.current(), expected="a counter s[i] of a T.Signal parameter or T.alloc_signal"
+        )
+    made = element(value, what)
+    buffer = made.buffer
+    if buffer.kind != "signal":
+        raise TileTypeError(
+            f"{buffer.name} is a {buffer.dtype} tensor and no signal", loc=source.current(), expected=f"{buffer.name}: T.Signal(shape)"
+        )
+    home = _HOMES[b.reach]
+    if buffer.scope != home:
+        where = 'T.Scale("device") or T.Scale("grid")' if buffer.scope == "global.signal" else 'T.Scale("cta_cluster") or no scale'
+        raise TileTypeError(
+            f"{buffer.name} is signalled at the scale of the {b.reach}", loc=source.current(), hint=f"inside {where}"
+        )
+    return made
+
+
+def _not_in_parallel(what: str) -> None:
+    for frame in bld.current().frames:
+        if frame.kind in ("parallel", "vectorized"):
+            raise TileSyntaxError(
+                f"{what} stands in T.{frame.kind.capitalize()}", loc=source.current(), hint="move it out of the loop, or use T.serial"
+            )
+
+
+def barrier() -> None:
+    """Everyone at the open scale meets: the executor's threads, the cluster's blocks, the grid, or all blocks of all ranks.
+
+    What was written before it, remote memory included, may be read by all of them after it.
+    """
+    _not_in_parallel("T.barrier")
+    emit("barrier", [])
+
+
+def sync_threads(*_: Any) -> None:
+    """The block's threads meet."""
+    barrier()
+
+
+def sync_grid() -> None:
+    """All blocks of this rank meet."""
+    _not_in_parallel("T.sync_grid")
+    emit("barrier", [], {"reach": "grid"})
+
+
+def team_sync() -> None:
+    """This block meets the same block of every rank of the team (what collectives are made of)."""
+    _not_in_parallel("a collective")
+    emit("team_sync", [], {"reach": "device"})
+
+
+def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> None:
+    """Adds ``value`` to (or, with op="set", stores it in) a counter, once for each executor, after all its earlier accesses.
+
+    Args:
+        dst: the rank (block, inside ``T.Scale("cta_cluster")``) whose counter it is; the own one without.
+    """
+    from tilescale.compiler.ops.copy import check_peer
+
+    _not_in_parallel("T.signal")
+    target = counter(counter_, "T.signal")
+    if op not in OPS:
+        raise TileValueError(f"T.signal with op={op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
+    peer = [] if dst is None else [check_peer(dst, target, "dst")]
+    emit("signal", [target.ir(), convert(value, "int64"), *peer], {"op": op})
+
+
+def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
+    """Waits until an own counter compares with ``value`` (ge, eq, gt, ne, le, lt); later accesses come after it."""
+    _not_in_parallel("T.wait")
+    target = counter(counter_, "T.wait")
+    if cmp not in COMPARISONS:
+        raise TileValueError(f"T.wait with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
+    emit("wait", [target.ir(), convert(value, "int64")], {"cmp": cmp})
+
+
+def is_signal(value: Any) -> bool:
+    return isinstance(value, Buffer) and value.kind == "signal"
+
+
+@register
+class Barrier(TileOp):
+    name = "barrier"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        reach = str(call.attrs["reach"])
+        if reach == "block":
+            return tirx.Evaluate(as_expr(0))  # an executor's threads are one thread here: program order is enough
+        cx.waits = True
+        if reach == "device":
+            cx.device = True
+        site = cx.site("barrier", reach, call)
+        return cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site)
+
+
+@register
+class TeamSync(TileOp):
+    name = "team_sync"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        cx.waits = cx.device = True
+        return cx.call("ts_team_sync", cx.site("collective", "", call))
+
+
+@register
+class Signal(TileOp):
+    name = "signal"
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "update", call.args[2] if len(call.args) > 2 else None)]
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
+        site = cx.site("signal", cx.name_of(call.args[0]), call)
+        flag = cx.address(call.args[0], peer=peer, reach=str(call.attrs["reach"]), site=site)
+        return cx.signal(flag, cx.scalar(call.args[1]), str(call.attrs["op"]))
+
+
+@register
+class Wait(TileOp):
+    name = "wait"
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "read")]
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        cx.waits = True
+        site = cx.site("wait", cx.name_of(call.args[0]), call)
+        code = COMPARISONS.index(str(call.attrs["cmp"]))
+        waiting = cx.call("ts_wait", cx.address(call.args[0]), cx.scalar(call.args[1]), as_expr(code), site)
+        return cx.observed(waiting, site)
