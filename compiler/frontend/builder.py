@@ -57,12 +57,15 @@ class Builder:
         self.annotations: dict[str, Any] = {}
         self.returned: Any = None
         self.count = 0
+        self.fixed_span: Any = None
         self._sources: dict[str, Any] = {}
         self._names: dict[str, int] = {}
 
     # -- places ---------------------------------------------------------------------------------------------------
     def span(self, loc: Loc | None = None) -> Any:
         """The TVM span of ``loc``, or of the user's current place."""
+        if self.fixed_span is not None:
+            return self.fixed_span
         loc = loc or source.current()
         if loc is None:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
@@ -45,6 +45,11 @@ class TileProgram:
     loc: Loc
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
+
+    def with_body(self, body: Any) -> TileProgram:
+        """The same kernel with another body."""
+        func = tirx.PrimFunc(list(self.func.params), body, attrs=self.func.attrs)
+        return replace(self, func=func)
 
 
 class _Eager:

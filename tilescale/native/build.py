@@ -30,7 +30,7 @@ from typing import Any
 from tilescale.errors import TileError, TileValueError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "heap.c", "team.c")
+SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "heap.c", "team.c", "atomics.c")
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)

@@ -1,0 +1,299 @@
+"""Collectives as tile operations: the same block of every rank (or all blocks of a cluster, or the lanes of an executor) takes part.
+
+At device scale they are made of remote copies between two meetings (``team_sync``), in passes/expand_collectives.py. The first
+meeting says that every rank's source is written and its destination free; the second that all parts have arrived. Reductions add
+in rank order, so that all ranks get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Buffer, Region, as_expr, constant, index_expr
+from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape, show, squeeze
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+REDUCTIONS = ("sum", "max", "min", "prod")
+
+
+def _place(name: str) -> str:
+    """At which scale the collective runs: device, cta_cluster, or an executor below the block.
+
+    Raises:
+        TileSyntaxError: no such scale is open.
+    """
+    b = bld.current()
+    for frame in b.frames:
+        if frame.kind in ("parallel", "vectorized"):
+            raise TileSyntaxError(f"T.{name} stands in a T.{frame.kind.capitalize()} loop", loc=source.current(), hint="move it out")
+    if b.reach in ("device", "cta_cluster"):
+        return b.reach
+    if b.executor != "block":
+        return b.executor
+    raise TileSyntaxError(
+        f"T.{name} has no one to meet", loc=source.current(), hint='with T.Scale("device") as (rank, n): (or "cta_cluster", "warp")'
+    )
+
+
+def _symmetric(r: Region, what: str, place: str) -> None:
+    want = "global.symm" if place == "device" else "shared"
+    if place in ("device", "cta_cluster") and r.buffer.scope != want:
+        hint = f"{r.name}: T.SymmTensor(shape, dtype)" if place == "device" else "T.alloc_shared"
+        raise TileTypeError(f"{what} {r.name} cannot be reached by the others", loc=source.current(), hint=hint)
+
+
+def _pair(name: str, src: Any, dst: Any) -> tuple[Region, Region, str]:
+    place = _place(name)
+    a, b = region(src, f"the source of T.{name}", ()), region(dst, f"the destination of T.{name}", ())
+    if a.dtype != b.dtype:
+        raise TileTypeError(f"T.{name} of {a.dtype} into {b.dtype}", loc=source.current(), expected="one dtype")
+    return a, b, place
+
+
+def _parts(name: str, whole: Region, part: Region) -> None:
+    """``whole`` has one leading axis more than ``part``, as long as there are participants."""
+    inner = squeeze(whole.shape[1:])
+    want = squeeze(part.shape)
+    if len(whole.shape) < 1 or len(inner) != len(want) or any(str(x) != str(y) for x, y in zip(inner, want, strict=True)):
+        raise TileValueError(
+            f"T.{name}: {whole.name} is {show(whole.shape)} and a part, {part.name}, is {show(part.shape)}",
+            loc=source.current(),
+            expected=f"{whole.name} of shape (number of ranks, {', '.join(map(str, part.shape))})",
+        )
+
+
+def _reduction(op: str, name: str) -> str:
+    if op not in REDUCTIONS:
+        raise TileValueError(f"T.{name} with op={op!r}", loc=source.current(), expected="one of " + ", ".join(REDUCTIONS))
+    return op
+
+
+def all_gather(src: Any, dst: Any) -> None:
+    """Everyone's ``src`` to everyone: ``dst[r]`` becomes rank r's ``src``.
+
+    Args:
+        src: a tile of shape S. dst: (number of ranks, *S), symmetric (shared memory in a cluster).
+    """
+    a, b, place = _pair("all_gather", src, dst)
+    _parts("all_gather", b, a)
+    _symmetric(b, "the destination", place)
+    emit("all_gather", [a.ir(), b.ir()], {"place": place})
+
+
+def all_to_all(src: Any, dst: Any) -> None:
+    """``dst[r]`` becomes rank r's ``src[own rank]``. Both are (number of ranks, *S); ``dst`` is symmetric."""
+    a, b, place = _pair("all_to_all", src, dst)
+    require_same_shape(a, b, "T.all_to_all")
+    _symmetric(b, "the destination", place)
+    emit("all_to_all", [a.ir(), b.ir()], {"place": place})
+
+
+def broadcast(src: Any, dst: Any, root: Any = 0) -> None:
+    """``dst`` becomes rank ``root``'s ``src`` on every rank. Both have one shape; ``dst`` is symmetric."""
+    a, b, place = _pair("broadcast", src, dst)
+    require_same_shape(a, b, "T.broadcast")
+    _symmetric(b, "the destination", place)
+    known = constant(index_expr(root))
+    if known is not None and known < 0:
+        raise TileValueError(f"root={known} is no rank", loc=source.current(), expected="0 ≤ root < world size")
+    emit("broadcast", [a.ir(), b.ir(), index_expr(root)], {"place": place})
+
+
+def reduce_scatter(src: Any, dst: Any, op: str = "sum") -> None:
+    """``dst`` becomes the reduction over all ranks r of r's ``src[own rank]``, in rank order.
+
+    Args:
+        src: (number of ranks, *S), symmetric. dst: a tile of shape S. op: sum, max, min, prod.
+    """
+    a, b, place = _pair("reduce_scatter", src, dst)
+    _parts("reduce_scatter", a, b)
+    _symmetric(a, "the source", place)
+    emit("reduce_scatter", [a.ir(), b.ir()], {"place": place, "op": _reduction(op, "reduce_scatter")})
+
+
+def all_reduce(src: Any, dst: Any = None, op: str = "sum") -> None:
+    """``dst`` becomes the reduction of everyone's ``src``, in rank order, the same bits on all ranks.
+
+    Args:
+        src: a tile of shape S, symmetric (at warp, warpgroup or thread scale: (lanes, *S)). dst: of shape S; ``src`` itself without.
+        op: sum, max, min, prod.
+    """
+    a, b, place = _pair("all_reduce", src, src if dst is None else dst)
+    if place in ("device", "cta_cluster"):
+        require_same_shape(a, b, "T.all_reduce")
+    _symmetric(a, "the source", place)
+    emit("all_reduce", [a.ir(), b.ir()], {"place": place, "op": _reduction(op, "all_reduce"), "in_place": int(dst is None)})
+
+
+class _Collective(TileOp):
+    """Shared by the five: seen from outside they read the source and write the destination, everyone's."""
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "read"), Access(call.args[1], "write")]
+
+    def expand(self, call: Any, src: Region, dst: Region) -> None:
+        """The operation in smaller ones, traced with the scales of the call open."""
+        raise NotImplementedError
+
+
+def _index(buffer: Region, lead: Any) -> Region:
+    """``buffer[lead]``: one part of a region along its leading axis."""
+    first = [k for k, d in enumerate(buffer.dropped) if not d][0]
+    mins, extents, dropped = list(buffer.mins), list(buffer.extents), list(buffer.dropped)
+    mins[first] = mins[first] + index_expr(lead)
+    extents[first], dropped[first] = 1, True
+    return Region(buffer.buffer, tuple(mins), tuple(extents), tuple(dropped))
+
+
+def _tile(shape: tuple[Any, ...], dtype: str) -> Buffer:
+    from tilescale.compiler.ops.alloc import alloc_shared
+
+    sizes = [constant(e) for e in shape]
+    if None in sizes:
+        raise TileTypeError("a collective over a region whose extents are not constants", loc=source.current())
+    return alloc_shared(tuple(sizes) or (1,), dtype)
+
+
+def _meet(place: str) -> None:
+    from tilescale.compiler.ops.sync import barrier, team_sync
+
+    team_sync() if place == "device" else barrier()
+
+
+def _who(place: str) -> tuple[Any, Any]:
+    """The own index and the count of participants."""
+    from tilescale.compiler.tvm_compat import ir
+
+    return tuple(ir.Call(op, [ir.StringImm(place)], ret_ty=ir.PrimType("int32")) for op in ("ts.scale_index", "ts.scale_count"))  # type: ignore[return-value]
+
+
+def _for_each(count: Any, body: Any) -> None:
+    """``for r in T.serial(count): body(r)``, built by hand since this is no rewritten function."""
+    from tilescale.compiler.ops.loops import serial
+
+    for r in serial(count).trace(("r",)):
+        body(r)
+
+
+def _reduce(place: str, op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) -> Buffer:
+    """The reduction over r of ``part(r)`` read from r, in rank order, in a new tile of float32 for the small floats."""
+    from tilescale.compiler.frontend.values import binary
+    from tilescale.compiler.ops.copy import copy
+    from tilescale.compiler.ops.loops import Parallel
+
+    wide = "float32" if dtype in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2") else dtype
+    sizes = squeeze(shape)
+    total, piece = _tile(sizes, wide), _tile(sizes, dtype)
+    copy(part(as_expr(0)), total, src=0)
+
+    def more(r: Any) -> None:
+        copy(part(r + 1), piece, src=r + 1)
+        extents = [constant(e) for e in (sizes or (1,))]
+        for ids in Parallel(*extents).trace(tuple(f"i{k}" for k in range(len(extents)))):
+            at = tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
+            symbol = {"sum": "+", "prod": "*", "max": "max", "min": "min"}[op]
+            from tilescale.compiler.frontend.values import convert
+
+            total.store(at, binary(symbol, total[at], convert(piece[at], wide)))
+
+    _for_each(count - 1, more)
+    return total
+
+
+@register
+class AllGather(_Collective):
+    name = "all_gather"
+
+    def expand(self, call: Any, src: Region, dst: Region) -> None:
+        from tilescale.compiler.ops.copy import copy
+
+        place = str(call.attrs["place"])
+        me, count = _who(place)
+        _meet(place)
+        _for_each(count, lambda r: copy(src, _index(dst, me), dst=(me + r) % count))  # each starts at itself: peers take turns
+        _meet(place)
+
+
+@register
+class AllToAll(_Collective):
+    name = "all_to_all"
+
+    def expand(self, call: Any, src: Region, dst: Region) -> None:
+        from tilescale.compiler.ops.copy import copy
+
+        place = str(call.attrs["place"])
+        me, count = _who(place)
+        _meet(place)
+        _for_each(count, lambda r: copy(_index(src, (me + r) % count), _index(dst, me), dst=(me + r) % count))
+        _meet(place)
+
+
+@register
+class Broadcast(_Collective):
+    name = "broadcast"
+
+    def expand(self, call: Any, src: Region, dst: Region) -> None:
+        from tilescale.compiler.frontend.hooks import Hooks
+        from tilescale.compiler.ops.copy import copy
+
+        place = str(call.attrs["place"])
+        me, count = _who(place)
+        hooks = Hooks()
+        _meet(place)
+        state = hooks.cond(me.equal(call.args[2]) if hasattr(me, "equal") else me == call.args[2], {})
+        if hooks.then(state):
+            _for_each(count, lambda r: copy(src, dst, dst=(me + r) % count))
+        hooks.endif(state)
+        _meet(place)
+
+
+@register
+class ReduceScatter(_Collective):
+    name = "reduce_scatter"
+
+    def expand(self, call: Any, src: Region, dst: Region) -> None:
+        from tilescale.compiler.ops.copy import copy
+
+        place = str(call.attrs["place"])
+        me, count = _who(place)
+        _meet(place)
+        total = _reduce(place, str(call.attrs["op"]), lambda r: _index(src, me), dst.shape, str(src.dtype), count)
+        copy(total, dst)
+        _meet(place)
+
+
+@register
+class AllReduce(_Collective):
+    name = "all_reduce"
+
+    def expand(self, call: Any, src: Region, dst: Region) -> None:
+        from tilescale.compiler.ops.copy import copy
+
+        place = str(call.attrs["place"])
+        if place not in ("device", "cta_cluster"):
+            return _lanes(call, src, dst)
+        _, count = _who(place)
+        _meet(place)
+        total = _reduce(place, str(call.attrs["op"]), lambda r: src, src.shape, str(src.dtype), count)
+        if int(call.attrs["in_place"]):
+            _meet(place)  # everyone has read before anyone overwrites
+        copy(total, dst)
+        _meet(place)
+        return None
+
+
+def _lanes(call: Any, src: Region, dst: Region) -> None:
+    """Below the block: the leading axis of ``src`` is the executor's lanes, and one executor holds them all."""
+    from tilescale.compiler.ops.copy import copy
+    from tilescale.compiler.ops.reduce import reduce
+
+    if int(call.attrs["in_place"]):
+        tile = _tile(squeeze(src.shape[1:]), str(src.dtype))
+        reduce(src, tile, str(call.attrs["op"]), 0)
+        lanes = constant(src.shape[0])
+        for lane in range(lanes or 0):
+            copy(tile, _index(src, lane))
+    else:
+        reduce(src, dst, str(call.attrs["op"]), 0)

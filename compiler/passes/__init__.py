@@ -1,0 +1,1 @@
+"""One file a pass; pipeline.py is the list."""

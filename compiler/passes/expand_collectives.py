@@ -1,0 +1,56 @@
+"""Collectives become remote copies and meetings, traced in place of the call with its scales open and at its line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend.values import Buffer, Region, constant
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.collective import _Collective
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+
+def expand_collectives(program: Any) -> Any:
+    """Replaces every collective of a program by what it is made of."""
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _is_collective(s.value) else None))
+    if not found:
+        return program
+    body = structural_map(program.func.body, (tirx.Evaluate, lambda s: _expanded(program, s) if _is_collective(s.value) else s))
+    return program.with_body(body)
+
+
+def _is_collective(call: Any) -> bool:
+    return isinstance(base.find(call), _Collective)
+
+
+def _expanded(program: Any, stmt: Any) -> Any:
+    call = stmt.value
+    op = base.find(call)
+    assert isinstance(op, _Collective)
+    b = bld.Builder(program.name)
+    b.launch, b.fixed_span = program.launch, stmt.span
+    b.scales = [str(call.attrs["executor"]), str(call.attrs["reach"])]
+    with bld.tracing(b):
+        src, dst = (_region(b, r) for r in call.args[:2])
+        op.expand(call, src, dst)
+    return bld.sequence(b.bodies[0])
+
+
+def _region(b: bld.Builder, r: Any) -> Region:
+    """The author's view of a region of the IR."""
+    var = r.source
+    buffer = b.buffers.get(var)
+    if buffer is None:
+        ty = var.ty
+        shape = tuple(constant(e) if constant(e) is not None else e for e in ty.shape)
+        dt = str(getattr(ty.dtype, "dtype", ty.dtype))
+        kind = {"global.symm": "symm", "global.signal": "signal"}.get(ty.storage_scope, "tensor")
+        buffer = b.buffers[var] = Buffer(var, var.name, shape, dt, ty.storage_scope, kind)
+    mins = tuple(x.min for x in r.region)
+    extents = tuple(constant(x.extent) if constant(x.extent) is not None else x.extent for x in r.region)
+    return Region(buffer, mins, extents, tuple(False for _ in extents))
+
+
+__all__ = ["expand_collectives", "ir"]
