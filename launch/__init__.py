@@ -1,0 +1,1 @@
+"""The `tilescale` command: starts ranks, says what a machine has."""

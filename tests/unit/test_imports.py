@@ -1,0 +1,121 @@
+"""Dependencies run one way: launch → tilescale → compiler, tilescale → comm; leaves for all; TVM behind one module."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"tilescale": "tilescale", "compiler": "tilescale.compiler", "comm": "tilescale.comm", "launch": "tilescale.launch"}
+LEAVES = ("tilescale.errors", "tilescale.env", "tilescale.native")
+
+# Part of the house → what of ours it may import. A leaf may import the leaves before it.
+ALLOWED = {
+    "tilescale.errors": set(),
+    "tilescale.env": {"tilescale.errors"},
+    "tilescale.native": {"tilescale.errors", "tilescale.env"},
+    "tilescale.compiler": {*LEAVES, "tilescale.compiler"},
+    "tilescale.comm": {*LEAVES, "tilescale.comm"},
+    "tilescale": {*LEAVES, "tilescale", "tilescale.compiler", "tilescale.comm"},
+    "tilescale.launch": {*LEAVES, "tilescale", "tilescale.compiler", "tilescale.comm", "tilescale.launch"},
+}
+TVM_DOOR = "compiler/tvm_compat.py"
+
+
+def part(module: str) -> str:
+    """The part of the house that a module of ours belongs to."""
+    return max((p for p in ALLOWED if module == p or module.startswith(p + ".")), key=len)
+
+
+def imported(source: str, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of every module that ``source`` may import, wherever the statement stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")[: len(module.split(".")) - node.level + is_package] if node.level else []
+            base_name = ".".join([*base, *([node.module] if node.module else [])])
+            # `from tilescale import env` imports tilescale.env where there is such a module, tilescale's own name otherwise.
+            for alias in node.names:
+                name = f"{base_name}.{alias.name}"
+                yield node.lineno, name if is_module(name) else base_name
+
+
+def is_module(name: str) -> bool:
+    if not name.startswith("tilescale."):
+        return False
+    for folder, root in FOLDERS.items():
+        if root != "tilescale" and (name == root or name.startswith(root + ".")):
+            path = ROOT / folder / Path(*name[len(root) + 1 :].split("."))
+            break
+    else:
+        path = ROOT / Path(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def violations(source: str, file: str) -> list[str]:
+    """What is wrong with the imports of ``source`` as the file ``file`` (relative to the root), one line each."""
+    path = Path(file)
+    inner = path.with_suffix("").parts[1:]
+    is_package = bool(inner) and inner[-1] == "__init__"
+    module = ".".join([FOLDERS[path.parts[0]], *(inner[:-1] if is_package else inner)])
+    found = []
+    for line, name in imported(source, module, is_package):
+        top = name.split(".")[0]
+        if top == "tilescale" and part(name) not in ALLOWED[part(module)] | {part(module)}:
+            found.append(f"{file}:{line}: {part(module)} may not import {name}")
+        if top in ("compiler", "comm", "launch") and (ROOT / top).is_dir():
+            found.append(f"{file}:{line}: {name} is installed as tilescale.{name}")
+        if top == "tvm" and file != TVM_DOOR:
+            found.append(f"{file}:{line}: TVM is imported by {TVM_DOOR} alone")
+        if top == "torch" and part(module) == "tilescale.compiler":
+            found.append(f"{file}:{line}: the compiler does not know torch")
+    return found
+
+
+def test_the_sources_import_one_way():
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found += violations(path.read_text(), str(path.relative_to(ROOT)))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "wrong"),
+    [
+        ("compiler/passes/x.py", "from tilescale.comm import world", "tilescale.compiler may not import tilescale.comm"),
+        ("compiler/passes/x.py", "def f():\n    from ...comm import bootstrap", ":2: tilescale.compiler may not import"),
+        ("compiler/passes/x.py", "from tilescale import jit", "tilescale.compiler may not import tilescale"),
+        ("compiler/x.py", "import torch.nn", "does not know torch"),
+        ("compiler/x.py", "from tvm import tirx", "by compiler/tvm_compat.py alone"),
+        ("tilescale/language/x.py", "import tvm", "by compiler/tvm_compat.py alone"),
+        ("tilescale/jit.py", "from tilescale.launch import ranks", "tilescale may not import tilescale.launch"),
+        ("tilescale/jit.py", "from compiler import ir", "installed as tilescale.compiler"),
+        ("comm/x.py", "import tilescale.compiler.ir", "tilescale.comm may not import tilescale.compiler"),
+        ("tilescale/errors.py", "from . import env", "tilescale.errors may not import tilescale.env"),
+        ("tilescale/native/__init__.py", "from ..comm import world", "tilescale.native may not import tilescale.comm"),
+        ("compiler/passes/x.py", "from tilescale import env, errors\nfrom ..ir import nodes\nfrom .. import tvm_compat", ""),
+        ("compiler/tvm_compat.py", "import tvm", ""),
+        ("comm/__init__.py", "from .bootstrap import world\nimport torch", ""),
+        ("launch/cli.py", "from tilescale.comm import bootstrap\nfrom . import ranks\nimport tilescale", ""),
+    ],
+)
+def test_the_check_itself(file: str, source: str, wrong: str):
+    found = violations(source, file)
+    assert (wrong in found[0]) if wrong else not found
+
+
+@pytest.mark.parametrize("module", ["tilescale", "tilescale.language", "tilescale.comm", "tilescale.launch.cli"])
+def test_importing_brings_neither_torch_nor_tvm(module: str, clean_env: dict[str, str]):
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not written yet")
+    code = f"import sys, {module}; print([m for m in ('torch', 'tvm', 'tvm_ffi') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

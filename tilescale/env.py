@@ -1,0 +1,159 @@
+"""Every environment variable of ours, in one place.
+
+A leaf: imports nothing of ours but the errors. Nothing is read at import time; ``env.WAIT_TIMEOUT.get()`` reads the
+environment when it is called, so that a test or a program may set a variable before it matters. An empty value counts
+as unset. ``tilescale doctor`` prints this table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tilescale.errors import TileValueError
+
+T = TypeVar("T")
+
+PREFIX = "TILESCALE_"
+LOG_LEVELS = ("error", "warning", "info", "debug")
+SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Var(Generic[T]):
+    """One variable: ``parse`` turns its text into a value and raises ValueError where the text does not fit ``expected``."""
+
+    name: str
+    default: Callable[[], T]
+    parse: Callable[[str], T]
+    expected: str
+    doc: str
+
+    def get(self, environ: Mapping[str, str] | None = None) -> T:
+        """The value now. Raises TileValueError, naming the variable, where its text does not fit."""
+        text = (os.environ if environ is None else environ).get(self.name, "").strip()
+        if not text:
+            return self.default()
+        try:
+            return self.parse(text)
+        except ValueError:
+            raise TileValueError(
+                f"the environment variable {self.name} is {text!r}", expected=self.expected, hint=f"unset {self.name}"
+            ) from None
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError(text)
+    size = int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+    if size < 1:
+        raise ValueError(text)
+    return size
+
+
+def _level(text: str) -> str:
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError(text)
+    return text.lower()
+
+
+def _job(text: str) -> str:
+    # It becomes part of file names in /dev/shm; a dash would let the sweep of job "a" match files of job "a-b".
+    if not re.fullmatch(r"[0-9A-Za-z]{1,32}", text):
+        raise ValueError(text)
+    return text
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _default_cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tilescale"
+
+
+def _nothing() -> None:
+    return None
+
+
+CACHE_DIR: Var[Path] = Var(
+    "TILESCALE_CACHE_DIR",
+    _default_cache_dir,
+    _folder,
+    "a folder",
+    "where compiled kernels and the built runtime are kept; default $XDG_CACHE_HOME/tilescale or ~/.cache/tilescale",
+)
+WAIT_TIMEOUT: Var[float] = Var(
+    "TILESCALE_WAIT_TIMEOUT",
+    lambda: 120.0,
+    _seconds,
+    "seconds, more than 0",
+    "how long a rank waits for a signal, a barrier or another rank before it reports and ends the job; default 120",
+)
+NUM_THREADS: Var[int | None] = Var(
+    "TILESCALE_NUM_THREADS",
+    _nothing,
+    _positive_int,
+    "a number of threads, at least 1",
+    "threads that run a rank's blocks on the CPU; default: this process's processors, shared among the machine's ranks",
+)
+HEAP_SIZE: Var[int] = Var(
+    "TILESCALE_HEAP_SIZE",
+    lambda: 1 << 30,
+    _size,
+    "bytes, with K, M, G or T if wanted, such as 512M",
+    "size of each rank's symmetric heap; pages that nobody touches take no memory; default 1G",
+)
+LOG: Var[str] = Var(
+    "TILESCALE_LOG",
+    lambda: "warning",
+    _level,
+    "one of " + ", ".join(LOG_LEVELS),
+    "how much is said on stderr; info names every fallback and every compilation; default warning",
+)
+DUMP: Var[Path | None] = Var(
+    "TILESCALE_DUMP", _nothing, _folder, "a folder", "write the program after every pass into this folder; default: no dump"
+)
+CC: Var[list[str] | None] = Var(
+    "TILESCALE_CC",
+    _nothing,
+    shlex.split,
+    "a command, such as 'gcc' or 'ccache clang'",
+    "the C compiler that builds the runtime and links kernels; default: $CC, else cc, gcc or clang from the PATH",
+)
+JOB: Var[str | None] = Var(
+    "TILESCALE_JOB",
+    _nothing,
+    _job,
+    "letters and digits, at most 32",
+    "set by `tilescale launch` for its ranks: the job's name, part of every file name in /dev/shm",
+)
+
+ALL: tuple[Var, ...] = (CACHE_DIR, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB)
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables that begin with TILESCALE_ and that nothing reads: most likely misspelt."""
+    known = {var.name for var in ALL}
+    return sorted(name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX) and name not in known)
