@@ -156,4 +156,6 @@ ALL: tuple[Var, ...] = (CACHE_DIR, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DU
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     """Variables that begin with TILESCALE_ and that nothing reads: most likely misspelt."""
     known = {var.name for var in ALL}
-    return sorted(name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX) and name not in known)
+    return sorted(
+        name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX) and name not in known
+    )

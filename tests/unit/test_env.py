@@ -24,7 +24,15 @@ def test_read_when_asked(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("4096", 4096), ("64K", 64 << 10), ("64KiB", 64 << 10), ("512M", 512 << 20), ("1.5G", 3 << 29), ("2 gb", 2 << 30), ("1T", 1 << 40)],
+    [
+        ("4096", 4096),
+        ("64K", 64 << 10),
+        ("64KiB", 64 << 10),
+        ("512M", 512 << 20),
+        ("1.5G", 3 << 29),
+        ("2 gb", 2 << 30),
+        ("1T", 1 << 40),
+    ],
 )
 def test_sizes(text: str, size: int):
     assert env.HEAP_SIZE.get({"TILESCALE_HEAP_SIZE": text}) == size
