@@ -32,9 +32,10 @@ from tilescale.errors import CommError
 FIRST_PORT, PORTS = 20000, 12000
 
 # What tells a process that it is a rank of some other job; SLURM_JOB_ID and the like stay: they only describe the allocation.
-_RANK_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_", "GROUP_", "ROLE_")
+_RANK_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MPI_LOCAL", "TORCHELASTIC_")
 _RANK_NAMES = frozenset(
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID", "SLURM_LOCALID")
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT SLURM_PROCID SLURM_LOCALID "
+    "GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_NAME ROLE_WORLD_SIZE".split()
 )
 
 

@@ -1,10 +1,51 @@
-"""The `tilescale` command."""
+"""The `tilescale` command: a table of subcommands, each in a module that is imported only when it is used.
+
+A new one is a module of this package whose ``command`` is a click command, and its line in COMMANDS.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import click
 
+import tilescale
+from tilescale.errors import TileError
 
-@click.group()
+# name → (module of this package, one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "launch": ("start", "Run a program as N ranks on this machine."),
+    "doctor": ("doctor", "Say what this machine has, and what is missing for which feature."),
+}
+
+
+class _Group(click.Group):
+    """Subcommands by name, without importing the others: an empty job must start in a fraction of a second."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"tilescale.launch.{COMMANDS[cmd_name][0]}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(tilescale.__version__, prog_name="tilescale")
+def commands() -> None:
+    """TileScale: one tile program, from a thread to a machine full of GPUs."""
+
+
 def main() -> None:
-    """Start ranks, look at this machine."""
+    """The entry point. A refusal is told without a traceback: it already says what to do."""
+    try:
+        commands.main(prog_name="tilescale")
+    except TileError as error:
+        click.echo(f"tilescale: {error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,365 @@
+"""Running a job of ranks on this machine: starts them, passes on what they print, and ends all of them when one fails.
+
+One thread and one poll(2) loop over the ranks' pipes, the launcher's own streams and a pipe that signals write to. Who ends
+what: a rank that fails, Ctrl-C, SIGTERM or SIGHUP → the launcher asks all processes of the job to end, then kills what is left;
+the launcher itself is killed → the kernel kills the ranks (processes.tie_to_parent) and the watcher the rest (watch.py).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tilescale.comm import bootstrap
+from tilescale.launch import output, processes
+from tilescale.launch.watch import Watcher
+
+# Seconds. All ends within five of the cause: SETTLE + GRACE + LEFTOVERS, and what killing takes.
+SETTLE = 0.3  # others that fail for the same reason may still say so
+GRACE = 2.0  # between asking and killing
+LEFTOVERS = 0.5  # for helpers that end by themselves when their rank has, and clean up (multiprocessing's resource tracker)
+DRAIN = 0.5  # to read the pipes of a dead job, which somebody out of reach may still hold open
+PARTIAL = 0.1  # a line that has not ended after this is shown on a terminal: a prompt
+
+STOPPERS = {
+    signal.SIGINT: "interrupted (Ctrl-C)",
+    signal.SIGTERM: "ended by SIGTERM",
+    signal.SIGHUP: "the terminal is gone (SIGHUP)",
+}
+
+
+@dataclass(eq=False)
+class Rank:
+    """One rank's process. Its zombie is kept until the job is over, so that its number cannot become somebody else's."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    streams: list[Stream] = field(default_factory=list)
+    status: int | None = None  # exit code, or minus the signal
+
+    def look(self) -> bool:
+        """Whether it has ended since the last look."""
+        if self.status is not None:
+            return False
+        result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return False
+        self.status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        return True
+
+    def fate(self) -> str:
+        assert self.status is not None
+        if self.status >= 0:
+            return f"rank {self.number} exited with code {self.status}"
+        return f"rank {self.number} was killed by signal {-self.status} ({_signal_name(-self.status)})"
+
+
+@dataclass(eq=False)
+class Stream:
+    """The reading end of a rank's stdout or stderr."""
+
+    fd: int
+    source: output.Source
+    sink: output.Sink
+    since: float = 0.0  # when its unfinished line arrived
+
+
+def run(argv: Sequence[str], count: int) -> int:
+    """Runs ``argv`` as ``count`` ranks and returns the exit code of the job.
+
+    0 where all ranks exited with 0; the code of the first rank that failed, 128 + the signal where one killed it; 128 + the
+    signal that ended the launcher. Raises CommError where this system cannot tie ranks to their launcher. Call it from
+    the only thread of a process that does nothing else: it takes over signals and adopts orphans.
+    """
+    _open_standard_streams()
+    return _Job(list(argv), count).run()
+
+
+class _Job:
+    def __init__(self, argv: list[str], count: int):
+        self.argv, self.count = argv, count
+        self.name = secrets.token_hex(8)
+        self.ranks: list[Rank] = []
+        self.out, self.err = output.sinks()
+        # poll, not epoll: that refuses regular files, which stdout may be.
+        self.selector = selectors.PollSelector()
+        self.code = 0
+        self.reason = ""
+        self.stop_at: float | None = None  # when the ranks are to be asked to end
+        self.kill_at: float | None = None  # when they are to be killed
+        self.stop_signal = signal.SIGTERM
+        self.asked = 0  # ranks that were running when all were asked to end
+
+    def run(self) -> int:
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        self.wake, wake_end = os.pipe()
+        for fd in (self.wake, wake_end):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, *STOPPERS):
+            # What was ignored when we came (nohup, a background job of a plain shell) stays ignored.
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda *_: None)
+        self.selector.register(self.wake, selectors.EVENT_READ, self._signals)
+        self.watcher = Watcher(self.name)
+        try:
+            self._start()
+            while any(rank.status is None for rank in self.ranks):
+                self._step(self._deadline())
+            self._finish()
+        finally:
+            # Also when an error of our own ends the job: no process and no file stays.
+            processes.end(self._living, patience=0)
+            processes.sweep(self.name)
+            self.watcher.close()
+            for rank in self.ranks:
+                rank.process.poll()
+        return self.code
+
+    def _start(self) -> None:
+        environ = self._environ()
+        tie = processes.tie_to_parent()
+        for number in range(self.count):
+            stdin: int | None = subprocess.DEVNULL
+            if number == 0:
+                stdin = subprocess.PIPE if os.isatty(0) else None
+            own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            try:
+                # One thread and no locks held here, so that code between fork and exec is safe.
+                process = subprocess.Popen(
+                    self.argv,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env=environ | own,
+                    bufsize=0,
+                    start_new_session=True,
+                    preexec_fn=tie,
+                )
+            except OSError as error:
+                self._fail(
+                    126 if isinstance(error, PermissionError) else 127, f"{self.argv[0]} cannot be run: {error.strerror}"
+                )
+                return
+            self.watcher.add(process.pid)
+            rank = Rank(number, process)
+            self.ranks.append(rank)
+            for pipe, sink in ((process.stdout, self.out), (process.stderr, self.err)):
+                assert pipe is not None
+                os.set_blocking(pipe.fileno(), False)
+                rank.streams.append(Stream(pipe.fileno(), output.Source(sink.prefix(number)), sink))
+            if process.stdin is not None:
+                self.selector.register(0, selectors.EVENT_READ, self._carry_input)
+
+    def _environ(self) -> dict[str, str]:
+        environ = bootstrap.without_ranks(os.environ) | {
+            "TILESCALE_JOB": self.name,
+            "WORLD_SIZE": str(self.count),
+            "LOCAL_WORLD_SIZE": str(self.count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+        }
+        environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self.count)))
+        # What a rank had printed before it died must be seen, and where it crashed.
+        environ.setdefault("PYTHONUNBUFFERED", "1")
+        environ.setdefault("PYTHONFAULTHANDLER", "1")
+        return environ
+
+    # The loop
+
+    def _step(self, timeout: float | None) -> None:
+        """Waits for the next event, at most ``timeout`` seconds, and handles all that have come."""
+        backlog = len(self.out.queue) + len(self.err.queue) > output.BACKLOG
+        for stream in self._streams():
+            self._watch_fd(stream.fd, selectors.EVENT_READ, stream, not backlog)
+        for sink in {self.out, self.err}:
+            self._watch_fd(sink.fd, selectors.EVENT_WRITE, sink, bool(sink.queue))
+        for key, _ in self.selector.select(timeout):
+            if isinstance(key.data, Stream):
+                self._read(key.data)
+            elif isinstance(key.data, output.Sink):
+                self._write(key.data)
+            else:
+                key.data()
+        now = time.monotonic()
+        for stream in self._streams():
+            if stream.since and stream.since + PARTIAL <= now:
+                stream.sink.show_partial(stream.source)
+                stream.since = 0.0
+        if self.stop_at is not None and self.stop_at <= now:
+            self.stop_at, self.kill_at = None, now + GRACE
+            self.asked = sum(rank.status is None for rank in self.ranks)
+            processes.send(self._living(), self.stop_signal)
+        if self.kill_at is not None and self.kill_at <= now:
+            self.kill_at = now + GRACE
+            processes.send(self._living(), signal.SIGKILL)
+
+    def _deadline(self) -> float | None:
+        """Seconds until something is to be done although nothing happens."""
+        times = [stream.since + PARTIAL for stream in self._streams() if stream.since]
+        times += [at for at in (self.stop_at, self.kill_at) if at is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _watch_fd(self, fd: int, event: int, data: object, wanted: bool) -> None:
+        if wanted and fd not in self.selector.get_map():
+            self.selector.register(fd, event, data)
+        elif not wanted and fd in self.selector.get_map():
+            self.selector.unregister(fd)
+
+    def _streams(self) -> list[Stream]:
+        return [stream for rank in self.ranks for stream in rank.streams]
+
+    def _living(self) -> list[int]:
+        pids = processes.find(self.name, [rank.process.pid for rank in self.ranks], ancestor=os.getpid())
+        return [pid for pid in pids if pid != self.watcher.pid]
+
+    # What happens
+
+    def _signals(self) -> None:
+        for number in os.read(self.wake, 4096):
+            if number in STOPPERS:
+                if self.kill_at is not None:  # asked twice: at once
+                    self.kill_at = 0.0
+                elif self.stop_at is not None:
+                    self.stop_at = 0.0
+                else:
+                    self.stop_signal = signal.Signals(number)
+                    self._fail(128 + number, STOPPERS[self.stop_signal])
+        for rank in self.ranks:
+            if rank.look() and rank.status != 0:
+                assert rank.status is not None
+                self._fail(rank.status if rank.status > 0 else 128 - rank.status, rank.fate(), settle=SETTLE)
+        self._bury_orphans()
+
+    def _fail(self, code: int, reason: str, settle: float = 0.0) -> None:
+        """The first cause counts; what fails because of it does not."""
+        if not self.reason:
+            self.code, self.reason, self.stop_at = code, reason, time.monotonic() + settle
+
+    def _bury_orphans(self) -> None:
+        """Reaps adopted processes; not the ranks, nor the watcher."""
+        own = {self.watcher.pid, *(rank.process.pid for rank in self.ranks)}
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                adopted = [int(pid) for pid in file.read().split() if int(pid) not in own]
+        except FileNotFoundError:
+            return  # a kernel without CONFIG_PROC_CHILDREN: they are reaped when the launcher ends
+        for pid in adopted:
+            os.waitpid(pid, os.WNOHANG)
+
+    def _read(self, stream: Stream) -> None:
+        try:
+            data = os.read(stream.fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if data:
+            stream.sink.feed(stream.source, data)
+            stream.since = time.monotonic() if stream.sink.live and stream.source.tail else 0.0
+        else:
+            self._close(stream)
+
+    def _close(self, stream: Stream) -> None:
+        self._watch_fd(stream.fd, selectors.EVENT_READ, stream, False)
+        stream.sink.finish(stream.source)
+        for rank in self.ranks:
+            if stream in rank.streams:
+                rank.streams.remove(stream)
+
+    def _write(self, sink: output.Sink) -> None:
+        try:
+            sink.write_some()
+        except OSError as error:
+            # Nobody reads on, or the disk is full: what the ranks print goes nowhere, as does their work.
+            sink.queue.clear()
+            name = "stdout" if sink.fd == 1 else "stderr"
+            code = 128 + signal.SIGPIPE if isinstance(error, BrokenPipeError) else 1
+            self._fail(code, f"{name} cannot be written: {error.strerror}")
+
+    def _carry_input(self) -> None:
+        """A terminal's line to rank 0, which sits in another session and cannot read the terminal itself."""
+        stdin = self.ranks[0].process.stdin
+        assert stdin is not None
+        # A full pipe would block us, and in the background a read would stop us: later.
+        if not select.select([], [stdin], [], 0)[1] or not _in_foreground():
+            time.sleep(0.01)
+            return
+        try:
+            data = os.read(0, output.CHUNK)
+            if data:
+                os.write(stdin.fileno(), data)
+                return
+        except OSError:  # the terminal is gone (EIO), or rank 0 reads no more (EPIPE): either way its input ends
+            pass
+        self.selector.unregister(0)
+        stdin.close()
+
+    # The end
+
+    def _finish(self) -> None:
+        """All ranks have ended: ends what they left behind, passes on the rest of the output, says why."""
+        killed, left = processes.end(self._living, LEFTOVERS)
+        until = time.monotonic() + DRAIN
+        while self._streams() and time.monotonic() < until:
+            self._step(until - time.monotonic())
+        for stream in self._streams():
+            self._close(stream)
+        if left:
+            self.err.say(f"processes {left} cannot be killed: they hang in the kernel")
+        elif killed and not self.reason:
+            self.err.say(f"killed what the ranks had left running: {', '.join(map(str, sorted(killed)))}")
+        if self.reason:
+            who = "all" if self.asked == self.count else "the other"
+            self.err.say(f"{self.reason}; {who} ranks were ended" if self.asked else self.reason)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Writes what is queued; a reader that stalls may take its time unless the job is to end."""
+        while self.out.queue or self.err.queue:
+            before = len(self.out.queue) + len(self.err.queue)
+            hurried = bool(self.reason)
+            self._step(DRAIN if hurried else None)
+            if bool(self.reason) and len(self.out.queue) + len(self.err.queue) == before:
+                return
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "a real-time signal"
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return True  # not our controlling terminal: nobody will stop us for reading it
+
+
+def _free_port() -> int:
+    """A port for the ranks' rendezvous, below those that outgoing connections take."""
+    while True:
+        port = bootstrap.FIRST_PORT + secrets.randbelow(bootstrap.PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+
+
+def _open_standard_streams() -> None:
+    """Numbers 0, 1 and 2 must be taken, or a pipe would get them."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
