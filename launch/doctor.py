@@ -203,7 +203,7 @@ def _print(facts: Fact, found: list[Feature]) -> None:
 def summary(facts: Fact) -> list[tuple[str, str]]:
     """The facts as lines for people."""
     lines = []
-    for name, key, show in (
+    shows: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
         ("system", "system", lambda f: f"{f['os']}, {f['architecture']}, Python {f['python']} ({f['executable']})"),
         ("processor", "processor", _show_processor),
         ("memory", "memory", _show_memory),
@@ -213,12 +213,9 @@ def summary(facts: Fact) -> list[tuple[str, str]]:
         ("MPI", "mpiexec", _show_tool),
         ("libraries", "libraries", lambda f: ", ".join(path for path in f.values() if path) or "none of NCCL, NVSHMEM, RCCL"),
         ("packages", "packages", _show_packages),
-        (
-            "environment",
-            "environment",
-            lambda f: ", ".join(f"{n}={v}" for n, v in f["set"].items()) or "no variable of ours set",
-        ),
-    ):
+        ("environment", "environment", lambda f: ", ".join(f"{n}={v}" for n, v in f["set"].items()) or "nothing of ours set"),
+    )
+    for name, key, show in shows:
         fact = facts.get(key)
         error = fact.get("error") if isinstance(fact, dict) else None
         lines.append((name, f"could not be found out: {error}" if error else show(fact)))

@@ -66,7 +66,7 @@ def violations(source: str, file: str) -> list[str]:
     is_package = bool(inner) and inner[-1] == "__init__"
     module = ".".join([FOLDERS[path.parts[0]], *(inner[:-1] if is_package else inner)])
     found = []
-    for line, name in imported(source, module, is_package):
+    for line, name in dict.fromkeys(imported(source, module, is_package)):
         top = name.split(".")[0]
         if top == "tilescale" and part(name) not in ALLOWED[part(module)] | {part(module)}:
             found.append(f"{file}:{line}: {part(module)} may not import {name}")
