@@ -308,7 +308,9 @@ class _Job:
         killed, left = processes.end(self._living, LEFTOVERS)
         until = time.monotonic() + DRAIN
         while self._streams() and time.monotonic() < until:
-            self._step(until - time.monotonic())
+            self._step(DRAIN)
+            if (self.out.queue or self.err.queue) and not self.reason:
+                until = time.monotonic() + DRAIN  # all is well, only our reader is slow
         for stream in self._streams():
             self._close(stream)
         if left:

@@ -245,6 +245,15 @@ def test_lines_stay_whole(tilescale_launch, tmp_path: Path):
     assert len(lines) == 3 * 2001
 
 
+def test_a_slow_reader_loses_nothing(clean_env: dict[str, str], tmp_path: Path):
+    """More than the pipes and the launcher hold, read long after the rank has ended its work."""
+    script = tmp_path / "talk.py"
+    script.write_text("import sys\nfor _ in range(20000): sys.stdout.write('x' * 199 + '\\n')\n")
+    command = f"{sys.executable} -m tilescale.launch launch -n 1 {script} | (sleep 1.2; wc -c)"
+    done = subprocess.run(["sh", "-c", command], env=clean_env, capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == [str(20000 * 204)], done.stderr
+
+
 def test_stdin_goes_to_rank_0(clean_env: dict[str, str], tmp_path: Path):
     script = tmp_path / "read.py"
     script.write_text("import sys; print(repr(sys.stdin.read()))")

@@ -1,0 +1,107 @@
+"""What a well-formed program is, level by level, as one table, and the verifier that reads it. Run after every pass.
+
+tile        meaning only: operations on regions of buffers; no layouts, no order among independent copies
+scheduled   the same operations, cut into roles and rings: who issues what, into which stage, guarded by which tokens
+thread      flat buffers, indices and instructions; no operation of the language is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.compiler.cpu.lower import loc_of
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import InternalError
+
+TILE, SCHEDULED, THREAD = "tile", "scheduled", "thread"
+SCOPES = ("global", "global.symm", "global.signal", "shared", "shared.signal", "local.fragment", "local", "local.var")
+LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized")
+RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_release")
+ATTRS = {
+    TILE: {"ts.kernel", "thread_extent", "ts.scale"},
+    SCHEDULED: {"ts.kernel", "thread_extent", "ts.scale", "ts.role"},
+    THREAD: set(),
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of the table: for nodes of ``kind`` at ``levels``, ``holds(node)``; otherwise ``says``."""
+
+    kind: Any
+    levels: tuple[str, ...]
+    holds: Callable[[Any], bool]
+    says: str
+
+
+def _known_op(call: Any) -> bool:
+    name = getattr(call.op, "name", "")
+    return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in base.REGISTRY
+
+
+def _region_fits(region: Any) -> bool:
+    return len(region.region) == len(region.source.ty.shape)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(ir.Call, (TILE, SCHEDULED), _known_op, "an operation that is not registered"),
+    Rule(ir.Call, (TILE,), lambda c: getattr(c.op, "name", "") not in RING_OPS, "a ring token at tile level"),
+    Rule(ir.Call, (THREAD,), lambda c: not getattr(c.op, "name", "").startswith("ts."), "an operation of the language is left"),
+    Rule(ir.TensorRegion, (TILE, SCHEDULED), _region_fits, "a region with another number of axes than its buffer"),
+    Rule(ir.TensorRegion, (THREAD,), lambda r: False, "a region is left"),
+    Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),
+    Rule(tirx.AttrStmt, (TILE,), lambda s: s.attr_key in ATTRS[TILE], "an attribute that the tile level does not have"),
+    Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key in ATTRS[SCHEDULED], "an attribute that the scheduled level does not have"),
+    Rule(tirx.AttrStmt, (THREAD,), lambda s: False, "an attribute is left"),
+    Rule(
+        tirx.For,
+        (TILE, SCHEDULED),
+        lambda s: not s.annotations or "ts.kind" not in s.annotations or str(s.annotations["ts.kind"]) in LOOPS,
+        "a loop of an unknown kind",
+    ),
+    Rule(tirx.BufferStore, (THREAD,), lambda s: len(s.indices) == 1, "an access with more than one index"),
+    Rule(ir.TensorLoad, (THREAD,), lambda e: len(e.indices) == 1, "an access with more than one index"),
+)
+
+
+def verify(func: Any, level: str, after: str) -> None:
+    """Checks every node of a function against the table.
+
+    Raises:
+        InternalError: names the pass that broke it, the rule and the place.
+    """
+    for rule in RULES:
+        if level not in rule.levels:
+            continue
+
+        def check(node: Any, rule: Rule = rule) -> None:
+            if not rule.holds(node):
+                raise InternalError(
+                    f"after {after}: {rule.says} at the {level} level: {str(node)[:200]}", loc=loc_of(getattr(node, "span", None))
+                )
+
+        structural_walk(func.body, (rule.kind, check))
+    if level != THREAD:
+        _defined_once(func, level, after)
+
+
+def _defined_once(func: Any, level: str, after: str) -> None:
+    """Every variable has one definition, and every buffer that is used is a parameter or allocated."""
+    seen: list[Any] = []
+    structural_walk(func.body, (tirx.Bind, lambda s: seen.append(s.var)))
+    structural_walk(func.body, (tirx.For, lambda s: seen.append(s.loop_var)))
+    structural_walk(func.body, (tirx.AllocBuffer, lambda s: seen.append(s.buffer)))
+    if len(set(seen)) != len(seen):
+        twice = next(v for k, v in enumerate(seen) if v in seen[:k])
+        raise InternalError(f"after {after}: {twice.name} is defined twice at the {level} level")
+    known = {*seen, *func.params}
+    structural_walk(func.body, (tirx.DeclBuffer, lambda s: known.add(s.buffer)))
+
+    def used(node: Any) -> None:
+        if node.source not in known:
+            raise InternalError(f"after {after}: {node.source.name} is used and never allocated", loc=loc_of(node.span))
+
+    structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), used))

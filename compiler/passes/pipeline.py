@@ -1,0 +1,77 @@
+"""The list of passes, in the order in which they run. Read it aloud: each line says what it does and why it stands there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilescale.compiler.ir import spec
+from tilescale.compiler.passes.expand_collectives import expand_collectives
+from tilescale.compiler.passes.remove_unused import remove_unused
+from tilescale.compiler.passes.schedule import schedule
+from tilescale.env import DUMP
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A named step from a level to a level (see ir/spec.py)."""
+
+    name: str
+    run: Callable[[Any], Any]
+    level: str
+
+
+#: Tile IR → tile IR → scheduled tile IR. What follows is the target's: compiler/cpu/lower.py makes thread IR of it.
+PASSES: tuple[Pass, ...] = (
+    # Collectives first: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
+    Pass("expand_collectives", expand_collectives, spec.TILE),
+    # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie outside.
+    Pass("remove_unused", remove_unused, spec.TILE),
+    # Rings and roles last: every copy that they move is known by now.
+    Pass("schedule", schedule, spec.SCHEDULED),
+)
+
+
+@dataclass
+class Trace:
+    """What every pass left behind, for people: (name, text, milliseconds)."""
+
+    steps: list[tuple[str, str, float]] = field(default_factory=list)
+
+
+def run(program: Any, *, keep: bool = False) -> tuple[Any, Trace]:
+    """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what each left behind.
+
+    Args:
+        keep: keep the text of every step in the returned trace.
+
+    Raises:
+        InternalError: a pass left something that its level does not allow.
+    """
+    trace = Trace()
+    folder = DUMP.get()
+    spec.verify(program.func, spec.TILE, "trace")
+    _show(trace, program, "trace", 0.0, keep, folder)
+    for step in PASSES:
+        start = time.perf_counter()
+        program = step.run(program)
+        took = (time.perf_counter() - start) * 1e3
+        spec.verify(program.func, step.level, step.name)
+        _show(trace, program, step.name, took, keep, folder)
+    return program, trace
+
+
+def _show(trace: Trace, program: Any, name: str, took: float, keep: bool, folder: Any) -> None:
+    if not keep and not folder:
+        trace.steps.append((name, "", took))
+        return
+    text = program.func.script()
+    if keep:
+        trace.steps.append((name, text, took))
+    if folder:
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(text)
