@@ -1,7 +1,263 @@
-"""Ranks: who they are (bootstrap), the symmetric heap, signals, teams and barriers."""
+"""Ranks, symmetric memory and signals: what a program does on the host.
+
+Every call that allocates, and ``barrier``, ``team`` and ``finalize``, is collective: all ranks of the team make the same calls in
+the same order. Ranks that do not are told so, by name, when they meet.
+
+    import tilescale.comm as comm
+    comm.init()
+    x = comm.empty((1024, 1024), torch.float16)   # a torch tensor; its twins lie at the same place of every rank's heap
+    s = comm.signals(8)                            # what a T.Signal parameter takes
+    comm.peer(x, 1)[0] = 3                         # rank 1's memory
+    comm.barrier()
+
+Environment: ``TILESCALE_HEAP_SIZE`` (bytes of symmetric memory a rank, ``512M`` and ``4G`` too, default 1G; only what is allocated
+takes memory), ``TILESCALE_WAIT_TIMEOUT`` (seconds).
+"""
 
 from __future__ import annotations
 
-from tilescale.comm.bootstrap import World, world
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["World", "world"]
+from tilescale.comm import bootstrap
+from tilescale.errors import CommError, TileTypeError, TileValueError
+
+if TYPE_CHECKING:
+    from tilescale.comm.heap import Heap, Team
+
+__all__ = [
+    "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals", "team",
+    "world_size", "zeros",
+]  # fmt: skip
+
+_DEFAULT_HEAP = 1 << 30
+_lock = threading.RLock()
+_heap: Heap | None = None
+_world: bootstrap.World | None = None
+_pid = 0
+
+
+def _heap_size() -> int:
+    text = os.environ.get("TILESCALE_HEAP_SIZE", "").strip()
+    if not text:
+        return _DEFAULT_HEAP
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1].upper(), 1)
+    try:
+        size = int(float(text[:-1] if scale > 1 else text) * scale)
+    except ValueError:
+        size = 0
+    if size <= 0:
+        raise TileValueError(f"TILESCALE_HEAP_SIZE={text!r}", expected="bytes, as in 1073741824, 512M or 4G")
+    return size
+
+
+def init(heap_size: int | None = None) -> None:
+    """Joins the job that the launcher's environment describes; alone it is one rank. Idempotent.
+
+    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE). Raises CommError when ranks do not
+    come, or /dev/shm has no room.
+    """
+    global _heap, _world, _pid
+    with _lock:
+        if _heap is not None and _pid == os.getpid():
+            return
+        from tilescale.comm.heap import Heap
+        from tilescale.comm.shm import Shm
+
+        _world = bootstrap.world()
+        _heap = Heap(Shm(_world, heap_size or _heap_size()))
+        _pid = os.getpid()
+        _hook_exits()
+
+
+def is_initialized() -> bool:
+    """Whether ``init`` has been called in this process."""
+    return _heap is not None and _pid == os.getpid()
+
+
+def _need() -> Heap:
+    if _heap is None:
+        raise CommError("tilescale.comm is not initialised", hint="tilescale.comm.init() first, on every rank")
+    if _pid != os.getpid():
+        raise CommError("this process was forked from a rank and is none itself", hint="init() in the processes that are ranks")
+    return _heap
+
+
+def _who() -> bootstrap.World:
+    return _world if _world is not None and _pid == os.getpid() else bootstrap.world()
+
+
+def rank() -> int:
+    """This process's number among the ranks."""
+    return _who().rank
+
+
+def world_size() -> int:
+    """How many ranks there are."""
+    return _who().size
+
+
+def local_rank() -> int:
+    """This process's number among the ranks on this machine."""
+    return _who().local_rank
+
+
+# ---- memory
+
+
+def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | None, team: Team | None, value: Any = None) -> Any:
+    heap = _need()
+    from tilescale.comm import tensors
+
+    extents, name, kind = tensors.normal_shape(shape), tensors.dtype_name(dtype), tensors.choose(like)
+    what = f"{call}({extents}, {name})"
+
+    def write(block: Any) -> None:
+        tensors.fill(block, extents, name, kind, value)
+
+    with _lock:
+        block = heap.allocate(team or heap.world, tensors.byte_size(extents, name), what, None if value is None else write)
+    return tensors.wrap(block, extents, name, kind)
+
+
+def empty(shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None) -> Any:
+    """A tensor in symmetric memory, at the same heap offset on every rank of the team; contents undefined. Collective.
+
+    ``dtype``: a torch dtype, a NumPy dtype or a name. ``like``: ``"torch"`` or ``"numpy"``, by default torch where it is installed.
+    ``team``: whose ranks (default: all). Row-major, aligned to 4,096 bytes. When every rank has dropped it, a later
+    collective call frees it. Raises CommError when ranks ask for different things or memory is out.
+    """
+    return _allocate("empty", shape, dtype, like, team)
+
+
+def zeros(shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None) -> Any:
+    """Like ``empty``, filled with zeros on every rank before it returns on any."""
+    return _allocate("zeros", shape, dtype, like, team, 0)
+
+
+def full(
+    shape: int | Sequence[int], value: Any, dtype: Any = "float32", *, like: str | None = None, team: Team | None = None
+) -> Any:
+    """Like ``empty``, filled with this rank's ``value`` (ranks may give different ones) before it returns on any."""
+    return _allocate("full", shape, dtype, like, team, value)
+
+
+def signals(shape: int | Sequence[int], *, like: str | None = None, team: Team | None = None) -> Any:
+    """Counters for a ``T.Signal`` parameter: int64, zero, in symmetric memory. Collective."""
+    return _allocate("signals", shape, "int64", like, team, 0)
+
+
+def peer(tensor: Any, rank: int) -> Any:
+    """``tensor``'s twin in the memory of ``rank`` of its team: same shape, strides and dtype; a view, not a copy.
+
+    ``tensor`` is any view of one's own symmetric memory. What another rank wrote may be read after a barrier or a signal.
+    Raises TileTypeError for ordinary tensors, TileValueError for a rank that the team does not have.
+    """
+    heap = _need()
+    from tilescale.comm import tensors
+
+    address, shape, dtype, like, strides = tensors.unwrap(tensor)
+    found = heap.find(address)
+    if found is None:
+        raise TileTypeError("peer() of a tensor that is not in this rank's symmetric memory", hint="allocate it with tilescale.comm.empty")
+    allocation, own = found
+    if not 0 <= rank < allocation.team.size:
+        raise TileValueError(f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}")
+    return tensors.wrap(heap.peer_block(allocation, own, rank), shape, dtype, like, address - own.address, strides)
+
+
+# ---- agreement
+
+
+def barrier(team: Team | None = None) -> None:
+    """Returns when all ranks of the team (default: all) have called it; orders all memory accesses before and after.
+
+    Raises CommError, on every rank, when one does not come within TILESCALE_WAIT_TIMEOUT seconds or has ended.
+    """
+    heap = _need()
+    with _lock:
+        heap.meet(team or heap.world, "barrier()")
+
+
+def _members(ranks: Any) -> tuple[int, ...]:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available():
+        if type(ranks).__name__ == "DeviceMesh":
+            if ranks.ndim != 1:
+                raise TileValueError(f"a DeviceMesh of {ranks.ndim} axes", expected="one axis", hint='mesh["tp"]')
+            ranks = ranks.get_group()
+        if isinstance(ranks, distributed.ProcessGroup):
+            return tuple(distributed.get_process_group_ranks(ranks))
+    try:
+        return tuple(int(r) for r in ranks)
+    except TypeError as e:
+        raise TileTypeError(f"team({ranks!r})", expected="ranks, a ProcessGroup or a DeviceMesh of one axis") from e
+
+
+def team(ranks: Any) -> Team | None:
+    """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; None on other ranks.
+
+    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and signals are allocated for a team
+    by ``empty(…, team=t)``; a kernel's team is that of its symmetric arguments. The same ranks give the same team.
+    """
+    heap = _need()
+    members = _members(ranks)
+    if not members or len(set(members)) != len(members) or not all(0 <= r < heap.world.size for r in members):
+        raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {heap.world.size - 1}")
+    if heap.shm.world.rank not in members:
+        return None
+    with _lock:
+        return heap.make_team(members)
+
+
+# ---- the end
+
+
+def abort(why: str) -> None:
+    """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. Only the first call is heard."""
+    if is_initialized():
+        assert _heap is not None
+        _heap.shm.stop(why)
+
+
+def finalize() -> None:
+    """Leaves the job; collective. Tensors that are still alive keep their memory, but no rank may reach into another's any more."""
+    global _heap, _world
+    with _lock:
+        if not is_initialized():
+            return
+        assert _heap is not None
+        heap = _heap
+        heap.meet(heap.world, "finalize()")
+        heap.shm.leave(unmap=heap.alive() == 0)
+        _heap = _world = None
+
+
+def _leave() -> None:
+    """At the end of the process: the others learn that this rank has ended. They keep its memory mapped, so nothing is awaited."""
+    if is_initialized():
+        assert _heap is not None
+        _heap.shm.leave(unmap=False)
+
+
+_hooked = False
+
+
+def _hook_exits() -> None:
+    global _hooked
+    if _hooked:
+        return
+    _hooked = True
+    atexit.register(_leave)
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        abort(f"{kind.__name__}: {error}")
+        before(kind, error, traceback)
+
+    sys.excepthook = hook

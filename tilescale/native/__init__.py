@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from tilescale.native.build import cache_dir, compiler, configure, import_tvm_ffi, library, make_kernel
+from tilescale.native.build import cache_dir, compiler, configure, import_tvm_ffi, library, make_kernel, wait_timeout
 
-__all__ = ["cache_dir", "compiler", "configure", "import_tvm_ffi", "library", "make_kernel"]
+__all__ = ["cache_dir", "compiler", "configure", "import_tvm_ffi", "library", "make_kernel", "wait_timeout"]

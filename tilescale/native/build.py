@@ -93,7 +93,7 @@ def _tvm_ffi_root() -> Path:
 
 def _key(command: list[str]) -> str:
     h = hashlib.sha256()
-    for name in ("ts_rt.h", *SOURCES):
+    for name in ("ts_rt.h", "ts_heap.h", *SOURCES):
         h.update(name.encode() + b"\0" + (HERE / name).read_bytes())
     import platform
 
@@ -157,6 +157,11 @@ def _positive(name: str, default: float) -> float:
     return value
 
 
+def wait_timeout() -> float:
+    """TILESCALE_WAIT_TIMEOUT: how many seconds any wait may take."""
+    return _positive("TILESCALE_WAIT_TIMEOUT", DEFAULT_WAIT_TIMEOUT)
+
+
 def configure(local_ranks: int | None = None) -> None:
     """Reads TILESCALE_NUM_THREADS and TILESCALE_WAIT_TIMEOUT (again) and hands them to the runtime.
 
@@ -166,8 +171,7 @@ def configure(local_ranks: int | None = None) -> None:
         local_ranks = int(_positive("LOCAL_WORLD_SIZE", 1))
     cores = len(os.sched_getaffinity(0))
     threads = int(_positive("TILESCALE_NUM_THREADS", max(1, cores // local_ranks)))
-    limit = _positive("TILESCALE_WAIT_TIMEOUT", DEFAULT_WAIT_TIMEOUT)
-    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(int(limit * 1e9)))
+    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(int(wait_timeout() * 1e9)))
 
 
 _lib: ctypes.CDLL | None = None

@@ -247,12 +247,14 @@ static void check_limits(ts_launch* L, ts_worker* W) {
   ts_fiber* first = f;
   do {
     if (f->flag && f->why != TS_WAIT_CHILDREN) {
-      if (f->why == TS_WAIT_ENTRY || f->why == TS_WAIT_SYNC) {
+      if (f->why == TS_WAIT_ENTRY || f->why == TS_WAIT_SYNC || f->why == TS_WAIT_EXIT) {
         int32_t r = ts_team_member(L->team, f->peer);
         /* Whether it has ended is asked before its flag is looked at again: what it set before it ended counts. */
         if (ts_rank_gone(r, why, sizeof why) && !ts_ready(f)) {
-          ts_launch_fail(L, f->site, "%s while block (%d, %d, %d) of rank %d waited for it", why, f->xyz[0], f->xyz[1],
-                         f->xyz[2], ts_world_rank());
+          char who[96];
+          ts_who(f, who);
+          ts_launch_fail(L, f->site, "%s: waited for rank %d in launch %lld of their team (%s), and %s", who, r, (long long)L->number,
+                         L->kernel->name, why);
           return;
         }
       }

@@ -239,7 +239,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   slots[K->nparams + 1] = L.team ? ts_team_size(L.team) : 1;
   if (TS_UNLIKELY(plan_grid(&L))) return -1;
   if (L.team) ts_team_enter(&L);
-  if (L.nblocks > 0 && !ts_failed(&L)) ts_pool_run(&L);
+  if (TS_LIKELY(L.nblocks > 0) && !ts_failed(&L)) ts_pool_run(&L);
   if (L.team) ts_team_leave(&L);
   ret->type_index = kTVMFFINone;
   ret->zero_padding = 0;

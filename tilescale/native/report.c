@@ -49,13 +49,19 @@ void ts_launch_fail(ts_launch* L, int32_t site, const char* format, ...) {
   va_end(v);
 }
 
+void ts_who(const ts_fiber* f, char out[96]) {
+  int n = snprintf(out, 96, "rank %d", ts_world_rank());
+  if (f->block >= 0) snprintf(out + n, 96 - (size_t)n, ", block (%d, %d, %d)", f->xyz[0], f->xyz[1], f->xyz[2]);
+}
+
 void ts_raise(ts_fiber* f, int32_t site, const char* format, ...) {
-  char text[TS_MESSAGE];
+  char text[TS_MESSAGE], who[96];
   va_list v;
   va_start(v, format);
   vsnprintf(text, sizeof text, format, v);
   va_end(v);
-  ts_launch_fail(f->launch, site, "rank %d, block (%d, %d, %d): %s", ts_world_rank(), f->xyz[0], f->xyz[1], f->xyz[2], text);
+  ts_who(f, who);
+  ts_launch_fail(f->launch, site, "%s: %s", who, text);
   ts_leave(f);
 }
 
@@ -87,7 +93,7 @@ void ts_report_timeout(ts_fiber* f) {
   ts_launch* L = f->launch;
   char who[96], other[640], name[160];
   double limit = (double)ts_time_limit * 1e-9;
-  snprintf(who, sizeof who, "rank %d, block (%d, %d, %d)", ts_world_rank(), f->xyz[0], f->xyz[1], f->xyz[2]);
+  ts_who(f, who);
   switch (f->why) {
     case TS_WAIT_SIGNAL:
       flag_name(f, name, sizeof name);
@@ -101,8 +107,9 @@ void ts_report_timeout(ts_fiber* f) {
       break;
     default:
       ts_describe_launch(L, f->peer, other, sizeof other);
-      ts_launch_fail(L, f->site, "%s: waited %g s for rank %d of the team to %s launch %lld (%s); %s", who, limit, f->peer,
-                     f->why == TS_WAIT_ENTRY ? "reach" : "arrive at the barrier of", (long long)L->number, L->kernel->name, other);
+      ts_launch_fail(L, f->site, "%s: waited %g s for rank %d to %s launch %lld of their team (%s); %s", who, limit,
+                     ts_team_member(L->team, f->peer),
+                     f->why == TS_WAIT_ENTRY ? "reach" : f->why == TS_WAIT_EXIT ? "finish" : "arrive at the barrier of", (long long)L->number, L->kernel->name, other);
   }
 }
 

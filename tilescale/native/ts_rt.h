@@ -99,7 +99,7 @@ typedef struct ts_launch {
 
 typedef struct ts_cluster { uint8_t* slab; struct ts_cluster* next; int32_t live; ts_barrier_t barrier; } ts_cluster;
 
-enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_CHILDREN };
+enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_EXIT, TS_WAIT_CHILDREN };
 
 /* A strand of execution: a block, or one index of a forked region. Kernels see it as their `ctx`. */
 typedef struct ts_fiber {
@@ -116,7 +116,7 @@ typedef struct ts_fiber {
   int32_t cmp, site, why, peer, of; /* of: how many a barrier awaits */
   ts_barrier_t* barrier;
   /* who it is */
-  int32_t block, xyz[3], region, index, done;
+  int32_t block /* -1: the host's own waits */, xyz[3], region, index, done;
   uint8_t* arena;
   int64_t* frame;
   ts_cluster* cluster;
@@ -148,6 +148,7 @@ int64_t ts_about(void); /* ns, to a few milliseconds, cheaper */
 void ts_launch_fail(ts_launch* L, int32_t site, const char* format, ...) __attribute__((format(printf, 3, 4)));
 void ts_raise(ts_fiber* f, int32_t site, const char* format, ...) __attribute__((noreturn, format(printf, 3, 4)));
 void ts_report_timeout(ts_fiber* f);
+void ts_who(const ts_fiber* f, char out[96]);
 const char* ts_dtype_name(int32_t code, int32_t bits, char out[32]);
 int ts_error(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -172,7 +173,9 @@ int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* sl
 int32_t ts_world_rank(void);
 int ts_others_failed(char* out, size_t bytes); /* 1, and why, when another rank has stopped the job */
 int ts_rank_gone(int32_t world_rank, char* out, size_t bytes); /* 1, and how, when that process has ended */
-void ts_stop_others(const char* why);
+TS_API void ts_stop_others(const char* why);
+void ts_teams_forget(void);
+int32_t ts_heap_back_slot(int32_t slot);
 int ts_team_of_args(const ts_kernel* K, const ts_arg* args, struct ts_team** team);
 int32_t ts_team_rank(const struct ts_team* team);
 int32_t ts_team_size(const struct ts_team* team);

@@ -1,0 +1,179 @@
+"""The backend of ranks on one machine: POSIX shared memory, through the C runtime (tilescale/native/heap.c).
+
+Every rank has one segment; every rank maps all of them side by side. Names in /dev/shm exist only until all ranks have mapped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from tilescale import native
+from tilescale.comm.bootstrap import World
+from tilescale.errors import CommError
+
+LETTER = 512  # TS_MAIL
+PAGE = 4096
+MAX_RANKS = 128
+MAX_TEAMS = 32
+_SLICE_NS = 50_000_000  # how long C waits before Python looks for Ctrl-C
+_FOLDER = Path("/dev/shm")
+
+
+def segment_prefix(job: str) -> str:
+    """How the names of the job's segments in /dev/shm begin: ``ts-<job>-``, odd characters and long names hashed away."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", job):
+        job = sha256(job.encode()).hexdigest()[:24]
+    return f"ts-{job}-"
+
+
+def sweep(job: str) -> list[str]:
+    """Removes what ranks of ``job`` that were killed while they started left in /dev/shm; returns the names. For launchers."""
+    found = sorted(p.name for p in _FOLDER.glob(segment_prefix(job) + "*"))
+    for name in found:
+        (_FOLDER / name).unlink(missing_ok=True)
+    return found
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+
+class Shm:
+    """This rank's part of the job's shared memory.
+
+    Construction is collective: it returns when all ranks have mapped all segments. ``segment`` is in bytes, the control area at
+    its head included. Raises CommError when a rank does not come within the wait limit, has died, or has other sizes, or when
+    /dev/shm is full.
+    """
+
+    def __init__(self, world: World, segment: int):
+        if world.local_size != world.size:
+            raise CommError(
+                f"{world.size} ranks of which {world.local_size} are on this machine",
+                expected="all ranks on one machine: the CPU target's symmetric memory does not reach further",
+            )
+        self.world = world
+        self._lib = native.library()
+        native.configure(world.local_size)
+        self._lib.ts_heap_control_bytes.restype = ctypes.c_int64
+        self._lib.ts_heap_base.restype = ctypes.c_int64
+        self.control = int(self._lib.ts_heap_control_bytes())
+        self.segment = -(-segment // PAGE) * PAGE
+        if self.segment < self.control + PAGE:
+            raise CommError(
+                f"a symmetric heap of {segment} bytes a rank",
+                expected=f"more than {self.control + PAGE} bytes, of which {self.control} are the runtime's",
+                hint="TILESCALE_HEAP_SIZE=64M",
+            )
+        self._err = ctypes.create_string_buffer(2048)
+        self._pid = os.getpid()
+        self._join()
+        self.base = int(self._lib.ts_heap_base())
+
+    def _text(self) -> str:
+        return self._err.value.decode(errors="replace")
+
+    def _join(self) -> None:
+        w, size = self.world, ctypes.c_int32(len(self._err))
+        job = segment_prefix(w.job)[3:-1].encode()
+        if self._lib.ts_heap_create(job, w.rank, w.size, ctypes.c_int64(self.segment), self._err, size) < 0:
+            raise CommError(
+                f"rank {w.rank}: {self._text()}",
+                hint="make /dev/shm larger (docker run --shm-size=2g) or the heap smaller (TILESCALE_HEAP_SIZE)",
+            )
+        limit = native.wait_timeout()
+        deadline = time.monotonic() + limit
+        try:
+            while (rc := self._lib.ts_heap_join(ctypes.c_int64(_SLICE_NS), self._err, size)) == 0:
+                if time.monotonic() > deadline:
+                    gone = (ctypes.c_uint8 * MAX_RANKS)()
+                    self._lib.ts_heap_missing(gone)
+                    missing = [r for r in range(w.size) if gone[r]]
+                    whom = _ranks(missing) if missing else "the other ranks to map its segment"
+                    raise CommError(f"rank {w.rank}: waited {limit:g} s in init() for {whom}")
+            if rc < 0:
+                raise CommError(f"rank {w.rank}: in init(): {self._text()}")
+        except BaseException:
+            self._lib.ts_heap_close(1)
+            raise
+
+    # ---- letters between hosts
+
+    def exchange(self, members: Sequence[int], letter: bytes, what: str) -> list[bytes]:
+        """Every member gives a letter (at most LETTER bytes) and gets everybody's, in the order of ``members``.
+
+        ``what`` names the call for messages. Raises CommError when a member does not come within the wait limit, has ended,
+        or somebody has stopped the job.
+        """
+        letter = letter.ljust(LETTER, b"\0")
+        if len(members) == 1:
+            return [letter]
+        n = len(members)
+        ids = (ctypes.c_int32 * n)(*members)
+        out = ctypes.create_string_buffer(n * LETTER)
+        if self._lib.ts_stopped(self._err, len(self._err)):
+            raise CommError(f"rank {self.world.rank}: {what}: {self._text()}")
+        self._lib.ts_mail_post(n, ids, letter)
+        limit = native.wait_timeout()
+        deadline = time.monotonic() + limit
+        size = ctypes.c_int32(len(self._err))
+        while (rc := self._lib.ts_mail_wait(n, ids, out, ctypes.c_int64(_SLICE_NS), self._err, size)) == 0:
+            if time.monotonic() > deadline:
+                late = (ctypes.c_uint8 * n)()
+                self._lib.ts_mail_missing(n, ids, late)
+                whom = _ranks([m for m, is_late in zip(members, late, strict=True) if is_late])
+                raise self._failure(f"rank {self.world.rank}: waited {limit:g} s in {what} for {whom}")
+        if rc < 0:
+            raise self._failure(f"rank {self.world.rank}: in {what}: {self._text()}")
+        raw = out.raw
+        letters = [raw[i * LETTER : (i + 1) * LETTER] for i in range(n)]
+        letters[list(members).index(self.world.rank)] = letter
+        return letters
+
+    def _failure(self, text: str) -> CommError:
+        self.stop(text)
+        return CommError(text)
+
+    def stop(self, why: str) -> None:
+        """Tells every rank to stop waiting, and why; the first to call it is heard."""
+        if os.getpid() == self._pid:
+            self._lib.ts_stop_others(why.encode(errors="replace")[:2000])
+
+    def leave(self, unmap: bool) -> None:
+        """Ends this rank's part. ``unmap`` only when nothing in this process points into the heap any more."""
+        if os.getpid() == self._pid:
+            self._lib.ts_heap_close(int(unmap))
+
+    # ---- memory
+
+    def back(self, offset: int, size: int) -> None:
+        """Gives ``[offset, offset + size)`` of this rank's segment real memory. Raises OSError when there is none."""
+        rc = self._lib.ts_heap_back(ctypes.c_int64(offset), ctypes.c_int64(size))
+        if rc:
+            raise OSError(rc, os.strerror(rc))
+
+    def tag(self, offset: int, size: int, slot: int | None) -> None:
+        """Tells the launcher which team's memory ``[offset, offset + size)`` is; None: nobody's."""
+        self._lib.ts_heap_tag(ctypes.c_int64(offset), ctypes.c_int64(size), 0 if slot is None else slot + 1)
+
+    def address(self, rank: int, offset: int) -> int:
+        """Where ``offset`` of world rank ``rank``'s segment lies in this process."""
+        return self.base + rank * self.segment + offset
+
+    def locate(self, address: int) -> tuple[int, int] | None:
+        """The world rank and offset of an address in the heap; None elsewhere."""
+        at = address - self.base
+        return divmod(at, self.segment) if 0 <= at < self.segment * self.world.size else None
+
+    def make_team(self, slot: int, members: Sequence[int], slots: Sequence[int]) -> None:
+        """Team ``slot`` of this rank; ``slots`` are the numbers that each member gave it. Raises OSError when memory is out."""
+        n = len(members)
+        rc = self._lib.ts_team_make(slot, n, (ctypes.c_int32 * n)(*members), (ctypes.c_int32 * n)(*slots))
+        if rc:
+            raise OSError(rc, os.strerror(rc))

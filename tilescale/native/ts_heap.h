@@ -1,0 +1,58 @@
+/* What lies in symmetric memory before the user's tensors: each rank's control area, at the head of its segment. */
+#ifndef TS_HEAP_H
+#define TS_HEAP_H
+#include "ts_rt.h"
+
+#define TS_PAGE 4096
+#define TS_HEAP_VERSION 1
+
+/* One rank's letter box for the letters of another; two places, because a sender can be one message ahead of its reader and
+ * never two: it sends message n + 1 only after it has received the reader's message n, which the reader sends after reading
+ * message n - 1. */
+typedef struct ts_mailbox {
+  _Alignas(64) _Atomic int64_t count;
+  char letter[2][TS_MAIL];
+} ts_mailbox;
+
+typedef struct ts_symm { int64_t offset, shape[TS_MAX_DIM]; int32_t ndim, code, bits; } ts_symm;
+
+/* One team as one rank takes part in it: written by that rank alone, read by the others. */
+typedef struct ts_slot {
+  _Alignas(128) _Atomic int64_t entry; /* the last launch entered; what follows describes it */
+  uint64_t fingerprint, members;
+  int32_t nsymm;
+  char label[1024];
+  ts_symm symm[TS_MAX_SYMM];
+  _Alignas(128) _Atomic int64_t exit;   /* the last launch whose blocks have ended */
+  _Alignas(128) _Atomic int64_t device; /* launch << 32 | barriers of all blocks of all ranks passed in it */
+  _Alignas(128) _Atomic int64_t sync[TS_MAX_RESIDENT]; /* for each block: launch << 32 | meetings with its twins */
+} ts_slot;
+
+enum { TS_STATE_NONE, TS_STATE_ALIVE, TS_STATE_LEFT };
+
+typedef struct ts_control {
+  char magic[8];
+  int32_t version, rank, world, pid;
+  int64_t started, segment; /* when the process started, in the kernel's ticks: a process id alone may be used again */
+  _Alignas(128) _Atomic int32_t state;
+  _Atomic int32_t in_slot; /* 1 + the team whose launch this rank is in; 0 outside launches */
+  char reason[TS_MESSAGE]; /* why this rank stopped the job */
+  _Alignas(128) _Atomic int32_t mapped; /* rank 0's counts the ranks that have mapped all segments */
+  _Alignas(128) _Atomic int32_t stop;   /* rank 0's: 1 + the rank that stopped the job, 0 while it runs */
+  ts_mailbox mail[TS_MAX_RANKS];
+  ts_slot slots[TS_MAX_TEAMS];
+} ts_control;
+
+typedef struct ts_heap {
+  char* base; /* of the range that holds all segments in rank order; null: no heap */
+  int64_t segment, control; /* bytes */
+  int32_t rank, world, fd;
+  uint8_t* tags; /* for each page of a segment: 1 + the team that it was allocated for, 0 where it is free */
+} ts_heap;
+
+extern ts_heap ts_the_heap;
+
+static inline ts_control* ts_control_of(int32_t world_rank) {
+  return (ts_control*)(void*)(ts_the_heap.base + world_rank * ts_the_heap.segment);
+}
+#endif
