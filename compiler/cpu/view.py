@@ -54,3 +54,24 @@ def widened(value: Any, dtype: str) -> Any:
     if isinstance(value, int):
         return tirx.IntImm(dtype, value)
     return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+
+
+def like(tile: Tile, shape: Sequence[int]) -> Tile:
+    """The same elements under ``shape``, which differs only in axes of extent one."""
+    steps = [s for e, s in zip(tile.shape, tile.strides, strict=True) if e != 1]
+    if [e for e in tile.shape if e != 1] != [e for e in shape if e != 1]:
+        raise InternalError(f"a tile of {tile.shape} is taken for one of {tuple(shape)}")
+    strides = tuple(steps.pop(0) if e != 1 else 0 for e in shape)
+    return Tile(tile.buf, tile.dtype, tuple(shape), strides, tile.offset)
+
+
+def matrix(tile: Tile) -> Tile:
+    """The tile as rows and columns: its axes of extent other than one, filled up from the back."""
+    keep = [k for k, e in enumerate(tile.shape) if e != 1]
+    for k in reversed(range(len(tile.shape))):
+        if len(keep) < 2 and k not in keep:
+            keep.append(k)
+    if len(keep) != 2:
+        raise InternalError(f"a tile of {tile.shape} is no matrix")
+    a, b = sorted(keep)
+    return Tile(tile.buf, tile.dtype, (tile.shape[a], tile.shape[b]), (tile.strides[a], tile.strides[b]), tile.offset)

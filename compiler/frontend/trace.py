@@ -45,6 +45,7 @@ class TileProgram:
     loc: Loc
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
+    schedule: Any = None
 
     def with_body(self, body: Any) -> TileProgram:
         """The same kernel with another body."""

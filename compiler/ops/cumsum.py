@@ -21,7 +21,7 @@ def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
     for r in (a, b):
         if any(constant(e) is None for e in r.shape) or not r.buffer.scope.startswith(("shared", "local")):
             raise TileTypeError(f"{r.name} is not a tile of this block", loc=loc, hint="copy it into T.alloc_shared first")
-    full = [k for k, d in enumerate(a.dropped) if not d][dim % rank]
+    full = [k for k, d in enumerate(a.dropped) if not d][dim % rank] - a.buffer.ndim
     emit("cumsum", [a.ir(), b.ir()], {"op": op, "axis": full, "reverse": int(bool(reverse))})
 
 
@@ -44,7 +44,9 @@ class CumSum(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu import reduce
+        from tilescale.compiler.cpu.view import like
 
         src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
         scan = reduce.emit_cumsum if call.attrs["op"] == "sum" else reduce.emit_cummax
-        return scan(cx, src, dst.like(src.shape), int(call.attrs["axis"]), bool(call.attrs["reverse"]))
+        axis = int(call.attrs["axis"]) + len(src.shape)
+        return scan(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]))

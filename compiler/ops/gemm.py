@@ -93,9 +93,10 @@ class Gemm(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu.gemm import emit_gemm
+        from tilescale.compiler.cpu.view import matrix
         from tilescale.compiler.tvm_compat import tirx
 
-        a, b, c = (cx.view(r).tile() for r in call.args[:3])
+        a, b, c = (matrix(cx.view(r).tile()) for r in call.args[:3])
         trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}
         known = constant(call.args[3])
         if known is not None:

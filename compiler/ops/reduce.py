@@ -41,8 +41,8 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
         )
     if reduce_type.startswith("bit") and src.dtype.is_float:
         raise TileTypeError(f"reduce_{reduce_type} of {src.dtype}", loc=loc, expected="an integer dtype")
-    # the axis of the region in the IR counts the axes that a scalar index dropped
-    full = [k for k, d in enumerate(src.dropped) if not d][axis]
+    # counted from the back, over the buffer's axes, so that a ring's leading stage axis changes nothing
+    full = [k for k, d in enumerate(src.dropped) if not d][axis] - src.buffer.ndim
     emit("reduce", [src.ir(), dst.ir()], {"op": reduce_type, "axis": full, "clear": int(bool(clear))})
 
 
@@ -85,8 +85,9 @@ class Reduce(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu.reduce import emit_reduce
+        from tilescale.compiler.cpu.view import like
 
         src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
-        axis = int(call.attrs["axis"])
-        dst = dst.like([e for k, e in enumerate(src.shape) if k != axis])
+        axis = int(call.attrs["axis"]) + len(src.shape)
+        dst = like(dst, [e for k, e in enumerate(src.shape) if k != axis])
         return emit_reduce(cx, src, dst, axis, str(call.attrs["op"]), bool(call.attrs["clear"]))

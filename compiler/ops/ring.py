@@ -1,0 +1,46 @@
+"""The tokens of a ring of stages (scheduled level only): a producer acquires a free stage and commits it full, a consumer waits for
+it and releases it. Stage and phase come from one counter that lives across loops and tiles: stage = counter % depth.
+
+Where one role does everything in program order (the CPU), the order itself is the guard and the tokens lower to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend.values import as_expr
+from tilescale.compiler.ops.base import VOID, Access, TileOp, register
+from tilescale.compiler.tvm_compat import ir, tirx
+
+
+def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
+    """``ts.ring_<kind>(counter)`` of a ring, as a statement."""
+    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
+
+
+class _Token(TileOp):
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        return tirx.Evaluate(as_expr(0))
+
+
+@register
+class RingAcquire(_Token):
+    name = "ring_acquire"
+
+
+@register
+class RingCommit(_Token):
+    name = "ring_commit"
+
+
+@register
+class RingWait(_Token):
+    name = "ring_wait"
+
+
+@register
+class RingRelease(_Token):
+    name = "ring_release"
