@@ -46,7 +46,7 @@ class Print(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         value = call.args[0]
-        site = cx.site("print", "", call, str(call.attrs["msg"]))
+        site = cx.site("print", str(call.attrs["msg"]), call)
         if isinstance(value, ir.StringImm):
             return cx.call("ts_print_i64", site, tirx.IntImm("int64", 0))
         if not isinstance(value, ir.TensorRegion):

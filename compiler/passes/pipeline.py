@@ -12,6 +12,7 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import schedule
+from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.env import DUMP
 
 
@@ -28,6 +29,8 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     # Collectives first: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
     Pass("expand_collectives", expand_collectives, spec.TILE),
+    # Exits next: the passes behind it may cut, guard and move statements of a loop without minding jumps.
+    Pass("structured_exits", structured_exits, spec.TILE),
     # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie outside.
     Pass("remove_unused", remove_unused, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.

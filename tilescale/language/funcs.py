@@ -10,6 +10,7 @@ from typing import Any
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError
 
 from .annotations import ScalarSpec, TensorSpec
+from .dtypes import ALL as DTYPES
 from .dtypes import dtype
 
 
@@ -56,7 +57,9 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in names:
         given = annotations.get(name)
-        if isinstance(given, str):
+        if isinstance(given, str) and given in DTYPES:
+            given = DTYPES[given]
+        if isinstance(given, str) and not isinstance(given, dtype):
             if scope is None:
                 scope = dict(func.__globals__)
                 for free, cell in zip(code.co_freevars, func.__closure__ or (), strict=True):
