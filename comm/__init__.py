@@ -1,7 +1,7 @@
 """Ranks, symmetric memory and signals: what a program does on the host.
 
-Every call that allocates, and ``barrier``, ``team`` and ``finalize``, is collective: all ranks of the team make the same calls in
-the same order. Ranks that do not are told so, by name, when they meet.
+Every call that allocates, and ``barrier``, ``team`` and ``finalize``, is collective: all ranks of the team make the same
+calls in the same order. Ranks that do not are told so, by name, when they meet.
 
     import tilescale.comm as comm
     comm.init()
@@ -9,9 +9,6 @@ the same order. Ranks that do not are told so, by name, when they meet.
     s = comm.signals(8)                            # what a T.Signal parameter takes
     comm.peer(x, 1)[0] = 3                         # rank 1's memory
     comm.barrier()
-
-Environment: ``TILESCALE_HEAP_SIZE`` (bytes of symmetric memory a rank, ``512M`` and ``4G`` too, default 1G; only what is allocated
-takes memory), ``TILESCALE_WAIT_TIMEOUT`` (seconds).
 """
 
 from __future__ import annotations
@@ -24,43 +21,29 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilescale.comm import bootstrap
+from tilescale import env
+from tilescale.comm.bootstrap import World, world
 from tilescale.errors import CommError, TileTypeError, TileValueError
 
 if TYPE_CHECKING:
     from tilescale.comm.heap import Heap, Team
 
 __all__ = [
-    "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals", "team",
-    "world_size", "zeros",
+    "World", "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
+    "team",    "world", "world_size", "zeros",
 ]  # fmt: skip
 
-_DEFAULT_HEAP = 1 << 30
 _lock = threading.RLock()
 _heap: Heap | None = None
-_world: bootstrap.World | None = None
+_world: World | None = None
 _pid = 0
-
-
-def _heap_size() -> int:
-    text = os.environ.get("TILESCALE_HEAP_SIZE", "").strip()
-    if not text:
-        return _DEFAULT_HEAP
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1].upper(), 1)
-    try:
-        size = int(float(text[:-1] if scale > 1 else text) * scale)
-    except ValueError:
-        size = 0
-    if size <= 0:
-        raise TileValueError(f"TILESCALE_HEAP_SIZE={text!r}", expected="bytes, as in 1073741824, 512M or 4G")
-    return size
 
 
 def init(heap_size: int | None = None) -> None:
     """Joins the job that the launcher's environment describes; alone it is one rank. Idempotent.
 
-    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE). Raises CommError when ranks do not
-    come, or /dev/shm has no room.
+    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE). Raises CommError when ranks do
+    not come, or /dev/shm has no room.
     """
     global _heap, _world, _pid
     with _lock:
@@ -69,8 +52,8 @@ def init(heap_size: int | None = None) -> None:
         from tilescale.comm.heap import Heap
         from tilescale.comm.shm import Shm
 
-        _world = bootstrap.world()
-        _heap = Heap(Shm(_world, heap_size or _heap_size()))
+        _world = world()
+        _heap = Heap(Shm(_world, heap_size or env.HEAP_SIZE.get()))
         _pid = os.getpid()
         _hook_exits()
 
@@ -88,8 +71,8 @@ def _need() -> Heap:
     return _heap
 
 
-def _who() -> bootstrap.World:
-    return _world if _world is not None and _pid == os.getpid() else bootstrap.world()
+def _who() -> World:
+    return _world if _world is not None and _pid == os.getpid() else world()
 
 
 def rank() -> int:
@@ -128,8 +111,8 @@ def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | Non
 def empty(shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None) -> Any:
     """A tensor in symmetric memory, at the same heap offset on every rank of the team; contents undefined. Collective.
 
-    ``dtype``: a torch dtype, a NumPy dtype or a name. ``like``: ``"torch"`` or ``"numpy"``, by default torch where it is installed.
-    ``team``: whose ranks (default: all). Row-major, aligned to 4,096 bytes. When every rank has dropped it, a later
+    ``dtype``: a torch dtype, a NumPy dtype or a name. ``like``: ``"torch"`` or ``"numpy"``, by default torch where it is
+    installed. ``team``: whose ranks (default: all). Row-major, aligned to 4,096 bytes. When every rank has dropped it, a later
     collective call frees it. Raises CommError when ranks ask for different things or memory is out.
     """
     return _allocate("empty", shape, dtype, like, team)
@@ -164,7 +147,9 @@ def peer(tensor: Any, rank: int) -> Any:
     address, shape, dtype, like, strides = tensors.unwrap(tensor)
     found = heap.find(address)
     if found is None:
-        raise TileTypeError("peer() of a tensor that is not in this rank's symmetric memory", hint="allocate it with tilescale.comm.empty")
+        raise TileTypeError(
+            "peer() of a tensor that is not in this rank's symmetric memory", hint="allocate it with tilescale.comm.empty"
+        )
     allocation, own = found
     if not 0 <= rank < allocation.team.size:
         raise TileValueError(f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}")
@@ -202,8 +187,8 @@ def _members(ranks: Any) -> tuple[int, ...]:
 def team(ranks: Any) -> Team | None:
     """The team of these world ranks, in this order; its rank 0 is the first. Collective among them; None on other ranks.
 
-    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and signals are allocated for a team
-    by ``empty(…, team=t)``; a kernel's team is that of its symmetric arguments. The same ranks give the same team.
+    ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and signals are allocated
+    for a team by ``empty(…, team=t)``; a kernel's team is that of its symmetric arguments. The same ranks give the same team.
     """
     heap = _need()
     members = _members(ranks)
@@ -219,14 +204,14 @@ def team(ranks: Any) -> Team | None:
 
 
 def abort(why: str) -> None:
-    """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. Only the first call is heard."""
+    """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. The first call is heard."""
     if is_initialized():
         assert _heap is not None
         _heap.shm.stop(why)
 
 
 def finalize() -> None:
-    """Leaves the job; collective. Tensors that are still alive keep their memory, but no rank may reach into another's any more."""
+    """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks' reach."""
     global _heap, _world
     with _lock:
         if not is_initialized():
@@ -239,7 +224,7 @@ def finalize() -> None:
 
 
 def _leave() -> None:
-    """At the end of the process: the others learn that this rank has ended. They keep its memory mapped, so nothing is awaited."""
+    """At the end of the process: the others learn that this rank has ended. They keep its memory mapped: nothing is awaited."""
     if is_initialized():
         assert _heap is not None
         _heap.shm.leave(unmap=False)

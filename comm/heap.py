@@ -1,13 +1,13 @@
 """Allocation in symmetric memory: collective, at equal offsets on all ranks of a team, and collected when all have dropped it.
 
-How ranks agree. Each collective call on a team is one exchange of letters: what is asked for, as text (so that a difference can be
-shown), and numbers. An allocation proposes the lowest free offset at or after ``start``; when proposals differ (a rank may be in
-other teams, with memory of their own) the largest becomes the next ``start``, until all propose the same.
+How ranks agree. Each collective call on a team is one exchange of letters: what is asked for, as text (so that a difference can
+be shown), and numbers. An allocation proposes the lowest free offset at or after ``start``; when proposals differ (a rank may
+be in other teams, with memory of their own) the largest becomes the next ``start``, until all propose the same.
 
-How memory is freed. A dropped tensor is stamped, at the entry to the team's next collective call, with that call's number, in the last
-word of its memory on this rank. After the exchange of call n, a rank reads the others' stamps: all between 1 and n means free.
-Every rank sees the same stamps up to n, so all decide alike; later stamps (of ranks that are ahead) do not count. What call n
-freed is handed out from call n + 1 on: until then slower ranks may still be reading the stamps.
+How memory is freed. A dropped tensor is stamped, at the entry to the team's next collective call, with that call's number, in
+the last word of its memory on this rank. After the exchange of call n, a rank reads the others' stamps: all between 1 and n
+means free. Every rank sees the same stamps up to n, so all decide alike; later stamps (of ranks that are ahead) do not count.
+What call n freed is handed out from call n + 1 on: until then slower ranks may still be reading the stamps.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Heap:
                 raise CommError(
                     f"{what}: the symmetric heap of rank {full[0]} has no {size} bytes in one piece; "
                     f"{self._free.total()} of {self.shm.segment - self.shm.control} bytes are free here",
-                    hint="TILESCALE_HEAP_SIZE=4G, or drop tensors (they are freed at a later collective call, once all ranks have)",
+                    hint="TILESCALE_HEAP_SIZE=4G, or drop tensors: what all ranks have dropped is freed at a later call",
                 )
             start = max(answers)
             if min(answers) == start:
@@ -233,7 +233,9 @@ class Heap:
         what = f"team({list(members)})"
         slots = [x[0] for x in self._exchange(members, what, slot)]
         if -1 in slots:
-            raise CommError(f"{what}: rank {members[slots.index(-1)]} is in {MAX_TEAMS} teams already", expected="at most that many")
+            raise CommError(
+                f"{what}: rank {members[slots.index(-1)]} is in {MAX_TEAMS} teams already", expected="at most that many"
+            )
         team = Team(members, members.index(self.shm.world.rank), slot)
         error = 0
         try:

@@ -1,19 +1,17 @@
 """The backend of ranks on one machine: POSIX shared memory, through the C runtime (tilescale/native/heap.c).
 
-Every rank has one segment; every rank maps all of them side by side. Names in /dev/shm exist only until all ranks have mapped.
+Every rank has one segment; every rank maps all of them side by side. Names in /dev/shm
+(``ts-<job>-<rank>``) exist only until all ranks have mapped; launchers sweep what killed ranks left of them.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
 import time
 from collections.abc import Sequence
-from hashlib import sha256
-from pathlib import Path
 
-from tilescale import native
+from tilescale import env, native
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError
 
@@ -22,22 +20,6 @@ PAGE = 4096
 MAX_RANKS = 128
 MAX_TEAMS = 32
 _SLICE_NS = 50_000_000  # how long C waits before Python looks for Ctrl-C
-_FOLDER = Path("/dev/shm")
-
-
-def segment_prefix(job: str) -> str:
-    """How the names of the job's segments in /dev/shm begin: ``ts-<job>-``, odd characters and long names hashed away."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", job):
-        job = sha256(job.encode()).hexdigest()[:24]
-    return f"ts-{job}-"
-
-
-def sweep(job: str) -> list[str]:
-    """Removes what ranks of ``job`` that were killed while they started left in /dev/shm; returns the names. For launchers."""
-    found = sorted(p.name for p in _FOLDER.glob(segment_prefix(job) + "*"))
-    for name in found:
-        (_FOLDER / name).unlink(missing_ok=True)
-    return found
 
 
 def _ranks(numbers: Sequence[int]) -> str:
@@ -81,13 +63,12 @@ class Shm:
 
     def _join(self) -> None:
         w, size = self.world, ctypes.c_int32(len(self._err))
-        job = segment_prefix(w.job)[3:-1].encode()
-        if self._lib.ts_heap_create(job, w.rank, w.size, ctypes.c_int64(self.segment), self._err, size) < 0:
+        if self._lib.ts_heap_create(w.job.encode(), w.rank, w.size, ctypes.c_int64(self.segment), self._err, size) < 0:
             raise CommError(
                 f"rank {w.rank}: {self._text()}",
                 hint="make /dev/shm larger (docker run --shm-size=2g) or the heap smaller (TILESCALE_HEAP_SIZE)",
             )
-        limit = native.wait_timeout()
+        limit = env.WAIT_TIMEOUT.get()
         deadline = time.monotonic() + limit
         try:
             while (rc := self._lib.ts_heap_join(ctypes.c_int64(_SLICE_NS), self._err, size)) == 0:
@@ -120,7 +101,7 @@ class Shm:
         if self._lib.ts_stopped(self._err, len(self._err)):
             raise CommError(f"rank {self.world.rank}: {what}: {self._text()}")
         self._lib.ts_mail_post(n, ids, letter)
-        limit = native.wait_timeout()
+        limit = env.WAIT_TIMEOUT.get()
         deadline = time.monotonic() + limit
         size = ctypes.c_int32(len(self._err))
         while (rc := self._lib.ts_mail_wait(n, ids, out, ctypes.c_int64(_SLICE_NS), self._err, size)) == 0:

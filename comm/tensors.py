@@ -16,13 +16,13 @@ _BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
 _ALIASES = {
-    "float": "float32", "double": "float64", "half": "float16", "int": "int64", "float8_e4m3": "float8_e4m3fn", "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2",
+    "float": "float32", "double": "float64", "half": "float16", "int": "int64", "float8_e4m3": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
 }  # fmt: skip
 
 
 def dtype_name(dtype: Any) -> str:
-    """``torch.float16``, ``numpy.float16``, ``numpy.dtype("float16")`` and ``"float16"`` → ``"float16"``. Raises TileTypeError."""
+    """``torch.float16``, ``numpy.float16``, ``numpy.dtype("float16")``, ``"float16"`` → ``"float16"``; else TileTypeError."""
     if isinstance(dtype, str):
         name = dtype
     elif isinstance(dtype, type):
@@ -72,7 +72,9 @@ def _numpy_dtype(name: str) -> Any:
     return numpy.dtype(name)
 
 
-def wrap(block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int = 0, strides: tuple[int, ...] | None = None) -> Any:
+def wrap(
+    block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int = 0, strides: tuple[int, ...] | None = None
+) -> Any:
     """The block's memory from byte ``at`` on as a tensor; ``strides`` in elements, row-major when None."""
     import numpy
 

@@ -43,7 +43,9 @@ class RanksFailed(AssertionError):
         super().__init__("\n".join(f"--- rank {f.rank}: {f.kind}: {f.text}\n{f.trace}" for f in failures))
 
 
-def _child(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: int, limit: float) -> None:
+def _child(
+    rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], pipe: int, limit: float
+) -> None:
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(n), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(n), TILESCALE_JOB=job,
         TILESCALE_NUM_THREADS=os.environ.get("TILESCALE_NUM_THREADS", "1"),
@@ -56,10 +58,11 @@ def _child(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any,
         sys.modules["torch"].set_num_threads(1)  # the parent's OpenMP threads do not exist here, and cores are shared
     from tilescale import comm
 
+    comm.world.cache_clear()  # the parent may have asked who it is
     try:
         answer: Any = ("ok", fn(*args))
         data = pickle.dumps(answer)
-    except BaseException as e:  # whatever it is, the parent has to hear of it
+    except BaseException as e:  # noqa: BLE001  # whatever it is, the parent has to hear of it
         comm.abort(f"{type(e).__name__}: {e}")
         data = pickle.dumps(("error", type(e).__name__, str(e), traceback.format_exc()))
     comm._leave()
@@ -70,10 +73,13 @@ def _child(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any,
         view = view[os.write(pipe, view) :]
 
 
-def _fork(rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], limit: float) -> tuple[int, int]:
+def _fork(
+    rank: int, n: int, job: str, fn: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str], limit: float
+) -> tuple[int, int]:
     mine, its = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads: the runtime's pool is rebuilt, torch uses one
+        # Fork beside threads: the runtime rebuilds its pool, and torch uses one thread.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         code = 1
@@ -98,13 +104,15 @@ def leftovers(job: str) -> list[str]:
     return sorted(p.name for p in Path("/dev/shm").glob(f"ts-{job}-*"))
 
 
-def run_ranks(n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, env: dict[str, str] | None = None) -> list[Any]:
+def run_ranks(
+    n: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, env: dict[str, str] | None = None
+) -> list[Any]:
     """``fn(*args)`` on ``n`` ranks; their results in rank order.
 
     ``env``: further environment of the ranks. Raises RanksFailed when a rank raises, dies or is not done after ``timeout``
     seconds (then all are killed); AssertionError when something is left in /dev/shm.
     """
-    job = f"test-{os.getpid()}-{next(_numbers)}"
+    job = f"test{os.getpid()}x{next(_numbers)}"
     start = time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -41,7 +41,8 @@ void ts_event(void*, int32_t, int32_t, int32_t, int64_t);
 
 @dataclass(frozen=True)
 class P:
-    """A parameter of the description; extents: an int must match, ("def", k) defines symbol k, ("sym", k) repeats it, None is free."""
+    """A parameter of the description; extents: an int must match, ("def", k) defines symbol k, ("sym", k) repeats
+    it, None is free."""
 
     kind: int
     dtype: tuple[int, int] = F32

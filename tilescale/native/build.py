@@ -1,11 +1,7 @@
 """Builds the C runtime once with the system's C compiler, loads it, and makes kernels' launchers.
 
-A leaf: imports nothing of ours but ``tilescale.errors``. Importing this module is cheap; the library is built and loaded, and
-``tvm_ffi`` imported, by the first call.
-
-Environment: ``TILESCALE_CC`` (the C compiler, default ``cc`` or ``gcc``), ``TILESCALE_CACHE_DIR`` (default ``~/.cache/tilescale``),
-``TILESCALE_NUM_THREADS`` (threads of a launch, default: this process's cores divided by the ranks on this machine),
-``TILESCALE_WAIT_TIMEOUT`` (seconds that any wait may take, default 120).
+A leaf: imports nothing of ours but ``tilescale.errors`` and ``tilescale.env``. Importing this module is cheap; the library is
+built and loaded, and ``tvm_ffi`` imported, by the first call.
 """
 
 from __future__ import annotations
@@ -27,19 +23,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilescale.errors import TileError, TileValueError
+from tilescale import env
+from tilescale.errors import TileError
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "heap.c", "team.c", "atomics.c")
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)
-DEFAULT_WAIT_TIMEOUT = 120.0
-
-
-def cache_dir() -> Path:
-    """The folder of everything that is compiled once: ``TILESCALE_CACHE_DIR`` or ``~/.cache/tilescale``."""
-    return Path(os.environ.get("TILESCALE_CACHE_DIR") or Path.home() / ".cache" / "tilescale")
 
 
 def import_tvm_ffi() -> ModuleType:
@@ -58,16 +49,15 @@ def import_tvm_ffi() -> ModuleType:
 
 
 def compiler() -> list[str]:
-    """The C compiler's command: ``TILESCALE_CC``, else ``cc`` or ``gcc`` or ``clang`` from the path.
+    """The C compiler's command: ``TILESCALE_CC``, else ``CC``, else ``cc`` or ``gcc`` or ``clang`` from the path.
 
     Raises TileError where there is none.
     """
-    asked = os.environ.get("TILESCALE_CC")
+    asked = env.CC.get() or shlex.split(os.environ.get("CC", ""))
     if asked:
-        command = shlex.split(asked)
-        if not command or shutil.which(command[0]) is None:
-            raise TileError(f"TILESCALE_CC={asked} is not a program on this machine", expected="a C compiler")
-        return command
+        if shutil.which(asked[0]) is None:
+            raise TileError(f"{shlex.join(asked)} (TILESCALE_CC or CC) is no program on this machine", expected="a C compiler")
+        return asked
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
@@ -128,7 +118,7 @@ def library_path() -> Path:
     Several processes that start at once build once: the others wait for a file lock.
     """
     command = compiler()
-    folder = cache_dir() / "native"
+    folder = env.CACHE_DIR.get() / "native"
     out = folder / f"libts_rt-{_key(command)}.so"
     if out.exists():
         return out
@@ -144,34 +134,15 @@ def library_path() -> Path:
     return out
 
 
-def _positive(name: str, default: float) -> float:
-    text = os.environ.get(name)
-    if not text:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if value <= 0:
-        raise TileValueError(f"{name}={text!r}", expected="a number greater than zero")
-    return value
-
-
-def wait_timeout() -> float:
-    """TILESCALE_WAIT_TIMEOUT: how many seconds any wait may take."""
-    return _positive("TILESCALE_WAIT_TIMEOUT", DEFAULT_WAIT_TIMEOUT)
-
-
 def configure(local_ranks: int | None = None) -> None:
     """Reads TILESCALE_NUM_THREADS and TILESCALE_WAIT_TIMEOUT (again) and hands them to the runtime.
 
     ``local_ranks``: how many ranks share this machine; by default what the launcher's environment says.
     """
     if local_ranks is None:
-        local_ranks = int(_positive("LOCAL_WORLD_SIZE", 1))
-    cores = len(os.sched_getaffinity(0))
-    threads = int(_positive("TILESCALE_NUM_THREADS", max(1, cores // local_ranks)))
-    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(int(wait_timeout() * 1e9)))
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    threads = env.NUM_THREADS.get() or max(1, len(os.sched_getaffinity(0)) // local_ranks)
+    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(int(env.WAIT_TIMEOUT.get() * 1e9)))
 
 
 _lib: ctypes.CDLL | None = None
@@ -192,7 +163,7 @@ def library() -> ctypes.CDLL:
 
 
 _module: Any = None
-_kernels: dict[int, tuple[str, list[str]]] = {}
+kernels: dict[int, tuple[str, list[str]]] = {}  # a kernel's number → its name and its lines of sites
 
 
 def _ffi_module() -> Any:
@@ -216,5 +187,14 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     """
     module = _ffi_module()
     f = module.make_kernel(os.fspath(path), desc, sites, name)
-    _kernels[module.last_kernel_id()] = (name, sites.split("\n"))
+    kernels[module.last_kernel_id()] = (name, sites.split("\n"))
     return f
+
+
+def retype(array: Any, code: int, bits: int) -> Any:
+    """A kernel argument that is ``array``'s memory (anything DLPack) under the dtype that DLPack calls ``code``, ``bits``.
+
+    For dtypes that the array's own library cannot hand over: ``retype(x.view(numpy.uint16), 4, 16)`` is a bfloat16 argument.
+    """
+    module = _ffi_module()
+    return module.retype(import_tvm_ffi().from_dlpack(array), code, bits)

@@ -194,6 +194,23 @@ TS_API int __tvm_ffi_make_kernel(void* unused, const TVMFFIAny* a, int32_t n, TV
   return 0;
 }
 
+/* retype(tensor, code, bits) -> the same memory under another dtype of the same size: for those that DLPack's producers cannot
+ * name, such as NumPy's bfloat16. */
+TS_API int __tvm_ffi_retype(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused;
+  if (n != 3 || a[0].type_index != kTVMFFITensor || a[1].type_index != kTVMFFIInt || a[2].type_index != kTVMFFIInt)
+    return ts_error("TypeError", "retype(tensor, code: int, bits: int)");
+  DLTensor t = *(const DLTensor*)((const char*)a[0].v_obj + sizeof(TVMFFIObject));
+  if (t.dtype.bits != a[2].v_int64) return ts_error("ValueError", "retype: %d bits as %d", t.dtype.bits, (int)a[2].v_int64);
+  t.dtype.code = (uint8_t)a[1].v_int64;
+  TVMFFIObjectHandle view;
+  if (TVMFFITensorCreateUnsafeView(a[0].v_obj, &t, &view)) return -1;
+  ret->type_index = kTVMFFITensor;
+  ret->zero_padding = 0;
+  ret->v_obj = view;
+  return 0;
+}
+
 /* The number that a kernel's events carry. */
 TS_API int __tvm_ffi_last_kernel_id(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   (void)unused, (void)a, (void)n;
