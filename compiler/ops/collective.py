@@ -79,7 +79,7 @@ def all_gather(src: Any, dst: Any) -> None:
     a, b, place = _pair("all_gather", src, dst)
     _parts("all_gather", b, a)
     _symmetric(b, "the destination", place)
-    emit("all_gather", [a.ir(), b.ir()], {"place": place})
+    _emit("all_gather", a, b, {"place": place})
 
 
 def all_to_all(src: Any, dst: Any) -> None:
@@ -87,7 +87,7 @@ def all_to_all(src: Any, dst: Any) -> None:
     a, b, place = _pair("all_to_all", src, dst)
     require_same_shape(a, b, "T.all_to_all")
     _symmetric(b, "the destination", place)
-    emit("all_to_all", [a.ir(), b.ir()], {"place": place})
+    _emit("all_to_all", a, b, {"place": place})
 
 
 def broadcast(src: Any, dst: Any, root: Any = 0) -> None:
@@ -98,7 +98,7 @@ def broadcast(src: Any, dst: Any, root: Any = 0) -> None:
     known = constant(index_expr(root))
     if known is not None and known < 0:
         raise TileValueError(f"root={known} is no rank", loc=source.current(), expected="0 ≤ root < world size")
-    emit("broadcast", [a.ir(), b.ir(), index_expr(root)], {"place": place})
+    _emit("broadcast", a, b, {"place": place}, index_expr(root))
 
 
 def reduce_scatter(src: Any, dst: Any, op: str = "sum") -> None:
@@ -110,7 +110,7 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum") -> None:
     a, b, place = _pair("reduce_scatter", src, dst)
     _parts("reduce_scatter", a, b)
     _symmetric(a, "the source", place)
-    emit("reduce_scatter", [a.ir(), b.ir()], {"place": place, "op": _reduction(op, "reduce_scatter")})
+    _emit("reduce_scatter", a, b, {"place": place, "op": _reduction(op, "reduce_scatter")})
 
 
 def all_reduce(src: Any, dst: Any = None, op: str = "sum") -> None:
@@ -124,7 +124,13 @@ def all_reduce(src: Any, dst: Any = None, op: str = "sum") -> None:
     if place in ("device", "cta_cluster"):
         require_same_shape(a, b, "T.all_reduce")
     _symmetric(a, "the source", place)
-    emit("all_reduce", [a.ir(), b.ir()], {"place": place, "op": _reduction(op, "all_reduce"), "in_place": int(dst is None)})
+    _emit("all_reduce", a, b, {"place": place, "op": _reduction(op, "all_reduce"), "in_place": int(dst is None)})
+
+
+def _emit(name: str, src: Region, dst: Region, attrs: dict[str, Any], *more: Any) -> None:
+    """Adds the call; which axes a scalar index dropped is kept, since the expansion has to find the leading axis again."""
+    dropped = {"src_dropped": [int(d) for d in src.dropped], "dst_dropped": [int(d) for d in dst.dropped]}
+    emit(name, [src.ir(), dst.ir(), *more], {**attrs, **dropped})
 
 
 class _Collective(TileOp):

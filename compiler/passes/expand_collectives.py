@@ -8,7 +8,7 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend.values import Buffer, Region, constant
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.collective import _Collective
-from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 
 def expand_collectives(program: Any) -> Any:
@@ -17,8 +17,9 @@ def expand_collectives(program: Any) -> Any:
     structural_walk(program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _is_collective(s.value) else None))
     if not found:
         return program
-    body = structural_map(program.func.body, (tirx.Evaluate, lambda s: _expanded(program, s) if _is_collective(s.value) else s))
-    return program.with_body(body)
+    # expanded here and not inside the map, whose callbacks would wrap a refusal in an error of TVM's
+    made = {s: _expanded(program, s) for s in found}
+    return program.with_body(structural_map(program.func.body, (tirx.Evaluate, lambda s: made.get(s, s))))
 
 
 def _is_collective(call: Any) -> bool:
@@ -33,12 +34,12 @@ def _expanded(program: Any, stmt: Any) -> Any:
     b.launch, b.fixed_span = program.launch, stmt.span
     b.scales = [str(call.attrs["executor"]), str(call.attrs["reach"])]
     with bld.tracing(b):
-        src, dst = (_region(b, r) for r in call.args[:2])
+        src, dst = (_region(b, r, call.attrs[side]) for r, side in zip(call.args[:2], ("src_dropped", "dst_dropped"), strict=True))
         op.expand(call, src, dst)
     return bld.sequence(b.bodies[0])
 
 
-def _region(b: bld.Builder, r: Any) -> Region:
+def _region(b: bld.Builder, r: Any, dropped: Any) -> Region:
     """The author's view of a region of the IR."""
     var = r.source
     buffer = b.buffers.get(var)
@@ -50,7 +51,4 @@ def _region(b: bld.Builder, r: Any) -> Region:
         buffer = b.buffers[var] = Buffer(var, var.name, shape, dt, ty.storage_scope, kind)
     mins = tuple(x.min for x in r.region)
     extents = tuple(constant(x.extent) if constant(x.extent) is not None else x.extent for x in r.region)
-    return Region(buffer, mins, extents, tuple(False for _ in extents))
-
-
-__all__ = ["expand_collectives", "ir"]
+    return Region(buffer, mins, extents, tuple(bool(d) for d in dropped))
