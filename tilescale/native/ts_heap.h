@@ -32,6 +32,7 @@ enum { TS_STATE_NONE, TS_STATE_ALIVE, TS_STATE_LEFT };
 
 typedef struct ts_control {
   char magic[8];
+  char failed[512]; /* why this rank gave up in init(); "" while it has not */
   int32_t version, rank, world, pid;
   int64_t started, segment; /* when the process started, in the kernel's ticks: a process id alone may be used again */
   _Alignas(128) _Atomic int32_t state;
