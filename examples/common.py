@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import functools
 
 import torch
 
 import tilescale.comm as comm
 
 
+@functools.cache
 def device() -> torch.device:
-    """Where ordinary tensors live: beside symmetric memory."""
+    """Where tensors live: the device of symmetric memory. The first call is collective, as every allocation there is."""
     return comm.empty((1,), torch.float32).device
 
 
 def ranks() -> tuple[int, int]:
     """(own rank, number of ranks). Alone, without a launcher, it is (0, 1)."""
     comm.init()
+    device()
     return comm.rank(), comm.world_size()
 
 
@@ -72,8 +74,3 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not positive")
     return value
-
-
-def run_main(main: Callable[[], int]) -> None:
-    """Ends the process with ``main``'s code."""
-    raise SystemExit(main())
