@@ -98,7 +98,7 @@ class Scalars:
                 yes = self.scalar(e.args[1])
             with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
                 no = self.scalar(e.args[2])
-            if _cheap(e.args[1]) and _cheap(e.args[2]):
+            if self.cheap(e.args[1]) and self.cheap(e.args[2]):
                 return tirx.Select(test, yes, no)  # nothing to protect: both sides may be evaluated, and lanes stay lanes
             return tirx.if_then_else(test, yes, no)
         if name == "tirx.reinterpret":
@@ -109,6 +109,27 @@ class Scalars:
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
+
+
+    def cheap(self, e: Any) -> bool:
+        """Whether an expression may be evaluated where its condition does not hold: no division, no call, no memory but tiles
+        whose indices are proven inside without it."""
+        kind = type(e).__name__
+        if kind in ("IntImm", "FloatImm"):
+            return True
+        if kind == "Var":
+            return not is_buffer_var(e)
+        if kind in ("Add", "Sub", "Mul", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or"):
+            return self.cheap(e.a) and self.cheap(e.b)
+        if kind in ("Cast", "Not"):
+            return self.cheap(e.value if kind == "Cast" else e.a)
+        if kind in ("TensorLoad", "BufferLoad"):
+            m = self.memory[e.source]  # type: ignore[attr-defined]
+            return not m.is_global and all(
+                self.cheap(i) and self.proven(self.scalar(i) >= 0) and self.proven(self.scalar(i) < size)  # type: ignore[attr-defined]
+                for i, size in zip(e.indices, m.shape, strict=True)
+            )
+        return False
 
 
 def _may_trap(e: Any) -> bool:
@@ -122,17 +143,3 @@ def _may_trap(e: Any) -> bool:
 
     structural_walk(e, ((tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod), look))
     return bool(found)
-
-
-def _cheap(e: Any) -> bool:
-    """Whether an expression may be evaluated where its condition does not hold: no memory, no division, no call."""
-    kind = type(e).__name__
-    if kind in ("IntImm", "FloatImm"):
-        return True
-    if kind == "Var":
-        return not is_buffer_var(e)
-    if kind in ("Add", "Sub", "Mul", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or"):
-        return _cheap(e.a) and _cheap(e.b)
-    if kind in ("Cast", "Not"):
-        return _cheap(e.value if kind == "Cast" else e.a)
-    return False
