@@ -81,7 +81,7 @@ def _aligned(src: View, dst: View) -> tuple[View, View]:
         other = [(1, 0, None)] * front_other
         rows = (own + other if own_first else other + own) + [(v.shape[k], v.strides[k], v.valid[k]) for k in back]
         shape, strides, valid = (tuple(r[c] for r in rows) for c in range(3))
-        return View(v.buf, v.dtype, shape, strides, v.offset, valid, v.index_dtype, v.is_global)  # type: ignore[arg-type]
+        return View(v.buf, v.dtype, shape, strides, v.offset, valid, v.index_dtype, v.is_global)
 
     return build(src, extra_s, len(extra_d), ks, True), build(dst, extra_d, len(extra_s), kd, False)
 

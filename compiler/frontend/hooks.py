@@ -394,10 +394,10 @@ class Hooks:
         if name in ("abs", "round", "pow"):
             return getattr(math, name)(*args)
         if name == "print":
-            from tilescale.compiler.ops.print import print as device_print
+            from tilescale.compiler.ops import print as printing
 
             for a in args:
-                device_print(a)
+                printing.print(a)
             return None
         return func(*args, **kwargs)
 
