@@ -249,6 +249,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   L.kernel = K;
   L.slots = slots;
   L.args = args;
+  L.signal_waits = &L.own_signal_waits;
   if (K->nsymm || (K->flags & TS_FLAG_DEVICE)) {
     if (TS_UNLIKELY(ts_team_of_args(K, args, &L.team))) return -1;
   }
