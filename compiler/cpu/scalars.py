@@ -7,7 +7,7 @@ from typing import Any
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import lit
 from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
+from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 
 Expr = Any
@@ -30,6 +30,9 @@ class Scalars:
 
     def _pair(self, e: Any) -> Expr:
         a, b = self.scalar(e.a), self.scalar(e.b)
+        if isinstance(e, (tirx.And, tirx.Or)) and _may_trap(b):  # LLVM's and, or evaluate both sides
+            decided = tirx.IntImm("bool", isinstance(e, tirx.Or))
+            return tirx.if_then_else(a, decided, b) if isinstance(e, tirx.Or) else tirx.if_then_else(a, b, decided)
         small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
         if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
@@ -107,6 +110,7 @@ class Scalars:
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
 
+
     def cheap(self, e: Any) -> bool:
         """Whether an expression may be evaluated where its condition does not hold: no division, no call, no memory but tiles
         whose indices are proven inside without it."""
@@ -126,3 +130,16 @@ class Scalars:
                 for i, size in zip(e.indices, m.shape, strict=True)
             )
         return False
+
+
+def _may_trap(e: Any) -> bool:
+    """Whether evaluating an expression of thread IR may stop the program: an integer division by what may be zero. (Loads guard
+    themselves.)"""
+    found: list[Any] = []
+
+    def look(x: Any) -> None:
+        if "int" in str(x.ty) and not (isinstance(x.b, tirx.IntImm) and int(x.b.value) not in (0, -1)):
+            found.append(x)
+
+    structural_walk(e, ((tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod), look))
+    return bool(found)

@@ -91,11 +91,10 @@ class Builder:
         """Collects the statements emitted inside into a list of its own."""
         opened: list[Any] = []
         self.bodies.append(opened)
-        try:
-            yield opened
-        finally:
-            if self.bodies.pop() is not opened:
-                raise InternalError("bodies were closed out of order")
+        yield opened
+        # Not in a finally: a refusal inside ends the trace, and is what people should see.
+        if self.bodies.pop() is not opened:
+            raise InternalError("bodies were closed out of order")
 
     def open_body(self) -> None:
         self.bodies.append([])

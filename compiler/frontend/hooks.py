@@ -76,9 +76,12 @@ class _Loop(State):
         b = bld.current()
         if not self.nest:
             frame = b.push("pyfor", device=False)
-            for value in self.iterable:
-                yield value
-            b.pop(frame)
+            try:
+                for value in self.iterable:
+                    yield value
+            finally:  # break and return close this generator
+                if b.frames and b.frames[-1] is frame:
+                    b.pop(frame)
             return
         self.inside = True
         yield from self.iterable.trace(self.targets)
@@ -413,11 +416,11 @@ def _chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -
         x = thunk()
         if is_device(x):
             x = _boolean(x)
-            value = x if value is None or not is_device(value) else join(value, x)
+            value = x if not is_device(value) else join(value, x)
         else:
             if bool(x) is stop_on:
-                return x if value is None or not is_device(value) else tirx.const(stop_on, "bool")
-            value = x if value is None else value
+                return x if not is_device(value) else tirx.const(stop_on, "bool")
+            value = x if not is_device(value) else value
     return value
 
 

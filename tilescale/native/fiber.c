@@ -251,15 +251,22 @@ static void check_limits(ts_launch* L, ts_worker* W) {
         int32_t r = ts_team_member(L->team, f->peer);
         /* Whether it has ended is asked before its flag is looked at again: what it set before it ended counts. */
         if (ts_rank_gone(r, why, sizeof why) && !ts_ready(f)) {
-          char who[96];
+          char who[96], told[TS_MESSAGE];
+          if (ts_others_failed(told, sizeof told)) { /* it said why just before */
+            L->quiet = 1;
+            ts_launch_fail(L, -1, "%s", told);
+            return;
+          }
           ts_who(f, who);
           ts_launch_fail(L, f->site, "%s: waited for rank %d in launch %lld of their team (%s), and %s", who, r, (long long)L->number,
                          L->kernel->name, why);
           return;
         }
       }
-      /* Those who wait at a barrier wait for somebody who waits for a signal: let that one speak first. */
-      int64_t limit = ts_time_limit + (f->why == TS_WAIT_BARRIER ? ts_time_limit / 16 + 50000000 : 0);
+      /* Those who wait at a barrier, or for another rank to finish, wait for somebody who waits for a signal: that one knows
+       * more, and speaks first. */
+      int64_t patience = f->why == TS_WAIT_SIGNAL ? 0 : f->why == TS_WAIT_BARRIER ? 1 : 2;
+      int64_t limit = ts_time_limit + patience * (ts_time_limit / 16 + 50000000);
       if (now - f->since > limit && (!late || f->since < late->since)) late = f;
     }
     f = f->next;
