@@ -485,7 +485,7 @@ class Lowering(Scalars, ParallelLoops):
         return count
 
     def observed(self, waiting: Any, site: Any) -> Any:
-        """A wait, in instrumented kernels between two events."""
+        """A wait or a product, in instrumented kernels between two events."""
         if not self.instrument:
             return waiting
         none, zero = lit(-1, "int32"), lit(0, "int64")
