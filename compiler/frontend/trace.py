@@ -49,6 +49,7 @@ class TileProgram:
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
     schedule: Any = None
+    layouts: dict[Any, Any] = field(default_factory=dict)
 
     def with_body(self, body: Any) -> TileProgram:
         """The same kernel with another body."""
