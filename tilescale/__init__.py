@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 #: name → the module that has it
 _LAZY = {
     "jit": "jit", "compile": "jit", "Kernel": "kernel", "Profiler": "profiler", "autotune": "tuning", "TileError": "errors",
+    "PassConfigKey": "compat",
 }  # fmt: skip
 _MODULES = ("language", "comm", "errors", "env", "native", "tuning", "launch")
 

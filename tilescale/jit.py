@@ -258,6 +258,34 @@ class EagerKernel:
         kernel, taken = found
         return kernel(*[values[k] for k in taken])
 
+    def compile(self, **given: Any) -> Kernel:
+        """The kernel for the given ``T.const`` extents and constants, ahead of any call: ``matmul.compile(M=…, N=…, block_M=128)``.
+
+        Raises:
+            TileTypeError: a name that is neither a parameter nor an extent. TileValueError: an extent that is missing.
+        """
+        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+
+        parameters = PrimFunc(self.func).params
+        constants = {**self._defaults, **{k: v for k, v in given.items() if k in self.signature.parameters}}
+        extents = {k: v for k, v in given.items() if k not in self.signature.parameters}
+        unknown = [k for k, v in extents.items() if not isinstance(v, int)]
+        if unknown:
+            raise TileTypeError(f"{self.func.__name__} has no parameter {unknown[0]!r}", expected=f"{self.func.__name__}{self.signature}")
+
+        def kind(name: str) -> str:
+            spec = parameters[name]
+            return spec.kind if isinstance(spec, TensorSpec) else "tensor"
+
+        tensors = {name: TensorArg(name, None, None, kind(name)) for name in self._names if name not in constants}
+        shown = ", ".join(f"{k}={v}" for k, v in {**extents, **constants}.items())
+
+        def traced() -> Any:
+            return trace_eager(self.func, tensors, constants, extents)
+
+        identity = ("ahead", tuple(tensors), constants, extents)
+        return _kernel(self.func, traced, identity, None, target_of(self.target), self.instrument, shown)
+
     def _compile(self, values: list[Any], key: tuple[Any, ...]) -> tuple[Kernel, list[int]]:
         """Traces and compiles for these arguments."""
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
