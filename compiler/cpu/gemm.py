@@ -142,8 +142,8 @@ def _rows_of(m: int, limit: int) -> int:
     return -(-m // blocks)
 
 
-def _blocking(m: int, n: int, acc: str) -> tuple[int, list[tuple[int, int, Blocking]]]:
-    """(rows, panels): each panel as (first column, count, blocking)."""
+def _blocking(m: int, n: int, acc: str) -> list[tuple[int, int, Blocking]]:
+    """The panels, each as (first column, count, blocking)."""
     cpu = host_cpu()
     lanes = cpu.lanes(acc)
     registers = cpu.vector_registers
@@ -167,7 +167,7 @@ def _blocking(m: int, n: int, acc: str) -> tuple[int, list[tuple[int, int, Block
             at += width
         limit = max(1, (registers - len(vectors) - 2) // len(vectors))
         panels.append((done, 1, Blocking(_rows_of(m, limit), tuple(vectors))))
-    return lanes, panels
+    return panels
 
 
 def _operand_a(cx: Context, a: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
@@ -219,8 +219,8 @@ class _Panels:
 
 def _pass(a: Tile, b: Tile, c: Tile, acc: str, strip_of: _Panels, clear: bool) -> Stmt:
     """C += A·B for one block of K: panels of columns outside, blocks of rows inside (the panel stays in L1)."""
-    (m, k), n = a.shape, b.shape[1]
-    _, panels = _blocking(m, n, acc)
+    m, n = a.shape[0], b.shape[1]
+    panels = _blocking(m, n, acc)
     steps = []
     for first, count, blocking in panels:
         def panel(j: Expr, first: int = first, blocking: Blocking = blocking) -> Stmt:

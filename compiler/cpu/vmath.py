@@ -222,7 +222,7 @@ def _log1p(t: Lets, x: Expr, f: Format) -> Expr:
 
 
 def _tanh(t: Lets, x: Expr, f: Format) -> Expr:
-    """With E = e^(-2|x|): -(E - 1)/(E + 1) up to 0.55, where tanh is 1/2 and E - 1 is computed without cancelling; 1 - 2E/(1 + E) beyond."""
+    """With E = e^(-2|x|): -(E - 1)/(E + 1) up to 0.55, where tanh is 1/2 and E - 1 does not cancel; 1 - 2E/(1 + E) beyond."""
     a = t(_abs(x, f))
     low = -40.0 if f.dtype == "float64" else -20.0
     y = t(a * f.k(-2.0))
