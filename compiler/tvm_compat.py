@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -85,6 +86,22 @@ def is_buffer_var(value: Any) -> bool:
     return isinstance(value, ir.Var) and bool(tirx.is_buffer_var(value))
 
 
+def guard_equality(check: Callable[[types.FrameType], None]) -> None:
+    """Calls ``check(frame)`` with the asking frame before the truth of a deferred ``==`` or ``!=`` of expressions is given.
+
+    TVM answers by identity of the operands, which its own Python relies on; in a kernel's helper ``1 if x == 2 else 0`` would
+    silently choose a branch.
+    """
+    for kind in (tirx.expr.EqualOp, tirx.expr.NotEqualOp):
+        answer = kind.__bool__
+
+        def truth(self: Any, answer: Callable[[Any], bool] = answer) -> bool:
+            check(sys._getframe(1))
+            return answer(self)
+
+        kind.__bool__ = truth
+
+
 def register_op(name: str, *, pure: bool = False) -> None:
     """Registers an operation of the tile language, printed by its own name. Impure ones are never moved or removed by TVM."""
     kind = tirx.CallEffectKind.Pure if pure else tirx.CallEffectKind.Opaque
@@ -94,6 +111,7 @@ def register_op(name: str, *, pure: bool = False) -> None:
 
 __all__ = [
     "TVM_VERSION",
+    "guard_equality",
     "ir",
     "is_buffer_var",
     "is_expr",

@@ -133,7 +133,7 @@ class Fingerprint:
             self.text(name)
             self.text("module", held.__name__) if isinstance(held, types.ModuleType) else self.add(held)
 
-    def _partial(self, value: functools.partial) -> None:  # type: ignore[type-arg]
+    def _partial(self, value: functools.partial) -> None:
         self.text("partial")
         self.add(value.func)
         self.add(value.args)

@@ -40,11 +40,13 @@ def target_of(target: str | None, tensors: Sequence[Any] = ()) -> str:
     if name not in TARGETS:
         raise TileValueError(f"there is no target {target!r}", expected="one of " + ", ".join(TARGETS))
     if name != "cpu":
-        raise TileValueError(f"this version of TileScale does not compile for {name}", expected='target="cpu"', hint="move the tensors to the CPU")
+        raise TileValueError(
+            f"this version of TileScale does not compile for {name}", expected='target="cpu"', hint="move the tensors to the CPU"
+        )
     return name
 
 
-def compile(  # noqa: A001  # the public name
+def compile(  # the public name
     func: PrimFunc,
     out_idx: Sequence[int] | int | None = None,
     target: str | None = None,
@@ -109,7 +111,14 @@ def _settings(options: dict[str, Any]) -> None:
             raise TileTypeError(f"@tilescale.jit has no option {name!r}", expected="out_idx, target, instrument")
 
 
-def jit(func: Callable[..., Any] | None = None, *, out_idx: Any = None, target: str | None = None, instrument: bool = False, **options: Any) -> Any:
+def jit(
+    func: Callable[..., Any] | None = None,
+    *,
+    out_idx: Any = None,
+    target: str | None = None,
+    instrument: bool = False,
+    **options: Any,
+) -> Any:
     """Decorator. On a function that returns a ``@T.prim_func``: calls give compiled kernels. On a function whose body is the kernel
     (it opens ``T.Kernel`` itself): calls with tensors compile for their shapes, run, and return what the kernel returns.
 
@@ -261,8 +270,8 @@ class EagerKernel:
             return specs[name].kind if isinstance(specs.get(name), TensorSpec) else "tensor"
 
         tensors = {
-            self._names[k]: TensorArg(self._names[k], tuple(int(n) for n in values[k].shape), canonical(values[k].dtype), kind(self._names[k]))
-            for k in taken
+            name: TensorArg(name, tuple(int(n) for n in values[k].shape), canonical(values[k].dtype), kind(name))
+            for k, name in ((k, self._names[k]) for k in taken)
         }
         constants = {n: v for k, (n, v) in enumerate(zip(self._names, values, strict=True)) if k not in taken}
         shown = ", ".join(f"{k}={v}" for k, v in constants.items())

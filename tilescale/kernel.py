@@ -190,7 +190,9 @@ class Kernel:
         if what == "dtype":
             return TileTypeError(f"{name} is of {got}", loc=loc, expected=p["dtype"], hint=f"{name}.to(torch.{p['dtype']})")
         if what == "device":
-            return TileTypeError(f"{name} is {shown}, not in this processor's memory", loc=loc, expected="a CPU tensor", hint=f"{name}.cpu()")
+            return TileTypeError(
+                f"{name} is {shown}, not in this processor's memory", loc=loc, expected="a CPU tensor", hint=f"{name}.cpu()"
+            )
         if what == "ndim":
             return TileValueError(f"{name} has {got} axes: {shown}", loc=loc, expected=f"{expected} axes: {_shape(p)}")
         if what == "shape":
@@ -325,8 +327,6 @@ def _describe(value: Any) -> str:
 def _ready(value: Any) -> Any:
     """An argument that tvm-ffi can take: NumPy scalars as numbers, ml_dtypes arrays under their own dtype, others unchanged."""
     kind = str(getattr(value, "dtype", ""))
-    if type(value).__module__.startswith(("numpy", "ml_dtypes")) and getattr(value, "shape", None) == () and not hasattr(value, "__array_interface__"):
-        return value.item()
     if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
         if kind in _RETYPED:
             from tilescale.native import retype

@@ -149,7 +149,8 @@ class Lowering(Scalars, ParallelLoops):
         numel = 1
         for e in shape:
             numel *= e
-        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope="local" if scope == "local.var" else "")
+        place = "local" if scope == "local.var" else ""
+        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope=place)
         strides = self._row_major(shape, "int32")
         self.memory[var] = Memory(buf, dt, shape, strides, scope, var.name, lit(0, "int32"))
         if scope == "local.var" and not self.forks:

@@ -1,7 +1,8 @@
 """Reductions and scans of tiles along one axis, in an order that depends on shapes alone, so that results repeat bit for bit.
 
-Along a contiguous axis, lane l of U vectors takes the elements l, l + lanes, …; the vectors are folded in order, then the
-lanes by halves, then the ragged end, one element at a time. Along any other axis each output is one running value, in order.
+Along a contiguous axis, lane l of each of `UNROLL` vectors takes its share of the elements l, l + lanes, …; the vectors are folded
+in order, the ragged end into the first lanes, then neighbouring lanes pair by pair. Along any other axis each output is one
+running value, in order.
 Small floats accumulate in float32.
 
 ``max``, ``min`` and ``absmax`` propagate NaN, as torch.amax does (not CUDA's fmaxf, which drops it).
@@ -15,7 +16,7 @@ from math import inf
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.codegen import host_cpu
-from tilescale.compiler.cpu.expr import dtype_of, intrin, lit, loop, native_cast, seq
+from tilescale.compiler.cpu.expr import dtype_of, is_nan, lit, loop, native_cast, select, seq
 from tilescale.compiler.cpu.tile import Buf, Context, Expr, Stmt, Tile, add, imm, mul
 from tilescale.compiler.tvm_compat import tirx, tvm
 from tilescale.errors import TileTypeError, TileValueError
@@ -36,15 +37,16 @@ class _Op:
 
 
 def _maximum(a: Expr, b: Expr) -> Expr:
+    """``b > a ? b : a`` is one instruction and keeps a NaN in ``a``; one in ``b`` is put in. llvm.maximum takes twice as many."""
     if not dtype_of(a).startswith("float"):
         return tirx.max(a, b)
-    return intrin("llvm.maximum", dtype_of(a), a, b)
+    return select(is_nan(b), b, select(tirx.GT(b, a), b, a))
 
 
 def _minimum(a: Expr, b: Expr) -> Expr:
     if not dtype_of(a).startswith("float"):
         return tirx.min(a, b)
-    return intrin("llvm.minimum", dtype_of(a), a, b)
+    return select(is_nan(b), b, select(tirx.LT(b, a), b, a))
 
 
 def _lowest(dtype: str) -> float | int:
@@ -182,8 +184,9 @@ def emit_reduce(cx: Context, src: Tile, dst: Tile, axis: int, op: str, clear: bo
     dst, axis = _without_axis(src, dst, axis)
     job = _Job(src, dst, axis, _OPS[op], acc, clear)
     lanes = _lanes(src.dtype, acc)
-    if src.strides[axis] == 1 and job.extent >= lanes:
-        return _nest(job, job.kept, {}, lambda ids: _along(job, ids, lanes))
+    if src.strides[axis] == 1 and job.extent > 1:
+        lanes = min(lanes, 16)  # the square of vectors in `_group` stays small
+        return _nest(job, job.kept[:-1], {}, lambda ids: _along(job, ids, lanes))
     across = [i for i in job.kept if src.strides[i] == 1 and src.shape[i] > 1]
     if across:
         outer = [i for i in job.kept if i != across[0]]
@@ -216,56 +219,117 @@ def _vectors(lanes: int, body: Callable[[Expr], Stmt]) -> Stmt:
 
 
 def _along(job: _Job, ids: dict[int, Expr], lanes: int) -> Stmt:
-    """One row, contiguous along the reduced axis."""
-    unroll = min(UNROLL, job.extent // lanes)
+    """Rows contiguous along the reduced axis: as many at a time as there are lanes, then one at a time.
+
+    Each row is first folded to one vector. ``lanes`` such vectors are folded together: a round takes neighbouring lanes of two
+    vectors to the two halves of one, so the last vector holds one row's result in each lane. A single row is folded in the
+    same order, so that its result does not depend on its company.
+    """
+    rows = job.kept[-1] if job.kept else None
+    count = job.src.shape[rows] if rows is not None else 1
+    steps = []
+    if rows is not None and count >= lanes:
+        steps.append(loop("g", count // lanes, lambda g: _group(job, ids, rows, mul(_fold(g), lanes), lanes)))
+    done = count // lanes * lanes if rows is not None else 0
+
+    def single(r: Expr) -> Stmt:
+        place = ids if rows is None else {**ids, rows: add(done, _fold(r))}
+        held = _local(lanes, job.acc)
+        steps = [tirx.AllocBuffer(held), _row_vector(job, place, held, 0, lanes)]
+        total = _bind(steps, _load(held, 0, lanes))
+        width = lanes
+        while width > 1:
+            width //= 2
+            even = _bind(steps, tirx.Shuffle([total], [imm(2 * i) for i in range(width)]))
+            odd = _bind(steps, tirx.Shuffle([total], [imm(2 * i + 1) for i in range(width)]))
+            total = job.op.combine(even, odd)
+            if width > 1:
+                total = _bind(steps, total)
+        # Through memory: TVM expands a chain of scalar integer bindings while it generates code.
+        steps.append(tirx.BufferStore(held, total, [imm(0)]))
+        return seq([*steps, job.finish(place, tirx.BufferLoad(held, [imm(0)]))])
+
+    if count > done:
+        steps.append(loop("r", count - done, single))
+    return seq(steps)
+
+
+def _group(job: _Job, ids: dict[int, Expr], rows: int, base: Expr | int, lanes: int) -> Stmt:
+    held = _local(lanes * lanes, job.acc)
+
+    def row(r: Expr) -> Stmt:
+        return _row_vector(job, {**ids, rows: add(base, _fold(r))}, held, mul(_fold(r), lanes), lanes)
+
+    steps = [tirx.AllocBuffer(held), loop("r", lanes, row)]
+    vectors = [_bind(steps, _load(held, i * lanes, lanes)) for i in range(lanes)]
+    d = 1
+    while d < lanes:
+        low = [imm(i if not i & d else lanes + i - d) for i in range(lanes)]
+        high = [imm(i + d if not i & d else lanes + i) for i in range(lanes)]
+        folded = []
+        for a, b in zip(vectors[::2], vectors[1::2], strict=True):
+            first, second = _bind(steps, tirx.Shuffle([a, b], low)), _bind(steps, tirx.Shuffle([a, b], high))
+            folded.append(_bind(steps, job.op.combine(first, second)))
+        vectors, d = folded, 2 * d
+    steps.append(tirx.BufferStore(held, vectors[0], [tirx.Ramp(imm(0), imm(1), imm(lanes))]))
+    out = _vectors(lanes, lambda v: job.finish({**ids, rows: add(base, _fold(v))}, tirx.BufferLoad(held, [v])))
+    return seq([*steps, out])
+
+
+def _load(buf: Buf, at: int, lanes: int) -> Expr:
+    return tirx.BufferLoad(buf, [tirx.Ramp(imm(at), imm(1), imm(lanes))])
+
+
+def _row_vector(job: _Job, ids: dict[int, Expr], held: Buf, at: Expr | int, lanes: int) -> Stmt:
+    """held[at : at + lanes] = one row folded to a vector, the ragged end included."""
+    unroll = max(1, min(UNROLL, job.extent // lanes))
     regs = _local(unroll * lanes, job.acc)
     step = unroll * lanes
-    combine = job.op.combine
 
-    def take(slot: int, base: Expr | int) -> Stmt:
+    def take(buf: Buf, slot: Expr | int, base: Expr | int, width: int) -> Stmt:
         def lane(v: Expr) -> Stmt:
-            at = add(slot * lanes, _fold(v))
-            old = tirx.BufferLoad(regs, [at])
-            return tirx.BufferStore(regs, combine(old, job.value(ids, add(base, _fold(v)))), [at])
+            place = add(slot, _fold(v))
+            new = job.op.combine(tirx.BufferLoad(buf, [place]), job.value(ids, add(base, _fold(v))))
+            return tirx.BufferStore(buf, new, [place])
 
-        return _vectors(lanes, lane)
+        return _vectors(width, lane)
 
     steps: list[Stmt] = [tirx.AllocBuffer(regs)]
     steps += [
         _vectors(lanes, lambda v, u=u: tirx.BufferStore(regs, job.first(), [add(u * lanes, _fold(v))])) for u in range(unroll)
     ]
     full = job.extent // step
-    steps.append(
-        loop("k", full, lambda k: seq([take(u, add(mul(_fold(k), step), u * lanes)) for u in range(unroll)]))
-    )
-    rest = (job.extent - full * step) // lanes
-    steps += [take(u, full * step + u * lanes) for u in range(rest)]
-    total = _bind(steps, tirx.BufferLoad(regs, [tirx.Ramp(imm(0), imm(1), imm(lanes))]))
+    if full:
+
+        def round_(k: Expr) -> Stmt:
+            return seq([take(regs, u * lanes, add(mul(_fold(k), step), u * lanes), lanes) for u in range(unroll)])
+
+        steps.append(loop("k", full, round_))
+    done = full * step
+    for u in range((job.extent - done) // lanes):
+        steps.append(take(regs, u * lanes, done, lanes))
+        done += lanes
+    total = _bind(steps, _load(regs, 0, lanes))
     for u in range(1, unroll):
-        total = _bind(steps, combine(total, tirx.BufferLoad(regs, [tirx.Ramp(imm(u * lanes), imm(1), imm(lanes))])))
-    width = lanes
-    while width > 1:
-        width //= 2
-        low = _bind(steps, tirx.Shuffle([total], [imm(i) for i in range(width)]))
-        high = _bind(steps, tirx.Shuffle([total], [imm(width + i) for i in range(width)]))
-        total = _bind(steps, combine(low, high))
-    tail = full * step + rest * lanes
-    # Through memory from here: TVM expands a chain of integer bindings while it generates code, exponentially.
-    zero = [imm(0)]
-    steps.append(tirx.BufferStore(regs, total, zero))
-    if tail < job.extent:
-
-        def one(k: Expr) -> Stmt:
-            new = combine(tirx.BufferLoad(regs, zero), job.value(ids, add(tail, _fold(k))))
-            return tirx.BufferStore(regs, new, zero)
-
-        steps.append(loop("k", job.extent - tail, one))
-    return seq([*steps, job.finish(ids, tirx.BufferLoad(regs, zero))])
+        total = _bind(steps, job.op.combine(total, _load(regs, u * lanes, lanes)))
+    steps.append(tirx.BufferStore(held, total, [tirx.Ramp(add(at), imm(1), imm(lanes))]))
+    width, lane0 = lanes, 0
+    while done < job.extent:
+        while width > job.extent - done:
+            width //= 2
+        steps.append(take(held, add(at, lane0), done, width))
+        done, lane0 = done + width, lane0 + width
+    return seq(steps)
 
 
 def _bind(steps: list[Stmt], value: Expr) -> Expr:
-    var = tirx.Var("r", str(value.ty))
-    steps.append(tirx.Bind(var, value))
+    """A vector held in a local slot: TVM would substitute one binding into the next, doubling the expression each time."""
+    dtype = dtype_of(value)
+    scalar, _, lanes = dtype.partition("x")
+    slot = _local(int(lanes or 1), scalar)
+    place = [tirx.Ramp(imm(0), imm(1), imm(int(lanes)))] if lanes else [imm(0)]
+    var = tirx.Var("r", dtype)
+    steps += [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, place), tirx.Bind(var, tirx.BufferLoad(slot, place))]
     return var
 
 

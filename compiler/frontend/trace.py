@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 import types
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilescale import language
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
@@ -263,7 +266,7 @@ class translated:
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
-            raise TileTypeError(message, loc=loc) from error
+            raise TileTypeError(message, loc=loc, hint=_keyword_hint(message)) from error
 
 
 def _from_tvm(error: BaseException) -> bool:
@@ -272,6 +275,17 @@ def _from_tvm(error: BaseException) -> bool:
     while tb is not None:
         last, tb = tb.tb_frame.f_code.co_filename, tb.tb_next
     return "/tvm" in last or "tvm_ffi" in last or "pxi" in last
+
+
+def _keyword_hint(message: str) -> str | None:
+    """For a keyword argument that a word of the language does not have: the one that was probably meant, or those that it has."""
+    found = re.match(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", message)
+    word = getattr(language, found[1], None) if found is not None and found[1] in language.__all__ else None
+    if found is None or word is None:
+        return None
+    known = [p.name for p in inspect.signature(word).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    close = difflib.get_close_matches(found[2], known, 1)
+    return f"{close[0]}=…" if close else f"one of {', '.join(known)}"
 
 
 def _unknown_name(error: NameError, func: types.FunctionType, loc: Loc | None) -> TileError:
