@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import tilescale.compiler.driver  # noqa: F401  # once here, not in each of the forked ranks
 from tests.ranks.harness import run_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
