@@ -380,6 +380,11 @@ class Lowering(Scalars, ParallelLoops):
 
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)
+        if str(value.ty) == "bool":  # TVM's analyzer fails on a vector of bools that has a name: a byte stands for it
+            byte = tirx.Var(s.var.name, "int8")
+            self.variables[s.var] = tirx.NE(byte, lit(0, "int8"))
+            self.inside.add(byte)
+            return tirx.Bind(byte, tirx.Select(value, lit(1, "int8"), lit(0, "int8")))
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = var
         self.inside.add(var)
