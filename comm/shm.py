@@ -80,7 +80,10 @@ class Shm:
                     raise CommError(f"rank {w.rank}: waited {limit:g} s in init() for {whom}")
             if rc < 0:
                 raise CommError(f"rank {w.rank}: in init(): {self._text()}")
-        except BaseException:
+        except BaseException as e:
+            self._lib.ts_heap_give_up(str(e).encode(errors="replace")[:500])
+            if w.size > 1:
+                time.sleep(0.2)  # those who wait for this rank's name find it, and why it is of no use
             self._lib.ts_heap_close(1)
             raise
 

@@ -78,17 +78,13 @@ def wrap(
     """The block's memory from byte ``at`` on as a tensor; ``strides`` in elements, row-major when None."""
     import numpy
 
-    raw = numpy.asarray(block)[at:]
-    size = _BYTES[dtype]
-    raw = raw[: raw.shape[0] // size * size]
+    raw, size = numpy.asarray(block), _BYTES[dtype]
     if like == "numpy":
-        flat = raw.view(_numpy_dtype(dtype))
-        if strides is None:
-            return flat[: math.prod(shape)].reshape(shape)
-        return numpy.lib.stride_tricks.as_strided(flat, shape, tuple(s * size for s in strides))
+        in_bytes = None if strides is None else tuple(s * size for s in strides)
+        return numpy.ndarray(shape, _numpy_dtype(dtype), raw, at, in_bytes)
     import torch
 
-    flat = torch.from_numpy(raw).view(getattr(torch, dtype))
+    flat = torch.from_numpy(raw[at : at + (len(raw) - at) // size * size]).view(getattr(torch, dtype))
     if strides is None:
         return flat[: math.prod(shape)].view(shape)
     return flat.as_strided(shape, strides)

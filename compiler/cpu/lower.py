@@ -149,7 +149,8 @@ class Lowering(Scalars, ParallelLoops):
         numel = 1
         for e in shape:
             numel *= e
-        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope="local" if scope == "local.var" else "")
+        place = "local" if scope == "local.var" else ""
+        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope=place)
         strides = self._row_major(shape, "int32")
         self.memory[var] = Memory(buf, dt, shape, strides, scope, var.name, lit(0, "int32"))
         if scope == "local.var" and not self.forks:
@@ -380,13 +381,14 @@ class Lowering(Scalars, ParallelLoops):
 
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)
-        if str(value.ty) == "bool":  # TVM's analyzer fails on a vector of bools that has a name: a byte stands for it
-            byte = tirx.Var(s.var.name, "int8")
-            self.variables[s.var] = tirx.NE(byte, lit(0, "int8"))
-            self.inside.add(byte)
-            return tirx.Bind(byte, tirx.Select(value, lit(1, "int8"), lit(0, "int8")))
+        flag = str(value.ty) == "bool"
+        if flag and not _reads_memory(s.value):
+            self.variables[s.var] = value
+            return tirx.Evaluate(lit(0, "int32"))
+        if flag:  # TVM's analyzer cannot bind vectors of bool, and a binding may become one
+            value = tirx.Select(value, lit(1, "int8"), lit(0, "int8"))
         var = tirx.Var(s.var.name, str(value.ty))
-        self.variables[s.var] = var
+        self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
         if "int" in str(value.ty) and not _reads_memory(s.value):
             self.analyzer.bind(var, self.analyzer.simplify(value))
@@ -483,7 +485,7 @@ class Lowering(Scalars, ParallelLoops):
         return count
 
     def observed(self, waiting: Any, site: Any) -> Any:
-        """A wait, in instrumented kernels between two events."""
+        """A wait or a product, in instrumented kernels between two events."""
         if not self.instrument:
             return waiting
         none, zero = lit(-1, "int32"), lit(0, "int64")

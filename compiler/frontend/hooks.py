@@ -12,7 +12,6 @@ from tilescale.compiler.frontend.values import (
     BINARY,
     Buffer,
     Poison,
-    Region,
     Variable,
     as_expr,
     binary,
@@ -79,8 +78,7 @@ class _Loop(State):
         if not self.nest:
             frame = b.push("pyfor", device=False)
             try:
-                for value in self.iterable:
-                    yield value
+                yield from self.iterable
             finally:  # break and return close this generator
                 if b.frames and b.frames[-1] is frame:
                     b.pop(frame)
@@ -407,10 +405,10 @@ class Hooks:
         if name in ("abs", "round", "pow"):
             return getattr(math, name)(*args)
         if name == "print":
-            from tilescale.compiler.ops.print import print as device_print
+            from tilescale.compiler.ops import print as printing
 
             for a in args:
-                device_print(a)
+                printing.print(a)
             return None
         return func(*args, **kwargs)
 

@@ -23,7 +23,7 @@ def dtype_code(dtype: str) -> int:
     return code * 256 + BITS[dtype]
 
 
-def print(obj: Any, msg: str = "") -> None:  # noqa: A001  # the language's name
+def print(obj: Any, msg: str = "") -> None:  # the language's name
     """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is its label."""
     if isinstance(obj, (Buffer, Region)):
         region = obj if isinstance(obj, Region) else obj.whole()

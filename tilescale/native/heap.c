@@ -29,6 +29,7 @@ static void segment_path(int32_t rank, char out[256]) { snprintf(out, 256, "/dev
 /* When a process started, in ticks since boot, and whether it still runs; 0 where it does not, -1 where nobody may know. */
 static int64_t process_start(int32_t pid) {
   char path[64], text[512];
+  if (pid <= 0) return 0;
   snprintf(path, sizeof path, "/proc/%d/stat", pid);
   int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return kill(pid, 0) && errno == ESRCH ? 0 : -1;
@@ -142,6 +143,8 @@ static int map_peer(int32_t r, char* err, int n) {
   int64_t start = got < (ssize_t)offsetof(ts_control, state) || memcmp(head.magic, MAGIC, sizeof head.magic) ? 0 : process_start(head.pid);
   if (start == 0 || (start > 0 && head.started > 0 && start != head.started)) {
     rc = 0; /* what a killed job left: its owner replaces it */
+  } else if (head.failed[0]) {
+    rc = wrong(err, n, "rank %d gave up: %s", r, head.failed);
   } else if (head.version != TS_HEAP_VERSION || head.world != h->world || head.segment != h->segment) {
     rc = wrong(err, n, "rank %d has %d ranks and segments of %lld bytes (version %d), rank %d has %d and %lld (version %d); set "
                "TILESCALE_HEAP_SIZE alike on all ranks", h->rank, h->world, (long long)h->segment, TS_HEAP_VERSION, r, head.world,
@@ -190,8 +193,8 @@ TS_API int32_t ts_heap_join(int64_t slice_ns, char* err, int32_t n) {
         return 1;
       }
     }
-    for (int32_t r = 0; r < h->world; r++)
-      if (mapped[r] && ts_rank_gone(r, err, (size_t)n)) return -1;
+    for (int32_t r = 0; r < h->world; r++) /* who ends after all have mapped has not failed: the count is looked at again */
+      if (mapped[r] && ts_rank_gone(r, err, (size_t)n) && !(counted && atomic_load(&ts_control_of(0)->mapped) >= h->world)) return -1;
     if (ts_now() > until) return 0;
     nap(&rounds);
   }
@@ -200,6 +203,11 @@ TS_API int32_t ts_heap_join(int64_t slice_ns, char* err, int32_t n) {
 /* For a message after a time limit: the ranks that have not come. */
 TS_API void ts_heap_missing(uint8_t out[TS_MAX_RANKS]) {
   for (int32_t r = 0; r < TS_MAX_RANKS; r++) out[r] = r < ts_the_heap.world && !mapped[r];
+}
+
+/* This rank gives up in init(): those who look for it find out why. The name stays until ts_heap_close. */
+TS_API void ts_heap_give_up(const char* why) {
+  if (ts_the_heap.base) snprintf(ts_control_of(ts_the_heap.rank)->failed, sizeof ((ts_control*)0)->failed, "%s", why);
 }
 
 TS_API int64_t ts_heap_base(void) { return (int64_t)(intptr_t)ts_the_heap.base; }
@@ -229,8 +237,8 @@ int ts_rank_gone(int32_t r, char* out, size_t bytes) {
   ts_heap* h = &ts_the_heap;
   if (!h->base || r == h->rank || !mapped[r]) return 0;
   ts_control* c = ts_control_of(r);
-  if (atomic_load_explicit(&c->state, memory_order_acquire) == TS_STATE_LEFT) {
-    snprintf(out, bytes, "rank %d has ended", r);
+  if (atomic_load_explicit(&c->state, memory_order_acquire) == TS_STATE_LEFT || c->failed[0]) {
+    snprintf(out, bytes, c->failed[0] ? "rank %d gave up: %s" : "rank %d has ended", r, c->failed);
     return 1;
   }
   int64_t start = process_start(c->pid);
@@ -299,9 +307,12 @@ TS_API int32_t ts_mail_wait(int32_t n, const int32_t* members, char* out, int64_
     nap(&rounds);
     if ((rounds & 63) == 0) {
       if (ts_others_failed(err, (size_t)errn)) return -1;
-      /* Its death is asked first, its letter looked at afterwards: what it wrote before it ended counts. */
+      /* Its end is asked first, its letter looked at afterwards: what it wrote before it ended counts. */
       if (ts_rank_gone(missing, err, (size_t)errn) &&
-          atomic_load_explicit(&ts_control_of(h->rank)->mail[missing].count, memory_order_acquire) <= received[missing]) return -1;
+          atomic_load_explicit(&ts_control_of(h->rank)->mail[missing].count, memory_order_acquire) <= received[missing]) {
+        ts_others_failed(err, (size_t)errn); /* it may have said why just before */
+        return -1;
+      }
       if (ts_now() > until) return 0;
     }
   }

@@ -26,7 +26,16 @@ int ts_error(const char* kind, const char* format, ...) {
   va_start(v, format);
   vsnprintf(text, sizeof text, format, v);
   va_end(v);
-  TVMFFIErrorSetRaisedFromCStr(kind, text);
+  /* Made by hand with an empty C backtrace: taking one reads the debug tables of every loaded library the first time, which
+   * takes a second where torch is loaded, and tells users nothing. */
+  TVMFFIByteArray k = {kind, strlen(kind)}, m = {text, strlen(text)}, none = {"", 0};
+  TVMFFIObjectHandle error;
+  if (TVMFFIErrorCreate(&k, &m, &none, &error)) {
+    TVMFFIErrorSetRaisedFromCStr(kind, text);
+    return -1;
+  }
+  TVMFFIErrorSetRaised(error); /* takes a reference of its own */
+  TVMFFIObjectDecRef(error);
   return -1;
 }
 

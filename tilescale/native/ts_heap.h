@@ -32,10 +32,12 @@ enum { TS_STATE_NONE, TS_STATE_ALIVE, TS_STATE_LEFT };
 
 typedef struct ts_control {
   char magic[8];
+  char failed[512]; /* why this rank gave up in init(); "" while it has not */
   int32_t version, rank, world, pid;
   int64_t started, segment; /* when the process started, in the kernel's ticks: a process id alone may be used again */
   _Alignas(128) _Atomic int32_t state;
   _Atomic int32_t in_slot; /* 1 + the team whose launch this rank is in; 0 outside launches */
+  _Atomic int32_t signal_waits; /* how many of this rank's executors wait for signals */
   char reason[TS_MESSAGE]; /* why this rank stopped the job */
   _Alignas(128) _Atomic int32_t mapped; /* rank 0's counts the ranks that have mapped all segments */
   _Alignas(128) _Atomic int32_t stop;   /* rank 0's: 1 + the rank that stopped the job, 0 while it runs */
