@@ -384,8 +384,14 @@ class Lowering(Scalars, ParallelLoops):
 
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)
+        flag = str(value.ty) == "bool"
+        if flag and not _reads_memory(s.value):
+            self.variables[s.var] = value
+            return tirx.Evaluate(lit(0, "int32"))
+        if flag:  # TVM's analyzer cannot bind vectors of bool, and a binding may become one
+            value = tirx.Select(value, lit(1, "int8"), lit(0, "int8"))
         var = tirx.Var(s.var.name, str(value.ty))
-        self.variables[s.var] = var
+        self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
         if "int" in str(value.ty) and not _reads_memory(s.value):
             self.analyzer.bind(var, self.analyzer.simplify(value))
