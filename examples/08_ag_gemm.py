@@ -5,8 +5,8 @@ rows that they read. Every row crosses to every rank once. `--trace` shows when.
 """
 
 import common
-import torch
 import timeline
+import torch
 
 import tilescale
 import tilescale.comm as comm
