@@ -81,6 +81,14 @@ structural_walk = tvm_ffi.structural_walk
 is_expr = ir.is_prim_expr
 
 
+#: names of operations that passes look for; asked of TVM, since its namespaces are no contract
+IF_THEN_ELSE: str = tirx.if_then_else(tirx.Var("c", "bool"), tirx.Var("x", "int32"), tirx.Var("y", "int32")).op.name
+REINTERPRET: str = tirx.reinterpret("int32", tirx.Var("x", "float32")).op.name
+EXTERN_CALLS: frozenset[str] = frozenset(
+    call("int32", "f").op.name for call in (tirx.call_extern, tirx.call_pure_extern)
+)
+
+
 def is_buffer_var(value: Any) -> bool:
     """Whether a value is the variable of a buffer."""
     return isinstance(value, ir.Var) and bool(tirx.is_buffer_var(value))
@@ -110,6 +118,9 @@ def register_op(name: str, *, pure: bool = False) -> None:
 
 
 __all__ = [
+    "EXTERN_CALLS",
+    "IF_THEN_ELSE",
+    "REINTERPRET",
     "TVM_VERSION",
     "guard_equality",
     "ir",

@@ -6,94 +6,51 @@
 
 from __future__ import annotations
 
-import ctypes
-import itertools
-import os
-import struct
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tilescale.errors import TileError
-from tilescale.language.symbolic import Const, Sym
-
-_folder = tempfile.TemporaryDirectory(prefix="ts-test-")
-_count = itertools.count()
 
 
-def scheduled(prim: Any, depth: int = 1) -> Any:
-    """The program at the scheduled level, verified."""
-    from tilescale.compiler.ir import spec
+@contextlib.contextmanager
+def ring_depth(depth: int) -> Iterator[None]:
+    """Inside, the schedule makes rings of up to ``depth`` stages, as a target with asynchronous copies asks for."""
     from tilescale.compiler.passes import pipeline
     from tilescale.compiler.passes.schedule import schedule
 
-    program = prim.trace()
-    if depth == 1:
-        return pipeline.run(program)[0]
-    spec.verify(program.func, spec.TILE, "trace")
-    for step in pipeline.PASSES:
-        program = schedule(program, depth) if step.name == "schedule" else step.run(program)
-        spec.verify(program.func, step.level, step.name)
-    return program
+    before = pipeline.PASSES
+    pipeline.PASSES = tuple(replace(p, run=partial(schedule, depth=depth)) if p.name == "schedule" else p for p in before)
+    try:
+        yield
+    finally:
+        pipeline.PASSES = before
 
 
-def run(prim: Any, depth: int = 1) -> Callable[..., None]:
-    """The compiled kernel: call it with tensors and scalars."""
-    from tilescale.compiler.cpu.codegen import build_shared
-    from tilescale.compiler.cpu.lower import Lowering
-    from tilescale.compiler.ir import spec
-    from tilescale.native import build
+def scheduled(prim: Any, depth: int = 1) -> Any:
+    """The program at the scheduled level, verified after every pass."""
+    from tilescale.compiler.passes import pipeline
 
-    program = scheduled(prim, depth)
-    lowering = Lowering(program)
-    funcs = lowering.run()
-    for func in funcs.values():
-        spec.verify(func, spec.THREAD, "lower")
-    path = Path(_folder.name) / f"k{os.getpid()}_{next(_count)}.so"
-    build_shared(funcs, path)
-    made = build.make_kernel(path, description(program, lowering), "\n".join(lowering.sites), prim.name)
-    path.unlink()
-    return made
+    with ring_depth(depth):
+        return pipeline.run(prim.trace())[0]
 
 
-def description(program: Any, lowering: Any) -> bytes:
-    """docs/ARCHITECTURE.md, "The runtime's contract"."""
-    from tilescale.compiler.ops.print import dtype_code
+def run(prim: Any, depth: int = 1, **options: Any) -> Any:
+    """The kernel compiled afresh, past the disk cache (what is tested here is the compiler)."""
+    from tilescale.compiler.driver import compile_cpu
+    from tilescale.kernel import Artifact, Kernel
 
-    kinds = {"tensor": 0, "symm": 3, "signal": 4}
-    defined: set[str] = set()
-    names = list(program.symbols)
-
-    def extent(e: Any) -> list[int]:
-        if isinstance(e, int):
-            return [0, e]
-        if isinstance(e, Const) or not isinstance(e, Sym):
-            return [3, 0]
-        how = 2 if e.name in defined else 1
-        defined.add(e.name)
-        return [how, names.index(e.name)]
-
-    body: list[int] = []
-    for p in program.params:
-        code, bits = divmod(dtype_code(str(p.spec.dtype)), 256)
-        if not hasattr(p.spec, "shape"):
-            body += [2 if "float" in p.spec.dtype else 1, code, bits, 0, 0, 0]
-            continue
-        kind = 5 if p.spec.keep else kinds[p.spec.kind]
-        body += [kind, code, bits, int(p.spec.kind != "tensor" or p.name[0] in "CDEF"), len(p.spec.shape)]
-        for e in p.spec.shape:
-            body += extent(e)
-        body.append(0 if p.spec.strides is None else 1)
-        for e in p.spec.strides or ():
-            body += extent(e)
-    launch = program.launch
-    flags = int(lowering.waits) | 2 * int(lowering.device) | 4 * int(not launch.ordered) | 8 * int(launch.cluster != (1, 1, 1))
-    head = [1, len(program.params), len(names), lowering.arena_bytes, launch.threads, flags, *launch.cluster]
-    head += [launch.max_blocks, lowering.shared_bytes, len(lowering.regions), ctypes.c_int64(hash(program.name)).value]
-    return struct.pack(f"<{len(head) + len(body)}q", *head, *body)
+    with tempfile.TemporaryDirectory(prefix="ts-test-") as folder, ring_depth(depth):
+        path = Path(folder) / "kernel.so"
+        made = compile_cpu(prim.trace(), path)
+        artifact = Artifact(made.name, path, made.desc, made.sites, made.params, made.returns, made.source, made.loc)
+        return Kernel(artifact, **options)
 
 
 class refused:

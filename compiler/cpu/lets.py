@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.tvm_compat import ir, tirx, tvm_ffi
-
-_LAZY = ("tirx.if_then_else",)
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
 
 class _Binder:
@@ -39,7 +37,7 @@ class _Binder:
 
     def on_call(self, node: Any, mutator: Any) -> Any:
         # The branches of if_then_else run only when taken (they may guard a load): their Lets stay inside.
-        return node if getattr(node.op, "name", "") in _LAZY else mutator.default_mutate(node)
+        return node if getattr(node.op, "name", "") == IF_THEN_ELSE else mutator.default_mutate(node)
 
 
 class _Pass:

@@ -277,12 +277,15 @@ class Lowering(Scalars, ParallelLoops):
         return self.call("ts_signal", flag, widened(value, "int64"), lit({"add": 0, "set": 1}[op], "int32"))
 
     def transferred(self, body: list[Any], v: View, peer: Any, site: Any) -> list[Any]:
-        """Around a remote copy, in instrumented kernels: when it ran, with which rank, how many bytes."""
+        """Around a remote copy whose remote side is ``v``, in instrumented kernels: when it ran, with which rank, how many bytes."""
         if not self.instrument:
             return body
         nbytes: Any = lit(_size(convert.storage_dtype(v.dtype)), "int64")
-        for e in v.shape:
-            nbytes = nbytes * widened(e, "int64")
+        for extent, valid in zip(v.shape, v.valid, strict=True):
+            inside = widened(extent, "int32")
+            if valid is not None:  # what lies outside the tensor never crosses
+                inside = tirx.max(tirx.min(valid[1], inside) - tirx.max(valid[0], lit(0, "int32")), lit(0, "int32"))
+            nbytes = nbytes * widened(inside, "int64")
         rank = _narrow(peer, "int32")
         begin = self.call("ts_event", site, lit(0, "int32"), rank, lit(0, "int64"))
         return [begin, *body, self.call("ts_event", site, lit(1, "int32"), rank, nbytes)]
@@ -389,7 +392,7 @@ class Lowering(Scalars, ParallelLoops):
             self.variables[s.var] = value
             return tirx.Evaluate(lit(0, "int32"))
         if flag:  # TVM's analyzer cannot bind vectors of bool, and a binding may become one
-            value = tirx.Cast("int8", value)
+            value = tirx.Select(value, lit(1, "int8"), lit(0, "int8"))
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)

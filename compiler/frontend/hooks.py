@@ -9,6 +9,7 @@ from typing import Any
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import (
+    BINARY,
     Buffer,
     Poison,
     Variable,
@@ -17,6 +18,7 @@ from tilescale.compiler.frontend.values import (
     compare,
     convert,
     dtype_of,
+    negative,
     to_expr,
 )
 from tilescale.compiler.tvm_compat import ir, is_expr, tirx
@@ -344,6 +346,15 @@ class Hooks:
     def or_(self, *thunks: Callable[[], Any]) -> Any:
         return _chain(thunks, tirx.Or, stop_on=True)
 
+    def binop(self, op: str, a: Any, b: Any) -> Any:
+        """``a op b``: Python's own, unless one side is IR."""
+        if _in_ir(a) or _in_ir(b):
+            return binary(op, a, b)
+        return BINARY[op](a, b)
+
+    def neg(self, value: Any) -> Any:
+        return negative(value) if _in_ir(value) else -value
+
     def not_(self, value: Any) -> Any:
         return tirx.Not(_boolean(value)) if is_device(value) else not value
 
@@ -400,6 +411,10 @@ class Hooks:
                 printing.print(a)
             return None
         return func(*args, **kwargs)
+
+
+def _in_ir(value: Any) -> bool:
+    return is_device(value) and not isinstance(value, SymExpr)
 
 
 def _boolean(value: Any) -> Any:

@@ -259,7 +259,18 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, n: ast.UnaryOp) -> Any:
         n.operand = self.visit(n.operand)
-        return self.hook("not_", n.operand, at=n) if isinstance(n.op, ast.Not) else n
+        if isinstance(n.op, ast.Not):
+            return self.hook("not_", n.operand, at=n)
+        if isinstance(n.op, ast.USub) and not isinstance(n.operand, ast.Constant):
+            return self.hook("neg", n.operand, at=n)
+        return n
+
+    def visit_BinOp(self, n: ast.BinOp) -> Any:
+        left, right = self.visit(n.left), self.visit(n.right)
+        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
+            n.left, n.right = left, right
+            return n
+        return self.hook("binop", ast.Constant(_OPERATORS[type(n.op)]), left, right, at=n)
 
     def visit_Compare(self, n: ast.Compare) -> Any:
         left, rights = self.visit(n.left), [self.visit(c) for c in n.comparators]

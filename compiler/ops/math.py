@@ -167,7 +167,9 @@ def abs(x: Any) -> Any:
     e = to_expr(x)
     if not is_expr(e):
         return e if e >= 0 else -e
-    return tirx.abs(e) if "uint" not in str(e.ty) and str(e.ty) != "bool" else e
+    if "uint" in str(e.ty) or str(e.ty) == "bool":
+        return e
+    return tirx.abs(convert(e, "float32") if "float8" in str(e.ty) else e)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:

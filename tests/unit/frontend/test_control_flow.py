@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
-from tilescale.errors import TileSyntaxError, TileTypeError
+from tilescale.errors import LaunchError, TileSyntaxError, TileTypeError
 
 FACTOR = 3
 
@@ -590,5 +589,5 @@ def test_assert_over_python_and_device_values():
     made = run(kernel)
     made(c, 5)
     assert c[0] == 5
-    with pytest.raises(RuntimeError, match=r"TS:run:\d+:.*n is too small"):
+    with refused(LaunchError, "n is too small", at='assert n > 2, "n is too small"'):
         made(c, 1)
