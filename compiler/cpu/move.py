@@ -91,7 +91,7 @@ def _inside_conditions(v: View) -> list[Expr]:
     for extent, valid in zip(v.shape, v.valid, strict=True):
         if valid is not None:
             low, high = valid
-            out += [low <= 0] if const(low) is None else []
+            out += [low <= 0] if const(low) != 0 else []
             out.append(high >= (extent if not isinstance(extent, int) else tirx.IntImm("int32", extent)))
     return out
 
