@@ -1,8 +1,16 @@
-"""TileScale: one tile program, from a thread to a machine full of GPUs."""
+"""TileScale: one tile program, from a thread to a machine full of GPUs.
+
+    import tilescale
+    import tilescale.language as T
+
+Importing loads neither torch nor TVM: the compiler comes with the first kernel that the disk cache does not have.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
@@ -10,3 +18,41 @@ if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
     __path__.append(str(_ROOT))
 
 __version__ = "0.1.0"
+
+from tilescale.jit import compile, jit  # noqa: A004, E402  # now: importing the module later would put it in the function's place
+
+if TYPE_CHECKING:
+    from tilescale import comm, env, errors, language
+    from tilescale.kernel import Kernel
+    from tilescale.log import set_log_level
+    from tilescale.profiler import Profiler
+    from tilescale.tuning import autotune
+
+#: name → the module that has it; a module's own name: itself
+_LAZY = {
+    "Kernel": "tilescale.kernel",
+    "Profiler": "tilescale.profiler",
+    "autotune": "tilescale.tuning",
+    "comm": "",
+    "env": "",
+    "errors": "",
+    "language": "",
+    "set_log_level": "tilescale.log",
+}
+
+__all__ = [
+    "Kernel", "Profiler", "__version__", "autotune", "comm", "compile", "env", "errors", "jit", "language", "set_log_level",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = _LAZY.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tilescale' has no attribute {name!r}")
+    value = getattr(import_module(home), name) if home else import_module(f"tilescale.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

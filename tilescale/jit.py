@@ -1,0 +1,230 @@
+"""``@tilescale.jit`` in both its styles, and ``tilescale.compile``. Imports neither torch nor TVM.
+
+A *factory* defines and returns a ``@T.prim_func``; calling it compiles that for the arguments given. In the *eager* style the function's
+body is the kernel; calling it with tensors compiles it for their dtypes and constant extents, runs it and returns its outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, overload
+
+from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
+
+if TYPE_CHECKING:
+    from tilescale.kernel import Kernel
+    from tilescale.language.funcs import PrimFunc
+
+TARGETS = ("auto", "cpu")
+_LATER = ("cuda", "hip", "sim")
+_LABEL = 400
+
+
+def resolve_target(target: Any) -> str:
+    """``"cpu"``, the target of this version. Raises TileValueError for others, by name."""
+    name = "auto" if target is None else str(target).split()[0] if str(target) else ""
+    if name in ("cpu", "auto", "llvm", "c"):
+        return "cpu"
+    if name in _LATER:
+        raise TileValueError(f"the target {name!r} is not built in this version", expected='"cpu" or "auto"', hint='target="cpu"')
+    raise TileValueError(f"there is no target {target!r}", expected='"cpu" or "auto"', hint='target="cpu"')
+
+
+def compile(  # noqa: A001  # the name that users know
+    func: PrimFunc,
+    out_idx: int | Iterable[int] | None = None,
+    target: Any = None,
+    *,
+    instrument: bool = False,
+    name: str | None = None,
+) -> Kernel:
+    """Compiles a ``@T.prim_func``, or takes it from the disk cache.
+
+    Args:
+        out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate and return.
+        target: "auto" or "cpu".
+        instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
+        name: what reports call the kernel, by default its name and the constants that it captured.
+
+    Raises:
+        TileError: whatever the language or the target refuses, placed in the kernel's source.
+    """
+    from tilescale.language.funcs import PrimFunc
+
+    resolve_target(target)
+    if not isinstance(func, PrimFunc):
+        raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
+    from tilescale import build
+
+    return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+
+
+def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
+    """Indices from 0, in the order given. Raises TileValueError for one that names no parameter, or one twice."""
+    if out_idx is None:
+        return ()
+    wanted = [out_idx] if isinstance(out_idx, int) else list(out_idx)
+    out = []
+    for k in wanted:
+        if not isinstance(k, int) or not -n <= k < n:
+            raise TileValueError(f"out_idx {k!r} of {func.name}, which has {n} parameters", loc=func.loc, expected=f"-{n} … {n - 1}")
+        out.append(k % n)
+    if len(set(out)) != len(out):
+        raise TileValueError(f"out_idx={wanted} names a parameter twice", loc=func.loc)
+    return tuple(out)
+
+
+# ---- arguments as keys
+
+
+class _ById:
+    """An argument that has no value to compare by: equal to itself alone, and kept alive by the key that holds it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def frozen(value: Any) -> Any:
+    """A compile-time argument as a dictionary key; 1, 1.0 and True differ, symbolic extents go by name."""
+    kind = type(value)
+    if kind in (int, float, bool, str, type(None)):
+        return (kind, value)
+    from tilescale.language.symbolic import SymExpr
+
+    if isinstance(value, SymExpr):  # its == is a device comparison
+        return ("symbol", str(value), getattr(value, "dtype", None))
+    if isinstance(value, (list, tuple)):
+        return (kind, *map(frozen, value))
+    if isinstance(value, dict):
+        return (kind, *((frozen(k), frozen(v)) for k, v in value.items()))
+    try:
+        hash(value)
+    except TypeError:
+        return _ById(value)
+    return (kind, value)
+
+
+def loc_of(func: types.FunctionType) -> Loc:
+    return Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
+
+
+class Jit:
+    """What both styles share. ``options`` are the decorator's."""
+
+    def __init__(self, func: types.FunctionType, out_idx: Any, target: Any, instrument: bool):
+        functools.update_wrapper(self, func)
+        self.func = func
+        self.name = func.__name__
+        self.out_idx, self.target, self.instrument = out_idx, target, instrument
+        self.signature = inspect.signature(func)
+        self.kernels: dict[Any, Kernel] = {}
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TileTypeError(f"{self.name}: {error}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}") from None
+        bound.apply_defaults()
+        return bound
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class Factory(Jit):
+    """``@tilescale.jit`` over a function that returns a ``@T.prim_func``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The kernel for these compile-time constants; compiled once for equal ones."""
+        key = (tuple(map(frozen, args)), tuple((k, frozen(v)) for k, v in kwargs.items()))
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self.kernels[key] = self._make(args, kwargs)
+        return kernel
+
+    compile = __call__
+
+    def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """What the function returns for these constants, not compiled."""
+        from tilescale.language.funcs import PrimFunc
+
+        self.bound(args, kwargs)
+        made = self.func(*args, **kwargs)
+        if not isinstance(made, PrimFunc):
+            raise TileTypeError(
+                f"{self.name} returned {'None' if made is None else 'a ' + type(made).__name__}",
+                loc=loc_of(self.func),
+                expected="a @T.prim_func that it defines (a factory), or `with T.Kernel(…)` in its own body (an eager kernel)",
+            )
+        return made
+
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
+        return compile(self.prim_func(*args, **kwargs), self.out_idx, self.target, instrument=self.instrument)
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """`Kernel.get_kernel_source` of the kernel for these constants."""
+        return self(*args, **kwargs).get_kernel_source()
+
+
+@overload
+def jit(func: types.FunctionType) -> Any: ...
+@overload
+def jit(func: None = None, **options: Any) -> Callable[[types.FunctionType], Any]: ...
+def jit(
+    func: Any = None,
+    *,
+    out_idx: int | Iterable[int] | None = None,
+    target: Any = None,
+    instrument: bool = False,
+    pass_configs: dict[Any, Any] | None = None,
+) -> Any:
+    """Compiles kernels when they are called: ``@tilescale.jit`` or ``@tilescale.jit(out_idx=[-1])``.
+
+    Above a function that defines and returns a ``@T.prim_func`` it makes a factory: calling it with compile-time constants gives a
+    `Kernel`. Above a function whose own body holds ``with T.Kernel(…)`` it makes an eager kernel: calling it with tensors runs it.
+
+    Args:
+        out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it with T.empty).
+        target: "auto" or "cpu".
+        instrument: log remote operations and waits as the kernel runs.
+        pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
+
+    Raises:
+        TileTypeError: not a function. TileValueError: a target that this version does not have.
+    """
+    if func is None:
+        return functools.partial(jit, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs)
+    if not isinstance(func, types.FunctionType):
+        raise TileTypeError(
+            f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
+            hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
+        )
+    resolve_target(target)
+    if pass_configs:
+        from tilescale import log
+
+        log.say("info", f"{func.__name__}: pass_configs are not used by this compiler", once=True)
+    # A factory's own bytecode never names T.Kernel: that stands in the kernel inside it.
+    if "Kernel" not in func.__code__.co_names:
+        return Factory(func, out_idx, target, instrument)
+    if out_idx is not None:
+        raise TileError(
+            f"{func.__name__} is an eager kernel, whose outputs are not named by out_idx", loc=loc_of(func), hint="C = T.empty(…); return C"
+        )
+    from tilescale.eager import Eager
+
+    return Eager(func, None, target, instrument)

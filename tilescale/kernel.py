@@ -1,0 +1,359 @@
+"""A compiled kernel: called with torch tensors, NumPy arrays and numbers; everything else about it is for people.
+
+A call goes straight to the launcher in C, which checks the arguments; what is here in Python only looks at a call that was refused.
+Where a call allocates outputs, or an extent is an expression that C does not compute, a few lines are generated in front of it.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilescale import native
+from tilescale.cache import Entry
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torch, place
+
+if TYPE_CHECKING:
+    from tilescale.profiler import Profiler
+
+#: dtypes that NumPy does not hand over by DLPack → DLPack's code, bits, and the integer of that width
+_RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "float8_e5m2": (12, 8, "uint8")}
+_SOURCES = ("tile", "scheduled", "thread", "llvm", "asm")
+
+
+class Kernel:
+    """What `tilescale.compile` and a ``@tilescale.jit`` factory return.
+
+    ``kernel(a, b, c)``, by position or by the parameters' names. Tensors are torch's, NumPy's or anything with DLPack. Parameters in
+    ``out_idx`` are left out of the call, allocated by it and returned: one as it is, several as a tuple.
+
+    Attributes:
+        name: the kernel's. params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
+        out_idx: indices of the parameters that calls allocate.
+        from_cache: whether the code came from the disk. config, latency: what the autotuner chose, and its milliseconds.
+
+    Raises (calls):
+        TileTypeError, TileValueError: arguments that do not fit, placed at the parameter's declaration.
+        LaunchError: a launch that failed while it ran, placed at the statement.
+    """
+
+    def __init__(
+        self,
+        entry: Entry,
+        label: str,
+        program: Callable[[], Any],
+        *,
+        out_idx: Sequence[int] = (),
+        returns: Sequence[int] | None = None,
+        from_cache: bool = False,
+        instrument: bool = False,
+    ):
+        self.name: str = entry.meta["name"]
+        self.label = label
+        self.params: list[dict[str, Any]] = entry.meta["params"]
+        self.out_idx = tuple(out_idx)
+        self.from_cache = from_cache
+        self.instrument = instrument
+        self.config: dict[str, Any] | None = None
+        self.latency: float | None = None
+        self._meta, self._sites = entry.meta, entry.sites
+        self._program = program
+        self._returns = tuple(self.out_idx if returns is None else returns)
+        self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
+        self._launch = native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), label)
+        plain = not self.out_idx and not self._returns and not any(_unchecked(p) for p in self.params)
+        self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            args = self._positional(args, kwargs)
+        try:
+            return self._run(*args)
+        except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, IndexError) as error:
+            refused = error
+        return self._again(args, refused)
+
+    # -- calls that were refused ----------------------------------------------------------------------------------
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the parameters that a call takes, in order."""
+        return [self.params[k]["name"] for k in self._inputs]
+
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        names = self.inputs
+        given = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name in given:
+                raise self._call_error(f"{name} is given twice")
+            if name not in names:
+                raise self._call_error(f"there is no parameter {name!r}")
+            given[name] = value
+        missing = [n for n in names if n not in given]
+        if missing or len(args) > len(names):
+            raise self._count_error(len(args) + len(kwargs), missing)
+        return tuple(given[n] for n in names)
+
+    def _call_error(self, message: str) -> TileTypeError:
+        return TileTypeError(
+            f"{self.name}: {message}", loc=place(self._meta["loc"]), expected=f"{self.name}({', '.join(self.inputs)})"
+        )
+
+    def _count_error(self, given: int, missing: list[str]) -> TileTypeError:
+        what = f"; {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing" if missing else ""
+        return self._call_error(f"{given} argument{'' if given == 1 else 's'} for {len(self._inputs)} parameters{what}")
+
+    def _again(self, args: tuple[Any, ...], error: Exception) -> Any:
+        """A refused call: arguments that only have to be handed over differently are, everything else becomes an error."""
+        if len(args) != len(self._inputs):
+            raise self._count_error(len(args), self.inputs[len(args) :]) from None
+        text = str(error)
+        if not text.startswith("TS:"):  # an argument could not be handed over, so nothing has run
+            handed = tuple(self._handed_over(self.params[k], a) for k, a in zip(self._inputs, args, strict=True))
+            if all(a is b for a, b in zip(handed, args, strict=True)):
+                raise self._unusable(args) or error
+            try:
+                return self._run(*handed) if not self.out_idx else self._run(*handed)
+            except (TypeError, ValueError, RuntimeError) as second:
+                text = str(second)
+                if not text.startswith("TS:"):
+                    raise self._unusable(args) or second from None
+        full: list[Any] = [None] * len(self.params)
+        for k, a in zip(self._inputs, args, strict=True):
+            full[k] = a
+        raise explain(self._meta, self._sites, full, text) from None
+
+    def _handed_over(self, p: dict[str, Any], arg: Any) -> Any:
+        """An argument in a form that DLPack can carry: NumPy has no names for bfloat16 and fp8, and shares no read-only arrays."""
+        if not is_numpy(arg):
+            return arg
+        if not arg.flags.writeable:
+            if p["written"] if "written" in p else False:
+                raise TileValueError(
+                    f"{self.name}: {p['name']} is read-only, and the kernel writes it", loc=place(p["loc"]), hint=f"{p['name']}.copy()"
+                )
+            arg = _writable_view(arg)
+        if arg.dtype.name in _RETYPED:
+            code, bits, integer = _RETYPED[arg.dtype.name]
+            return native.retype(arg.view(integer), code, bits)
+        return arg
+
+    def _unusable(self, args: tuple[Any, ...]) -> Exception | None:
+        """What is wrong with an argument that is no tensor that DLPack carries to this machine's memory."""
+        for k, arg in zip(self._inputs, args, strict=True):
+            p = self.params[k]
+            if p["kind"] == "scalar":
+                continue
+            if is_torch(arg) and (arg.device.type != "cpu" or arg.layout != sys.modules["torch"].strided):
+                if arg.device.type != "cpu":
+                    return explain(self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
+                return TileTypeError(
+                    f"{self.name}: {p['name']} has the layout {arg.layout}", loc=place(p["loc"]), expected=declaration(p),
+                    hint=f"{p['name']}.to_dense()",
+                )  # fmt: skip
+            if not is_torch(arg) and not is_numpy(arg) and not hasattr(arg, "__dlpack__"):
+                return explain(self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object")
+            name = str(getattr(arg, "dtype", "")).removeprefix("torch.")
+            if name and name != p["dtype"]:
+                return explain(self._meta, self._sites, self._full(args), f"TS:dtype:{k}:-1:{p['dtype']}:{name}")
+        return None
+
+    def _full(self, args: tuple[Any, ...]) -> list[Any]:
+        full: list[Any] = [None] * len(self.params)
+        for k, a in zip(self._inputs, args, strict=True):
+            full[k] = a
+        return full
+
+    # -- for people -----------------------------------------------------------------------------------------------
+    def get_kernel_source(self, kind: str = "thread") -> str:
+        """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices, what LLVM gets),
+        ``"llvm"`` or ``"asm"`` (optimised). Traces the kernel again; raises TileValueError for another kind."""
+        if kind not in _SOURCES:
+            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(_SOURCES))
+        from tilescale.compiler import driver
+
+        return driver.source_text(self._program(), kind, instrument=self.instrument)
+
+    def trace(self) -> list[tuple[str, str]]:
+        """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""
+        from tilescale.compiler import driver
+
+        return driver.steps(self._program(), instrument=self.instrument)
+
+    def get_profiler(self, tensor_supply: Any = None, **extents: int) -> Profiler:
+        """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents, by name.
+
+        ``tensor_supply``: "normal" (default), "uniform", "integer", "zero", "one", or a function from a parameter (an entry of
+        ``params``, its extents put in) to an argument.
+        """
+        from tilescale.profiler import Profiler
+
+        return Profiler(self, tensor_supply, extents)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{p['name']}: {declaration(p)}" for p in self.params)
+        return f"<kernel {self.name}({shown})>"
+
+
+def _unchecked(p: dict[str, Any]) -> bool:
+    """Whether a parameter has an extent or a stride that is an expression, which the launcher does not compute."""
+    return any(isinstance(e, list) for e in (*p.get("shape", ()), *(p.get("strides") or ())))
+
+
+def _writable_view(array: Any) -> Any:
+    """The memory of a read-only array as one that NumPy shares. The kernel was compiled not to write this parameter."""
+    import ctypes
+
+    import numpy
+
+    if array.size == 0:
+        return array.copy()
+    low, high = numpy.lib.array_utils.byte_bounds(array) if hasattr(numpy.lib, "array_utils") else numpy.byte_bounds(array)
+    raw = (ctypes.c_ubyte * (high - low)).from_address(low)
+    held = numpy.frombuffer(raw, dtype=numpy.uint8)
+    made = numpy.ndarray(array.shape, array.dtype, held, array.ctypes.data - low, array.strides)
+    raw._keeps = array  # type: ignore[attr-defined]  # the memory lives as long as the view
+    return made
+
+
+class _Front:
+    """The generated lines in front of a launch: extents read off the inputs, expressions checked, outputs allocated."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.params = kernel.params
+        self.names: dict[str, Any] = {"launch": kernel._launch, "Tensor": type(None), "is_torch_call": self.is_torch_call}
+        self.lines: list[str] = []
+        self.known: dict[str, str] = {}
+        for k in kernel._inputs:
+            self.read(k)
+        for k in kernel._inputs:
+            self.check(k)
+        self.allocate()
+        arguments = ", ".join(f"a{k}" for k in range(len(self.params)))
+        self.lines.append(f"launch({arguments})")
+        results = ", ".join(f"a{k}" for k in kernel._returns)
+        if results:
+            self.lines.append(f"return {results}")
+        head = ", ".join(f"a{k}" for k in kernel._inputs)
+        text = f"def call({head}):\n" + "".join(f"    {line}\n" for line in self.lines)
+        exec(compile(text, f"<call of {kernel.name}>", "exec"), self.names)
+        self.function: Callable[..., Any] = self.names["call"]
+
+    def read(self, k: int) -> None:
+        """Symbols that stand alone in an input's shape: where the launcher takes them from, too."""
+        for axis, e in enumerate(self.params[k].get("shape", ())):
+            if isinstance(e, str) and e not in self.known and self.wanted(e):
+                self.known[e] = f"s{len(self.known)}"
+                self.lines.append(f"{self.known[e]} = a{k}.shape[{axis}]")
+
+    def wanted(self, symbol: str) -> bool:
+        return any(
+            symbol in _symbols(e)
+            for k, p in enumerate(self.params)
+            for e in (*p.get("shape", ()), *(p.get("strides") or ()))
+            if isinstance(e, list) or k in self.kernel.out_idx
+        )
+
+    def code(self, e: Any, k: int) -> str:
+        if isinstance(e, int):
+            return str(e)
+        if isinstance(e, str):
+            if e not in self.known:
+                p = self.params[k]
+                raise TileValueError(
+                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so no call says what it is",
+                    loc=place(p["loc"]),
+                    hint=f"leave {p['name']} out of out_idx and pass it",
+                )
+            return self.known[e]
+        op, a, b = e[0], self.code(e[1], k), self.code(e[2], k)
+        return f"{op}({a}, {b})" if op in ("min", "max") else f"({a} {op} {b})"
+
+    def check(self, k: int) -> None:
+        p = self.params[k]
+        for axis, e in enumerate(p.get("shape", ())):
+            if isinstance(e, list):
+                self.lines += [
+                    f"want = {self.code(e, k)}",
+                    f"if len(a{k}.shape) == {len(p['shape'])} and a{k}.shape[{axis}] != want:",
+                    f'    raise ValueError(f"TS:shape:{k}:{axis}:{{want}}:{{a{k}.shape[{axis}]}}")',
+                ]
+        for axis, e in enumerate(p.get("strides") or ()):
+            if isinstance(e, list):
+                self.names["stride_of"] = _stride_of
+                self.lines += [
+                    f"want = {self.code(e, k)}",
+                    f"if stride_of(a{k}, {axis}) != want:",
+                    f'    raise ValueError(f"TS:stride:{k}:{axis}:{{want}}:{{stride_of(a{k}, {axis})}}")',
+                ]
+
+    def allocate(self) -> None:
+        kernel = self.kernel
+        if not kernel.out_idx:
+            return
+        tensors = [f"a{k}" for k in kernel._inputs if self.params[k]["kind"] != "scalar"]
+        first = f"type({tensors[0]}) is Tensor or " if tensors else ""
+        self.lines.append(f"if {first}is_torch_call({', '.join(tensors)}):")
+        numpy_lines = []
+        for k in kernel.out_idx:
+            p = self.params[k]
+            if p["kind"] != "tensor" or p["strides"] is not None:
+                raise TileTypeError(
+                    f"{kernel.name}: out_idx names {p['name']}, which is {declaration(p)}",
+                    loc=place(p["loc"]),
+                    expected="T.Tensor, of which a call can allocate one",
+                    hint=f"leave {p['name']} out of out_idx and pass it",
+                )
+            shape = "(" + "".join(f"{self.code(e, k)}, " for e in p["shape"]) + ")"
+            self.lines.append(f"    a{k} = torch_empty({shape}, dtype=torch_{p['dtype']}, device=cpu)")
+            numpy_lines.append(f"    a{k} = numpy_empty({shape}, {p['dtype']!r})")
+        self.names["numpy_empty"] = numpy_empty
+        self.lines += ["else:", *numpy_lines]
+
+    def is_torch_call(self, *tensors: Any) -> bool:
+        """Whether outputs are torch tensors: as the first tensor is, or without one where torch is loaded."""
+        torch = sys.modules.get("torch")
+        if torch is None or not (is_torch(tensors[0]) if tensors else True):
+            return False
+        if self.names["Tensor"] is not torch.Tensor:
+            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, cpu=torch.device("cpu"))
+            for k in self.kernel.out_idx:
+                dtype = self.params[k]["dtype"]
+                self.names[f"torch_{dtype}"] = getattr(torch, dtype)
+        return True
+
+
+def _symbols(e: Any) -> set[str]:
+    if isinstance(e, str):
+        return {e}
+    return set().union(*map(_symbols, e[1:])) if isinstance(e, list) else set()
+
+
+def _stride_of(tensor: Any, axis: int) -> int:
+    """In elements."""
+    if is_numpy(tensor):
+        return tensor.strides[axis] // tensor.itemsize
+    return tensor.stride(axis)
+
+
+def numpy_dtype(name: str) -> Any:
+    """NumPy's dtype of that name, ml_dtypes' where NumPy has none."""
+    import numpy
+
+    if name in _RETYPED:
+        import ml_dtypes
+
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
+
+
+def numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:
+    import numpy
+
+    return numpy.empty(shape, numpy_dtype(dtype))
+
+
+__all__ = ["Kernel", "expr_text"]
