@@ -396,7 +396,7 @@ class Lowering(Scalars, ParallelLoops):
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
-        if "int" in str(value.ty) and not _reads_memory(s.value):
+        if "int" in str(value.ty) and _stable(s.value):
             self.analyzer.bind(var, self.analyzer.simplify(value))
         return tirx.Bind(var, value)
 
@@ -582,6 +582,13 @@ def _size(dtype: str) -> int:
 def _element(var: Any) -> str:
     dt = var.ty.dtype
     return str(getattr(dt, "dtype", dt))
+
+
+def _stable(e: Any) -> bool:
+    """Whether evaluating an expression again gives the same value and does nothing else, so that proofs may put it for its name."""
+    calls: list[Any] = []
+    structural_walk(e, (ir.Call, lambda c: calls.append(c) if base.find(c) is not None else None))
+    return not calls and not _reads_memory(e)
 
 
 def _reads_memory(e: Any) -> bool:

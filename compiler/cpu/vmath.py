@@ -376,6 +376,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Expr]]] = {
     "round": (1, _llvm("roundeven")),
     "nearbyint": (1, _llvm("roundeven")),
     "rint": (1, _llvm("roundeven")),
+    "pow": (2, _pow),
     "copysign": (2, _llvm("copysign")),
     "fma": (3, _llvm("fma")),
     "__exp": (1, _exp_fast(co.LOG2_E["float32"][0], _exp)),
@@ -431,7 +432,7 @@ MAX_ULP: dict[str, tuple[float, float]] = {
 
 def functions() -> frozenset[str]:
     """The names that `lower_call` knows."""
-    return frozenset(_FUNCTIONS) | {"pow"}
+    return frozenset(_FUNCTIONS)
 
 
 def lower_call(name: str, args: list[Expr], dtype: str) -> Expr:
@@ -448,7 +449,7 @@ def lower_call(name: str, args: list[Expr], dtype: str) -> Expr:
     if not convert.is_float(dtype):
         raise TileTypeError(f"T.{name} of {dtype}", expected="a float dtype", hint=f'T.{name}(T.cast(x, "float32"))')
     f = FORMATS[convert.compute_dtype(dtype)]
-    arity, lowered = (2, _pow) if name == "pow" else _FUNCTIONS[name]
+    arity, lowered = _FUNCTIONS[name]
     if len(args) != arity:
         raise TileTypeError(f"T.{name} takes {arity} argument{'s' * (arity > 1)}, got {len(args)}")
     if name == "pow" and f.dtype == "float64":

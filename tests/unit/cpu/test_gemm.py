@@ -147,7 +147,8 @@ def test_other_processors_blocking(width: int, registers: int, tmp_path: Path, m
     m, n, k = 37, 45, 29
 
     def body(cx, a, b, c):
-        return emit_gemm(cx, row_major(a, "bfloat16", (m, k)), row_major(b, "float32", (n, k)), row_major(c, "float32", (m, n)), trans_b=True)
+        tiles = row_major(a, "bfloat16", (m, k)), row_major(b, "float32", (n, k)), row_major(c, "float32", (m, n))
+        return emit_gemm(cx, *tiles, trans_b=True)
 
     library.add("f", ("bfloat16", "float32", "float32"), (m * k, n * k, m * n), body)
     rng = np.random.default_rng(0)
