@@ -1,163 +1,268 @@
-"""From a traced program to a shared object and what its launcher must know, as plain data: nothing here outlives the process unasked."""
+"""From a traced kernel to a shared object and what the runtime must know of it: the one place that runs every stage.
+
+`compile_program` runs the passes, the target's lowering and LLVM, and returns an `Artifact`: everything that a later process needs to
+call the kernel without TVM, as plain integers, strings and dicts.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import struct
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilescale.compiler.cpu.codegen import build_shared
+from tilescale.compiler.cpu import codegen
 from tilescale.compiler.cpu.lower import Lowering
-from tilescale.compiler.frontend.trace import TileProgram
-from tilescale.compiler.ir import spec
+from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.errors import TileValueError
-from tilescale.language.symbolic import Sym, SymExpr
+from tilescale.errors import Loc, TileValueError
+from tilescale.language.annotations import TensorSpec
+from tilescale.language.symbolic import Sym, SymExpr, settle
 
-DESC_VERSION = 1
+#: The runtime's contract (docs/ARCHITECTURE.md): kinds of parameters, rules of extents, flags of a kernel.
+KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4}
+SIGNAL_KEPT = 5
+EQUALS, DEFINES, SAME, UNCHECKED = 0, 1, 2, 3
 WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED = 1, 2, 4, 8, 16
-_TENSOR_KINDS = {"tensor": 0, "symm": 3, "signal": 4}
+#: The nominal device of docs/LANGUAGE.md: what is resident at once here is resident on a GPU too.
+SMS, THREADS_PER_SM, SHARED_PER_SM, BLOCKS_PER_SM = 132, 2048, 227 << 10, 32
+
+# Passes keep state while they run, and TVM's analyzers are not meant for several threads.
+_lock = threading.RLock()
 
 
 @dataclass
-class Compiled:
-    """Everything about a compiled kernel that is not machine code, JSON-able except for ``desc``.
+class Artifact:
+    """A compiled kernel beside its shared object. ``meta`` is JSON: what `tilescale.kernel` needs to call it and to explain refusals."""
 
-    ``params``: one dict each with name, kind, dtype, shape (ints, symbol names or expressions as text), strides, output, loc.
-    """
-
-    name: str
-    desc: bytes
-    sites: str
-    params: list[dict[str, Any]]
-    returns: list[int]
-    source: str
-    loc: tuple[str, int]
+    meta: dict[str, Any]
+    desc: list[int]
+    sites: list[str]
 
 
-def compile_cpu(program: TileProgram, path: Path, *, instrument: bool = False, fingerprint: int = 0) -> Compiled:
-    """Compiles a traced program for this machine's processor into the shared object ``path``.
+@dataclass
+class Lowered:
+    """A kernel as thread IR, with the program it came from at the scheduled level."""
+
+    program: Any
+    lowering: Lowering
+    funcs: dict[str, Any]
+    trace: pipeline.Trace
+
+
+def lower(program: Any, *, instrument: bool = False, keep: bool = False) -> Lowered:
+    """Passes and lowering, each step verified. ``keep``: the trace keeps every step's text.
 
     Raises:
-        TileError: what the passes refuse.
+        TileError: the program cannot run on the target; InternalError: a pass broke it.
     """
-    scheduled, _ = pipeline.run(program)
-    lowering = Lowering(scheduled, instrument=instrument)
-    functions = lowering.run()
-    for func in functions.values():
-        spec.verify(func, spec.THREAD, "lowering")
-    build_shared(functions, path)
-    source = "\n".join(f"# {name}\n{func.script()}" for name, func in functions.items())
-    return Compiled(
-        program.name,
-        descriptor(program, lowering, instrument, fingerprint or _fingerprint(program)),
-        "\n".join(lowering.sites),
-        [describe(p) for p in program.params],
-        list(program.returns),
-        source,
-        (program.loc.file, program.loc.line),
-    )
+    with _lock:
+        scheduled, trace = pipeline.run(program, keep=keep)
+        lowering = Lowering(scheduled, instrument=instrument)
+        funcs = lowering.run()
+        for name, func in funcs.items():
+            levels.verify(func, levels.THREAD, f"lowering of {name}")
+        return Lowered(scheduled, lowering, funcs, trace)
 
 
-def thread_functions(program: TileProgram) -> dict[str, Any]:
-    """A traced program's functions of thread IR."""
-    scheduled, _ = pipeline.run(program)
-    return Lowering(scheduled).run()
+def compile_program(program: Any, path: str | os.PathLike[str], *, instrument: bool = False, fingerprint: int | None = None) -> Artifact:
+    """Compiles a traced kernel to the shared object ``path``.
+
+    Args:
+        program: what `frontend.trace` returns.
+        instrument: log remote operations and waits (tilescale.native.events).
+        fingerprint: what ranks compare when they launch together; by default made from the tile IR.
+
+    Raises:
+        TileError: anything that the target refuses, placed in the user's source.
+    """
+    with _lock:
+        lowered = lower(program, instrument=instrument)
+        _check_residency(lowered)
+        artifact = describe(lowered, instrument, _own_fingerprint(program) if fingerprint is None else fingerprint)
+        codegen.build_shared(lowered.funcs, Path(path))
+        return artifact
 
 
-def _fingerprint(program: TileProgram) -> int:
-    """The kernel and its constants in 63 bits: what ranks compare when they meet."""
-    digest = hashlib.sha256(program.func.script().encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
+def _own_fingerprint(program: Any) -> int:
+    digest = hashlib.blake2b(f"{program.name}\n{program.func.script()}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
 
 
-def written(program: TileProgram) -> set[Any]:
-    """The buffers that a program writes, by its operations' effect tables."""
-    found: set[Any] = set()
-
-    def look(call: Any) -> None:
-        op = base.find(call)
-        if op is not None:
-            found.update(a.region.source for a in op.effects(call) if a.mode != "read")
-
-    structural_walk(program.func.body, (ir.Call, look))
-    structural_walk(program.func.body, (tirx.BufferStore, lambda s: found.add(s.buffer)))
-    views: list[tuple[Any, Any]] = []
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: views.append((s.buffer, s.data.args[0]))))
-    for view, owner in reversed(views):
-        if view in found:
-            found.add(owner)
-    return found
+# ---- the description
 
 
-def descriptor(program: TileProgram, lowering: Lowering, instrument: bool, fingerprint: int) -> bytes:
-    """The launcher's table (docs/ARCHITECTURE.md, "The runtime's contract")."""
+class Symbols:
+    """Where each symbolic extent gets its value: the first extent or stride, in order of parameters, that is it alone."""
+
+    def __init__(self, program: Any):
+        self.slots = {name: k for k, name in enumerate(program.symbols)}
+        self.defined: set[str] = set()
+
+    def rule(self, value: Any) -> tuple[int, int]:
+        """``(how, value)`` of one extent or stride."""
+        known = settle(value)
+        if isinstance(known, int):
+            return EQUALS, known
+        if isinstance(known, Sym):
+            slot = self.slots[known.name]
+            if known.name in self.defined:
+                return SAME, slot
+            self.defined.add(known.name)
+            return DEFINES, slot
+        return UNCHECKED, 0  # an expression: the kernel object computes and compares it
+
+
+def describe(lowered: Lowered, instrument: bool, fingerprint: int) -> Artifact:
+    """The runtime's description of a kernel, and what Python keeps of it."""
+    program, low = lowered.program, lowered.lowering
+    written = written_parameters(program)
+    symbols = Symbols(program)
+    desc: list[int] = []
+    params: list[dict[str, Any]] = []
+    for k, p in enumerate(program.params):
+        desc += _parameter(p, k in written, symbols)
+        params.append(_metadata(p, k in written))
+    _require_defined(program, symbols)
     launch = program.launch
-    flags = (WAITS if lowering.waits else 0) | (DEVICE if lowering.device else 0) | (INSTRUMENTED if instrument else 0)
-    flags |= (0 if launch.ordered else UNORDERED) | (CLUSTER if launch.cluster != (1, 1, 1) else 0)
-    head = [
-        DESC_VERSION, len(program.params), len(program.symbols), lowering.arena_bytes, launch.threads, flags, *launch.cluster,
-        launch.max_blocks, lowering.shared_bytes, len(lowering.regions), fingerprint,
-    ]  # fmt: skip
-    outputs, defined = written(program), set[str]()
-    order = list(program.symbols)
-    for p in program.params:
-        code, bits = divmod(dtype_code(str(p.spec.dtype)), 256)
-        if not hasattr(p.spec, "shape"):
-            head += [2 if "float" in p.spec.dtype else 1, code, bits, 0, 0, 0]
-            continue
-        kind = 5 if p.spec.keep else _TENSOR_KINDS[p.spec.kind]
-        head += [kind, code, bits, int(p.var in outputs), len(p.spec.shape)]
-        for extent in p.spec.shape:
-            head += _dimension(extent, order, defined)
-        if p.spec.strides is None:
-            head += [0]
-        else:
-            head += [1]
-            for stride in p.spec.strides:
-                head += _dimension(stride, order, defined)
-    missing = [s for s in order if s not in defined]
-    if missing:
-        raise TileValueError(
-            f"no tensor's shape says what {missing[0]!r} is", loc=program.loc, hint=f"use T.dynamic({missing[0]!r}) alone as an extent"
-        )
-    return struct.pack(f"<{len(head)}q", *head)
+    clustered = launch.cluster != (1, 1, 1)
+    flags = (WAITS * low.waits) | (DEVICE * low.device) | (CLUSTER * clustered) | (INSTRUMENTED * instrument)
+    flags |= UNORDERED * (not launch.ordered)
+    head = [1, len(program.params), len(program.symbols), low.arena_bytes, launch.threads, flags, *launch.cluster, launch.max_blocks]
+    head += [low.shared_bytes, len(low.regions), fingerprint]
+    meta = {
+        "name": program.name,
+        "params": params,
+        "symbols": list(program.symbols),
+        "returns": list(program.returns),
+        "loc": _loc(program.loc),
+        "launch_loc": _loc(launch.loc),
+        "threads": launch.threads,
+        "shared_bytes": low.shared_bytes,
+    }
+    sites = [*low.sites, *(f"param|{p.name}|||" for p in program.params)]
+    return Artifact(meta, head + desc, sites)
 
 
-def _dimension(extent: Any, order: list[str], defined: set[str]) -> list[int]:
-    if isinstance(extent, int):
-        return [0, extent]
-    if isinstance(extent, Sym):
-        if extent.name in defined:
-            return [2, order.index(extent.name)]
-        defined.add(extent.name)
-        return [1, order.index(extent.name)]
-    return [3, 0]
-
-
-def describe(p: Any) -> dict[str, Any]:
-    """A parameter as plain data."""
-    out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "output": p.output, "loc": None}
-    if p.loc is not None:
-        out["loc"] = [p.loc.file, p.loc.line, p.loc.col, p.loc.end_line, p.loc.end_col]
-    if hasattr(p.spec, "shape"):
-        out["kind"] = p.spec.kind
-        out["shape"] = [_plain(s) for s in p.spec.shape]
-        out["strides"] = None if p.spec.strides is None else [_plain(s) for s in p.spec.strides]
-    else:
-        out["kind"] = "scalar"
+def _parameter(p: Any, written: bool, symbols: Symbols) -> list[int]:
+    code, bits = divmod(dtype_code(str(p.spec.dtype)), 256)
+    if not isinstance(p.spec, TensorSpec):
+        return [KINDS["float" if p.spec.dtype.is_float else "int"], code, bits, 0, 0, 0]
+    kind = SIGNAL_KEPT if p.spec.kind == "signal" and p.spec.keep else KINDS[p.spec.kind]
+    out = [kind, code, bits, int(written), len(p.spec.shape)]
+    for extent in p.spec.shape:
+        out += symbols.rule(extent)
+    out.append(0 if p.spec.strides is None else 1)
+    for stride in p.spec.strides or ():
+        out += symbols.rule(stride)
     return out
 
 
-def _plain(extent: Any) -> Any:
-    """An extent as an int, or as a nested list [op, a, b] over symbol names."""
-    if isinstance(extent, Sym):
-        return extent.name
-    if isinstance(extent, SymExpr):
-        return [extent.op, *map(_plain, extent.args)]
-    return int(extent)
+def _require_defined(program: Any, symbols: Symbols) -> None:
+    for name in program.symbols:
+        if name not in symbols.defined:
+            raise TileValueError(
+                f"T.dynamic({name!r}) stands alone in no extent or stride of a parameter of {program.name}, so no call says what it is",
+                loc=program.loc,
+                expected=f"a tensor parameter with {name} itself as an extent, before any with an expression of it",
+            )
+
+
+def _metadata(p: Any, written: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "loc": _loc(p.loc), "written": written, "output": p.output}
+    if not isinstance(p.spec, TensorSpec):
+        return {**out, "kind": "scalar"}
+    strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
+    return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
+
+
+def expression(value: Any) -> Any:
+    """A symbolic extent as JSON: an int, a symbol's name, or [operator, a, b]."""
+    known = settle(value)
+    if isinstance(known, Sym):
+        return known.name
+    if isinstance(known, SymExpr):
+        return [known.op, *(expression(a) for a in known.args)]
+    return int(known)
+
+
+def _loc(loc: Loc | None) -> list[Any] | None:
+    return None if loc is None else [loc.file, loc.line, loc.col, loc.end_line, loc.end_col]
+
+
+def written_parameters(program: Any) -> set[int]:
+    """Parameters that the kernel may write, by the effect tables of its operations; writes through a view count for its base."""
+    bases: dict[Any, Any] = {}
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.setdefault(s.buffer, s.data.args[0])))
+    touched: set[Any] = set()
+
+    def note(buffer: Any) -> None:
+        while buffer in bases:
+            buffer = bases[buffer]
+        touched.add(buffer)
+
+    def look(call: Any) -> None:
+        op = base.find(call)
+        for access in op.effects(call) if op is not None else ():
+            if access.mode != "read":
+                note(access.region.source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    structural_walk(program.func.body, (tirx.BufferStore, lambda s: note(s.buffer)))
+    return {k for k, p in enumerate(program.params) if p.var in touched}
+
+
+# ---- residency
+
+
+def resident_blocks(threads: int, shared_bytes: int, max_blocks: int = 0) -> int:
+    """How many blocks of a kernel are resident at once on the nominal device."""
+    per_sm = min(BLOCKS_PER_SM, THREADS_PER_SM // threads, SHARED_PER_SM // (shared_bytes + 1024))
+    return min(SMS * per_sm, max_blocks) if max_blocks else SMS * per_sm
+
+
+def _check_residency(lowered: Lowered) -> None:
+    """Blocks that wait for one another must be resident together; where the grid is constant this is known now."""
+    launch, low = lowered.program.launch, lowered.lowering
+    if not low.waits or not all(isinstance(e, int) for e in launch.grid):
+        return
+    blocks = 1
+    for extent in launch.grid:
+        blocks *= extent
+    room = resident_blocks(launch.threads, low.shared_bytes, launch.max_blocks)
+    if blocks > room:
+        raise TileValueError(
+            f"blocks of {lowered.program.name} wait for others, its grid has {blocks} blocks, and {room} are resident at once "
+            f"({launch.threads} threads and {low.shared_bytes} bytes of shared memory each)",
+            loc=launch.loc,
+            expected=f"at most {room} blocks where blocks wait",
+            hint="a smaller grid whose blocks loop over tiles with T.Persistent",
+        )
+
+
+# ---- for people
+
+
+def source_text(program: Any, kind: str, *, instrument: bool = False) -> str:
+    """A kernel as text: ``tile`` (as traced), ``scheduled``, ``thread`` (what LLVM gets), ``llvm`` or ``asm`` (optimised)."""
+    if kind == "tile":
+        return program.func.script()
+    lowered = lower(program, instrument=instrument)
+    if kind == "scheduled":
+        return lowered.program.func.script()
+    if kind == "thread":
+        return "\n".join(f"# {name}\n{func.script()}" for name, func in lowered.funcs.items())
+    with _lock:
+        return codegen.get_llvm_ir(lowered.funcs) if kind == "llvm" else codegen.get_asm(lowered.funcs)
+
+
+def steps(program: Any, *, instrument: bool = False) -> list[tuple[str, str]]:
+    """``(name, text)`` of the program as traced, after every pass, and lowered."""
+    lowered = lower(program, instrument=instrument, keep=True)
+    out = [(name, text) for name, text, _ in lowered.trace.steps]
+    return [*out, *((f"lower:{name}", func.script()) for name, func in lowered.funcs.items())]

@@ -43,14 +43,17 @@ def scheduled(prim: Any, depth: int = 1) -> Any:
 
 def run(prim: Any, depth: int = 1, **options: Any) -> Any:
     """The kernel compiled afresh, past the disk cache (what is tested here is the compiler)."""
-    from tilescale.compiler.driver import compile_cpu
-    from tilescale.kernel import Artifact, Kernel
+    from tilescale.cache import Entry
+    from tilescale.compiler.driver import compile_program
+    from tilescale.jit import normal_out_idx
+    from tilescale.kernel import Kernel
 
     with tempfile.TemporaryDirectory(prefix="ts-test-") as folder, ring_depth(depth):
         path = Path(folder) / "kernel.so"
-        made = compile_cpu(prim.trace(), path)
-        artifact = Artifact(made.name, path, made.desc, made.sites, made.params, made.returns, made.source, made.loc)
-        return Kernel(artifact, **options)
+        made = compile_program(prim.trace(), path)
+        entry = Entry(str(path), made.desc, made.sites, made.meta)
+        out_idx = normal_out_idx(options.pop("out_idx", None), len(prim.params), prim)
+        return Kernel(entry, prim.name, prim.trace, out_idx=out_idx, **options)
 
 
 class refused:

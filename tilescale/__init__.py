@@ -1,13 +1,16 @@
 """TileScale: one tile program, from a thread to a machine full of GPUs.
 
-``import tilescale`` loads neither torch nor TVM; what needs them loads them when it is used.
+    import tilescale
+    import tilescale.language as T
+
+Importing loads neither torch nor TVM: the compiler comes with the first kernel that the disk cache does not have.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
@@ -16,21 +19,42 @@ if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
 
 __version__ = "0.1.0"
 
-#: name → the module that has it
-_LAZY = {
-    "jit": "jit", "compile": "jit", "Kernel": "kernel", "Profiler": "profiler", "autotune": "tuning", "TileError": "errors",
-}  # fmt: skip
-_MODULES = ("language", "comm", "errors", "env", "native", "tuning", "launch")
+from tilescale.jit import compile, jit  # noqa: A004, E402  # now: importing the module later would put it in the function's place
 
-__all__ = ["Kernel", "Profiler", "TileError", "autotune", "comm", "compile", "jit", "language"]
+if TYPE_CHECKING:
+    from tilescale import comm, env, errors, language
+    from tilescale.kernel import Kernel
+    from tilescale.log import set_log_level
+    from tilescale.profiler import Profiler
+    from tilescale.tuning import autotune
+
+#: name → the module that has it; a module's own name: itself
+_LAZY = {
+    "Kernel": "tilescale.kernel",
+    "PassConfigKey": "tilescale.compat",
+    "Profiler": "tilescale.profiler",
+    "TileError": "tilescale.errors",
+    "autotune": "tilescale.tuning",
+    "comm": "",
+    "env": "",
+    "errors": "",
+    "language": "",
+    "set_log_level": "tilescale.log",
+}
+
+__all__ = [
+    "Kernel", "Profiler", "__version__", "autotune", "comm", "compile", "env", "errors", "jit", "language", "set_log_level",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(import_module(f"tilescale.{_LAZY[name]}"), name)
-    elif name in _MODULES:
-        value = import_module(f"tilescale.{name}")
-    else:
+    home = _LAZY.get(name)
+    if home is None:
         raise AttributeError(f"module 'tilescale' has no attribute {name!r}")
+    value = getattr(import_module(home), name) if home else import_module(f"tilescale.{name}")
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

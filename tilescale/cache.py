@@ -1,6 +1,7 @@
-"""Compiled kernels on disk. A kernel is a folder named by its fingerprint; it appears whole or not at all.
+"""Compiled kernels on disk. An entry appears whole or not at all, is checked when read, and is built once however many ask at once.
 
-Eight ranks that start at once compile once: whoever holds the key's lock builds, the others find the result.
+``<cache>/kernels/<key>/`` holds ``kernel.so`` and ``kernel.json`` (the description, the sites, what Python must know of the parameters,
+and the hash of the shared object). The key is a fingerprint of everything that decides the code (tilescale/fingerprint.py).
 """
 
 from __future__ import annotations
@@ -13,106 +14,162 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilescale.env import CACHE_DIR
-from tilescale.kernel import Artifact
-from tilescale.log import say
+from tilescale import env, log
+from tilescale.errors import TileError
 
-_LIBRARY, _META = "kernel.so", "kernel.json"
-_FORMAT = 2
-#: Kernels kept at most; the ones not used for longest go first.
-_LIMIT = 4096
+_LOCKS = 64
+_SWEEP_EVERY = 64
+_stores = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A compiled kernel: its shared object, and kernel.json's description, sites and metadata."""
+
+    path: str
+    desc: list[int]
+    sites: list[str]
+    meta: dict[str, Any]
 
 
 def folder() -> Path:
-    """Where kernels are kept."""
-    return Path(CACHE_DIR.get()) / "kernels"
+    """Where compiled kernels lie. Raises TileError where it cannot be made."""
+    made = env.CACHE_DIR.get() / "kernels"
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TileError(f"cannot make the cache folder {made}: {error.strerror}", hint="set TILESCALE_CACHE_DIR") from error
+    return made
 
 
-def load(key: str) -> Artifact | None:
-    """The kernel of that fingerprint; None where there is none, or only a damaged one."""
+def lookup(key: str) -> Entry | None:
+    """The entry of a key; None where there is none. A damaged one is removed and counts as none."""
     place = folder() / key
     try:
-        meta = json.loads((place / _META).read_text())
-        data = (place / _LIBRARY).read_bytes()
-    except (OSError, ValueError):
+        with open(place / "kernel.json", "rb") as f:
+            raw = f.read()
+    except FileNotFoundError:
         return None
-    if meta.get("format") != _FORMAT or hashlib.sha256(data).hexdigest() != meta.get("sha256"):
-        say("warning", f"the cached kernel {place} is damaged and is built again")
+    except OSError as error:
+        log.say("warning", f"the cache entry {place} cannot be read: {error.strerror}", once=True)
         return None
-    with contextlib.suppress(OSError):  # a read-only cache is a cache all the same
-        os.utime(place)
-    a = meta["artifact"]
-    return Artifact(**{**a, "library": place / _LIBRARY, "desc": bytes.fromhex(a["desc"]), "loc": tuple(a["loc"])})
+    try:
+        held = json.loads(raw)
+        with open(place / "kernel.so", "rb") as f:
+            code = f.read()
+        if hashlib.blake2b(code, digest_size=16).hexdigest() != held["code"]:
+            raise ValueError("the shared object is not the one that was stored")
+        entry = Entry(str(place / "kernel.so"), held["desc"], held["sites"], held["meta"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.say("warning", f"the cache entry {place} is damaged ({error}) and will be rebuilt")
+        discard(key)
+        return None
+    with contextlib.suppress(OSError):  # read-only caches serve as well; only the order of eviction suffers
+        os.utime(place / "kernel.json")
+    return entry
+
+
+def discard(key: str) -> None:
+    """Removes an entry at once for everybody; processes that have it loaded keep their mapping."""
+    place = folder() / key
+    with contextlib.suppress(OSError):
+        aside = tempfile.mkdtemp(prefix=".gone-", dir=place.parent)
+        os.rename(place, os.path.join(aside, key))
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _locked(key: str) -> Iterator[None]:
-    base = folder()
-    base.mkdir(parents=True, exist_ok=True)
-    with open(base / f".{key}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(base / f".{key}.lock")
-
-
-def get_or_build(key: str, build: Callable[[Path], Artifact]) -> Artifact:
-    """The kernel of that fingerprint, built by ``build(path of the library)`` where it is not there yet."""
-    found = load(key)
-    if found is not None:
-        return found
-    with _locked(key):
-        found = load(key)  # another process may have built it while this one waited
-        if found is not None:
-            return found
-        with tempfile.TemporaryDirectory(dir=folder(), prefix=".build") as temporary:
-            inside = Path(temporary) / key
-            inside.mkdir()
-            artifact = build(inside / _LIBRARY)
-            plain = {**asdict(artifact), "library": "", "desc": artifact.desc.hex()}
-            digest = hashlib.sha256((inside / _LIBRARY).read_bytes()).hexdigest()
-            (inside / _META).write_text(json.dumps({"format": _FORMAT, "sha256": digest, "artifact": plain}))
-            place = folder() / key
-            if place.exists():  # damaged, see load
-                shutil.rmtree(place)
-            os.rename(inside, place)
-        artifact.library = place / _LIBRARY
-    _trim()
-    return artifact
-
-
-def _trim() -> None:
-    """Keeps the cache below its limit."""
-    kept = [p for p in folder().iterdir() if p.is_dir() and not p.name.startswith(".")]
-    if len(kept) <= _LIMIT:
-        return
-
-    def used(path: Path) -> float:
+    """Held by one process (and one thread) at a time. 64 lock files serve all keys: they are never removed, so none is ever stale,
+    and the kernel frees a lock whose holder was killed."""
+    place = folder() / "locks"
+    place.mkdir(exist_ok=True)
+    with open(place / f"{int(key[:8], 16) % _LOCKS:02x}", "w") as lock:
         try:
-            return path.stat().st_mtime
-        except OSError:  # another process trims too
-            return 0.0
-
-    for path in sorted(kept, key=used)[: len(kept) - _LIMIT]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def remember(key: str, value: Any) -> None:
-    """Keeps a small JSON value under a key (an autotuner's choice)."""
-    base = folder()
-    base.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=base, delete=False, prefix=".note") as out:
-        json.dump(value, out)
-    os.replace(out.name, base / f"{key}.json")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            # Some network file systems have no locks. Nothing breaks: several processes build, the last rename loses.
+            log.say("info", f"{place} has no file locks ({error.strerror}): processes that start at once compile each for itself", once=True)
+        yield
 
 
-def recall(key: str) -> Any:
-    """What `remember` kept, None where nothing is."""
-    try:
-        return json.loads((folder() / f"{key}.json").read_text())
-    except (OSError, ValueError):
-        return None
+def get(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str) -> tuple[Entry, bool]:
+    """The entry of ``key``, built where there is none; and whether it was there.
+
+    ``build(path)`` writes the shared object and returns metadata, description and sites. Of several processes that ask at once one
+    builds, the others wait for it. Errors of ``build`` are the caller's; nothing is stored then.
+    """
+    entry = lookup(key)
+    if entry is not None:
+        log.say("debug", f"{name}: from the cache, {key}")
+        return entry, True
+    with _locked(key):
+        entry = lookup(key)
+        if entry is not None:
+            log.say("debug", f"{name}: another process compiled it, {key}")
+            return entry, True
+        return _store(key, build, name), False
+
+
+def _store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str) -> Entry:
+    root = folder()
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as aside:
+        code = Path(aside, "kernel", "kernel.so")
+        code.parent.mkdir()
+        meta, desc, sites = build(str(code))
+        held = {"code": hashlib.blake2b(code.read_bytes(), digest_size=16).hexdigest(), "desc": desc, "sites": sites, "meta": meta}
+        text = json.dumps(held)
+        (code.parent / "kernel.json").write_text(text)
+        place = root / key
+        try:
+            os.rename(code.parent, place)
+        except OSError:  # something is there: another process's entry (where there are no locks), or remains of one
+            if lookup(key) is None:
+                discard(key)
+                os.rename(code.parent, place)
+    held = json.loads(text)  # what a reader will see: tuples have become lists
+    _sweep_now_and_then(root)
+    return Entry(str(place / "kernel.so"), held["desc"], held["sites"], held["meta"])
+
+
+# ---- eviction
+
+
+def _sweep_now_and_then(root: Path) -> None:
+    global _stores
+    if _stores % _SWEEP_EVERY == 0:
+        sweep(root)
+    _stores += 1
+
+
+def sweep(root: Path | None = None, limit: int | None = None) -> int:
+    """Removes the entries that were not used for longest until the rest takes at most ``limit`` bytes (default
+    TILESCALE_CACHE_SIZE), and what killed processes left half-built an hour ago or more. Returns how many entries went."""
+    import time
+
+    root = root or folder()
+    limit = env.CACHE_SIZE.get() if limit is None else limit
+    entries: list[tuple[float, int, str]] = []
+    for item in os.scandir(root):
+        with contextlib.suppress(OSError):  # another process may sweep as well
+            if item.name.startswith("."):
+                if time.time() - item.stat().st_mtime > 3600:
+                    shutil.rmtree(item.path, ignore_errors=True)
+            elif item.name != "locks" and item.is_dir():
+                sizes = [f.stat().st_size for f in os.scandir(item.path)]
+                entries.append((os.stat(os.path.join(item.path, "kernel.json")).st_mtime, sum(sizes), item.name))
+    total = sum(size for _, size, _ in entries)
+    gone = 0
+    for _, size, key in sorted(entries):
+        if total <= limit:
+            break
+        discard(key)
+        total -= size
+        gone += 1
+    if gone:
+        log.say("info", f"the cache {root} was over {limit} bytes: {gone} kernels removed")
+    return gone

@@ -104,6 +104,13 @@ CACHE_DIR: Var[Path] = Var(
     "a folder",
     "where compiled kernels and the built runtime are kept; default $XDG_CACHE_HOME/tilescale or ~/.cache/tilescale",
 )
+CACHE_SIZE: Var[int] = Var(
+    "TILESCALE_CACHE_SIZE",
+    lambda: 4 << 30,
+    _size,
+    "bytes, with K, M, G or T if wanted, such as 512M",
+    "how much disk compiled kernels may take; those that were not used for longest go first; default 4G",
+)
 WAIT_TIMEOUT: Var[float] = Var(
     "TILESCALE_WAIT_TIMEOUT",
     lambda: 120.0,
@@ -150,7 +157,7 @@ JOB: Var[str | None] = Var(
     "set by `tilescale launch` for its ranks: the job's name, part of every file name in /dev/shm",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

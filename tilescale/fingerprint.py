@@ -1,229 +1,371 @@
-"""What a kernel depends on, in one hash, without tracing it or loading TVM: its code and that of every function it can call,
-and every value that they capture, transitively.
+"""What decides the code of a kernel, as a hash that needs neither a trace nor TVM.
 
-Code is compared as Python compiled it (which holds the file's name and lines too: they are part of error messages), values by what
-they are. A value of unknown nature makes the kernel unfit for the disk cache, which is said.
+A kernel's manifest is: the source text and place of its function and, transitively, of every Python function, macro and class that it
+names; the values of the globals, closure cells, module attributes and defaults that they name; what its parameters' annotations say.
+Names are found in the syntax tree and not in the bytecode, which has forgotten the annotations of local names.
+
+What cannot be hashed by value (an open file, a torch tensor) raises `Unhashable`: such a kernel is compiled in each process.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
+import dataclasses
 import enum
 import functools
 import hashlib
-import marshal
-import platform
+import linecache
+import os
 import sys
+import sysconfig
+import textwrap
 import types
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tilescale.errors import TileError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
 from tilescale.language.funcs import Macro, PrimFunc
-from tilescale.language.symbolic import Sym, SymExpr
+from tilescale.language.symbolic import SymExpr
 
-_ROOT = Path(__file__).resolve().parent.parent
-_TVM = "0.27.0.post1"
-#: Bytecode in a form whose bytes depend on the code alone: later versions of marshal share references by their count.
-_MARSHAL_VERSION = 2
+_HERE = Path(__file__).resolve().parent
+#: Code that is fixed by a version (ours by `sources`) and never followed.
+_FIXED = ("tilescale", "torch", "numpy", "ml_dtypes", "tvm", "tvm_ffi", "builtins")
+_STDLIB = frozenset(sys.stdlib_module_names) - {"test"}
+_FUNCTION_LIMIT = 2000
 
 
-class Unknown(Exception):
-    """A captured value that has no fingerprint."""
+class Unhashable(TileError):
+    """A value that a kernel uses and that has no hash across processes."""
+
+
+def _top(module: str | None) -> str:
+    return (module or "").partition(".")[0]
+
+
+def _is_fixed(module: str | None) -> bool:
+    top = _top(module)
+    return top in _FIXED or top in _STDLIB
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """The free names of a function's source, with the attribute chains that start at them: ``a.b.c`` is ("a", "b", "c")."""
+
+    text: str
+    chains: tuple[tuple[str, ...], ...]
+
+
+class _Collect(ast.NodeVisitor):
+    def __init__(self) -> None:
+        self.chains: dict[tuple[str, ...], None] = {}
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        names: list[str] = []
+        at: ast.expr = node
+        while isinstance(at, ast.Attribute):
+            names.append(at.attr)
+            at = at.value
+        if isinstance(at, ast.Name):
+            self.chains[(at.id, *reversed(names))] = None
+        else:
+            self.visit(at)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.chains[(node.id,)] = None
+
+
+def source_of(code: types.CodeType) -> str:
+    """The source text of a function. Raises Unhashable where there is none."""
+    import inspect
+
+    lines = linecache.getlines(code.co_filename)
+    if not lines or code.co_firstlineno > len(lines):
+        raise Unhashable(f"the source of {code.co_name} cannot be read")
+    try:
+        return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
+    except (SyntaxError, IndentationError) as error:
+        raise Unhashable(f"the source of {code.co_name} cannot be read: {error}") from error
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> _Names:
+    if code.co_name == "<lambda>":  # its lines may not stand alone; it has no local annotations, so the bytecode has every name
+        return _names_in_bytecode(code)
+    text = source_of(code)
+    try:
+        tree = ast.parse(textwrap.dedent(text))
+    except SyntaxError as error:
+        raise Unhashable(f"the source of {code.co_name} at {code.co_filename}:{code.co_firstlineno} does not stand alone") from error
+    collect = _Collect()
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            # Decorators and defaults were evaluated when the function was made; their values are hashed as what they are.
+            node.decorator_list = []
+        collect.visit(node)
+    return _Names(text, tuple(collect.chains))
+
+
+def _names_in_bytecode(code: types.CodeType) -> _Names:
+    text, chains = [code.co_code.hex(), repr(code.co_names), repr(code.co_varnames)], {(name,): None for name in code.co_names}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            inner = _names_in_bytecode(constant)
+            text.append(inner.text)
+            chains.update(dict.fromkeys(inner.chains))
+        else:
+            text.append(repr(constant))
+    chains.update({(name,): None for name in code.co_freevars})
+    return _Names("\n".join(text), tuple(chains))
 
 
 class Fingerprint:
-    """Gathers what is fed to it into one hash."""
+    """Feeds values into a hash, each with a tag, so that 1, True and "1" differ."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-        self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []
+        self.hash = hashlib.blake2b(digest_size=16)
+        self.seen: dict[int, int] = {}
+        self.alive: list[Any] = []  # so that no id is used twice
 
-    def text(self, *parts: str) -> None:
+    def put(self, *parts: str | bytes) -> None:
         for part in parts:
-            data = part.encode()
-            self._hash.update(len(data).to_bytes(8, "little") + data)
+            data = part if isinstance(part, bytes) else part.encode(errors="surrogatepass")
+            self.hash.update(len(data).to_bytes(8, "little") + data)
 
-    def digest(self) -> str:
-        return self._hash.hexdigest()
+    def hexdigest(self) -> str:
+        return self.hash.hexdigest()
 
-    def add(self, value: Any) -> None:
-        """Feeds a value of any nature.
+    def _first_time(self, value: Any, tag: str) -> bool:
+        """Whether an object is met for the first time; later it is named by its number, which also ends cycles."""
+        known = self.seen.get(id(value))
+        if known is not None:
+            self.put("again", tag, str(known))
+            return False
+        self.seen[id(value)] = len(self.seen)
+        self.alive.append(value)
+        return True
+
+    # -- values ---------------------------------------------------------------------------------------------------
+    def value(self, v: Any, what: str) -> None:
+        """Adds a value; ``what`` names it for people.
 
         Raises:
-            Unknown: it has none that can be compared across processes.
+            Unhashable: the value has no hash that another process would agree with.
         """
-        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, type(Ellipsis))):
-            self.text(type(value).__name__, repr(value))
-            return
-        if id(value) in self._seen:
-            self.text("again", str(self._seen[id(value)]))
-            return
-        self._seen[id(value)] = len(self._seen)
-        self._kept.append(value)
-        for kinds, method in _METHODS:
-            if isinstance(value, kinds):
-                method(self, value)
-                return
-        self._other(value)
-
-    def _sequence(self, value: Any) -> None:
-        self.text(type(value).__name__, str(len(value)))
-        for item in sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value:
-            self.add(item)
-
-    def _mapping(self, value: Any) -> None:
-        self.text("dict", str(len(value)))
-        for key, item in value.items():
-            self.add(key)
-            self.add(item)
-
-    def _prim_func(self, value: PrimFunc) -> None:
-        self.text("prim_func", value.name)
-        self.add(value.params)
-        self.add(value.func)
-
-    def _macro(self, value: Macro) -> None:
-        self.text("macro")
-        self.add(value.func)
-
-    def _symbol(self, value: SymExpr) -> None:
-        self.text("symbol", str(value), getattr(value, "dtype", ""))
-
-    def _spec(self, value: Any) -> None:
-        for f in fields(value):
-            self.text(f.name)
-            self.add(getattr(value, f.name))
-
-    def _enum(self, value: enum.Enum) -> None:
-        self.text("enum", type(value).__qualname__, value.name, repr(value.value))
-
-    def _function(self, func: types.FunctionType) -> None:
-        module = func.__module__ or ""
-        if module == "tilescale" or module.startswith("tilescale."):
-            self.text("ours", module, func.__qualname__)
-            return
-        self.text("function", func.__qualname__)
-        self._hash.update(marshal.dumps(func.__code__, _MARSHAL_VERSION))
-        self.add(func.__defaults__)
-        self.add(func.__kwdefaults__)
-        for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
-            self.text(name)
-            try:
-                self.add(cell.cell_contents)
-            except ValueError:
-                self.text("unbound")
-        names = _names(func.__code__)
-        for name in sorted(names & func.__globals__.keys()):
-            self.text(name)
-            held = func.__globals__[name]
-            self._module(held, names) if isinstance(held, types.ModuleType) else self.add(held)
-
-    def _module(self, module: types.ModuleType, names: set[str]) -> None:
-        """A user's module by the attributes that the code may take from it; others by name and version."""
-        file = getattr(module, "__file__", None)
-        self.text("module", module.__name__, str(getattr(module, "__version__", "")))
-        ours = module.__name__ == "tilescale" or module.__name__.startswith("tilescale.")
-        if ours or file is None or "site-packages" in file or file.startswith((sys.base_prefix, sys.prefix)):
-            return
-        for name in sorted(names & vars(module).keys()):
-            held = vars(module)[name]
-            self.text(name)
-            self.text("module", held.__name__) if isinstance(held, types.ModuleType) else self.add(held)
-
-    def _partial(self, value: functools.partial) -> None:
-        self.text("partial")
-        self.add(value.func)
-        self.add(value.args)
-        self.add(value.keywords)
-
-    def _builtin(self, value: Any) -> None:
-        self.text("builtin", str(value.__module__), value.__qualname__)
-
-    def _class(self, value: type) -> None:
-        self.text("class", value.__module__, value.__qualname__)
-        if value.__module__.split(".")[0] in ("builtins", "tilescale", "torch", "numpy", "ml_dtypes"):
-            return
-        for name, member in vars(value).items():
-            if isinstance(member, (types.FunctionType, staticmethod, classmethod)):
-                self.text(name)
-                self.add(getattr(member, "__func__", member))
-            elif isinstance(member, (bool, int, float, str, tuple)) and not name.startswith("__"):
-                self.text(name)
-                self.add(member)
-
-    def _method(self, value: types.MethodType) -> None:
-        self.add(value.__func__)
-        self.add(value.__self__)
-
-    def _other(self, value: Any) -> None:
-        kind = type(value)
-        if kind.__module__.split(".")[0] in ("torch", "numpy", "ml_dtypes") and kind.__name__ in ("dtype", "device"):
-            self.text("foreign", str(value))
-        elif kind.__module__.startswith("numpy") and getattr(value, "shape", None) == ():
-            self.text("numpy", str(value.dtype), repr(value.item()))
-        elif is_dataclass(value):
-            self.add(kind)
-            self._spec(value)
-        elif hasattr(value, "__wrapped__") and isinstance(value.__wrapped__, types.FunctionType):
-            self.add(value.__wrapped__)
-        elif hasattr(value, "__dict__") and kind.__module__ not in ("builtins",) and not hasattr(value, "__array_interface__"):
-            if any(hasattr(value, a) for a in ("__fspath__", "fileno", "data_ptr")):
-                raise Unknown(f"a {kind.__qualname__}")
-            self.add(kind)
-            self.add(vars(value))
+        if v is None or isinstance(v, (bool, int, float, complex, bytes, type(Ellipsis))) and not isinstance(v, enum.Enum):
+            self.put(type(v).__name__, repr(v))
+        elif isinstance(v, str) and not isinstance(v, enum.Enum):
+            self.put("str", str(v))
+        elif isinstance(v, SymExpr):
+            self.put("symbol", str(v), getattr(v, "dtype", ""))
+        elif isinstance(v, (list, tuple)):
+            self.put(type(v).__name__, str(len(v)))
+            for k, x in enumerate(v):
+                self.value(x, f"{what}[{k}]")
+        elif isinstance(v, (dict, types.MappingProxyType)):
+            self.put("dict", str(len(v)))
+            for k, x in v.items():
+                self.value(k, f"a key of {what}")
+                self.value(x, f"{what}[{k!r}]")
+        elif isinstance(v, (set, frozenset)):
+            self.put("set", *sorted(_separate(x, what) for x in v))
+        elif isinstance(v, range | slice):
+            self.put(type(v).__name__, repr(v))
         else:
-            raise Unknown(f"a {kind.__qualname__}")
+            self._object(v, what)
+
+    def _object(self, v: Any, what: str) -> None:
+        if isinstance(v, enum.Enum):
+            self.put("enum", type(v).__module__, type(v).__qualname__, v.name)
+            self.value(v.value, what)
+        elif isinstance(v, TensorSpec):
+            self.put("tensor", v.kind, str(v.dtype), str(v.keep))
+            self.value((v.shape, v.strides), what)
+        elif isinstance(v, ScalarSpec):
+            self.put("scalar", str(v.dtype))
+        elif isinstance(v, PrimFunc):
+            if self._first_time(v, "kernel"):
+                self.put("kernel")
+                self.value(v.params, what)
+                self.function(v.func)
+        elif isinstance(v, Macro):
+            self.put("macro")
+            self.function(v.func)
+        elif isinstance(v, types.FunctionType):
+            self.function(v)
+        elif isinstance(v, types.MethodType):
+            self.function(v.__func__)
+            self.value(v.__self__, f"what {what} is bound to")
+        elif isinstance(v, functools.partial):
+            self.put("partial")
+            self.value((v.func, v.args, v.keywords), what)
+        elif isinstance(v, (staticmethod, classmethod)):
+            self.value(v.__func__, what)
+        elif isinstance(v, property):
+            self.value((v.fget, v.fset), what)
+        elif isinstance(v, types.ModuleType):
+            self._module(v, what)
+        elif isinstance(v, type):
+            self._class(v, what)
+        elif callable(v) and _is_fixed(getattr(v, "__module__", None) or type(v).__module__) and hasattr(v, "__name__"):
+            self.put("fixed", str(getattr(v, "__module__", "")), type(v).__qualname__, getattr(v, "__qualname__", v.__name__))
+        elif callable(v) and hasattr(v, "__wrapped__") and _is_fixed(type(v).__module__):
+            self.put("wrapped", type(v).__qualname__)  # functools.lru_cache and its kin
+            self.value(v.__wrapped__, what)
+        else:
+            self._instance(v, what)
+
+    def _module(self, v: types.ModuleType, what: str) -> None:
+        """A module that is passed around as a value: all of its source may matter."""
+        if _is_fixed(v.__name__):
+            self.put("module", v.__name__)
+            return
+        file = getattr(v, "__file__", None)
+        if not file or not file.endswith(".py"):
+            raise Unhashable(f"{what} is the module {v.__name__}, which has no source")
+        self.put("module", v.__name__, Path(file).read_bytes())
+
+    def _class(self, v: type, what: str) -> None:
+        if _is_fixed(v.__module__):
+            self.put("class", v.__module__, v.__qualname__)
+        elif self._first_time(v, "class"):
+            self.put("class", v.__module__, v.__qualname__)
+            for base in v.__bases__:
+                self.value(base, f"the base of {what}")
+            for name, member in vars(v).items():
+                if name not in ("__dict__", "__weakref__", "__doc__", "__module__") and not isinstance(
+                    member, (types.MemberDescriptorType, types.GetSetDescriptorType)
+                ):
+                    if isinstance(member, types.FunctionType) and not linecache.getlines(member.__code__.co_filename):
+                        continue  # what dataclasses and enums generate from the rest
+                    if name.startswith("__dataclass") or name.startswith("_") and issubclass(v, enum.Enum) or name.startswith("__abstract"):
+                        continue
+                    self.put(name)
+                    self.value(member, f"{what}.{name}")
+
+    def _instance(self, v: Any, what: str) -> None:
+        kind = type(v)
+        top = _top(kind.__module__)
+        if top == "torch" and kind.__name__ in ("dtype", "device", "Size"):
+            self.put("torch", repr(v))
+        elif top == "numpy" and kind.__name__ == "ndarray":
+            if v.dtype.hasobject or v.nbytes > 1 << 20:
+                raise Unhashable(f"{what} is an array of {v.nbytes} bytes")
+            self.put("array", str(v.dtype), str(v.shape), v.tobytes())
+        elif top == "numpy" and (hasattr(v, "dtype") or kind.__name__.endswith("DType") or hasattr(v, "itemsize")):
+            self.put("numpy", kind.__name__, repr(v))
+        elif _is_fixed(kind.__module__):
+            raise Unhashable(f"{what} is a {kind.__module__}.{kind.__qualname__}")
+        elif self._first_time(v, "instance"):
+            self.put("instance")
+            self._class(kind, f"the class of {what}")
+            slots = [n for c in kind.__mro__ for n in getattr(c, "__slots__", ()) if hasattr(v, n)]
+            if not hasattr(v, "__dict__") and not slots:
+                raise Unhashable(f"{what} is a {kind.__qualname__}, whose contents cannot be seen")
+            self.value({**{n: getattr(v, n) for n in slots}, **getattr(v, "__dict__", {})}, what)
+
+    # -- functions ------------------------------------------------------------------------------------------------
+    def function(self, f: types.FunctionType) -> None:
+        """Adds a function: its text and place, and what it names."""
+        if _is_fixed(f.__module__):
+            self.put("fixed", str(f.__module__), f.__qualname__)
+            return
+        if not self._first_time(f, "function"):
+            return
+        if len(self.seen) > _FUNCTION_LIMIT:
+            raise Unhashable(f"more than {_FUNCTION_LIMIT} functions and objects are used")
+        code = f.__code__
+        names = _names(code)
+        # The place counts: reports of a cached kernel name it.
+        self.put("function", f.__qualname__, code.co_filename, str(code.co_firstlineno), names.text)
+        self.value((f.__defaults__, f.__kwdefaults__), f"a default of {f.__name__}")
+        for what, found in _resolved(f, names):
+            self.put(what)
+            self.value(found, what)
 
 
-_METHODS: list[tuple[Any, Callable[[Fingerprint, Any], None]]] = [
-    (enum.Enum, Fingerprint._enum),
-    ((tuple, list, set, frozenset, range), Fingerprint._sequence),
-    ((dict, types.MappingProxyType), Fingerprint._mapping),
-    (PrimFunc, Fingerprint._prim_func),
-    (Macro, Fingerprint._macro),
-    (Sym, Fingerprint._symbol),
-    (SymExpr, Fingerprint._symbol),
-    ((TensorSpec, ScalarSpec), Fingerprint._spec),
-    (types.FunctionType, Fingerprint._function),
-    (functools.partial, Fingerprint._partial),
-    (types.MethodType, Fingerprint._method),
-    (types.BuiltinFunctionType, Fingerprint._builtin),
-    (type, Fingerprint._class),
-]
+def _separate(value: Any, what: str) -> str:
+    one = Fingerprint()
+    one.value(value, what)
+    return one.hexdigest()
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """Every name that a code object and those nested in it may look up."""
-    found = set(code.co_names)
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            found |= _names(const)
-    return found
+def _resolved(f: types.FunctionType, names: _Names) -> Iterator[tuple[str, Any]]:
+    """``(dotted name, value)`` of what a function's free names stand for now. Through modules the chain is followed to its end."""
+    cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+    local = {*f.__code__.co_varnames, *f.__code__.co_cellvars}
+    for head, *rest in names.chains:
+        if head in cells:
+            try:
+                value = cells[head].cell_contents
+            except ValueError:  # not bound yet
+                continue
+        elif head in local:
+            continue
+        elif head in f.__globals__:
+            value = f.__globals__[head]
+        elif hasattr(builtins, head):
+            continue
+        else:
+            continue  # bound inside, or unknown: then the trace says so
+        name = head
+        for attr in rest:
+            if not isinstance(value, types.ModuleType) or _is_fixed(value.__name__):
+                break
+            name = f"{name}.{attr}"
+            value = getattr(value, attr, None)
+        yield name, value
 
 
-@functools.cache
-def toolchain() -> str:
-    """This TileScale, this Python, this TVM, this processor: whatever else decides the code."""
-    f = Fingerprint()
-    f.text(_TVM, *map(str, sys.version_info[:2]), platform.machine(), _processor())
-    folders = ("compiler", "tilescale/language", "tilescale/native")
-    installed = not (_ROOT / "pyproject.toml").exists()
-    for folder in folders:
-        base = _ROOT / (folder if not installed or folder.startswith("tilescale") else f"tilescale/{folder}")
-        for path in sorted([*base.rglob("*.py"), *base.rglob("*.[ch]")]):
-            stat = path.stat()
-            f.text(path.name, str(stat.st_size), str(stat.st_mtime_ns))
-    return f.digest()
+# ---- the rest of the key
 
 
-def _processor() -> str:
-    """The processor's model and features, as the kernel lists them."""
+@functools.lru_cache(maxsize=1)
+def sources() -> str:
+    """A hash of the compiler's and the language's own source: another version of TileScale never meets this one's kernels."""
+    h = hashlib.blake2b(digest_size=16)
+    root = _HERE / "compiler" if (_HERE / "compiler").is_dir() else _HERE.parent / "compiler"
+    for folder in (root, _HERE / "language"):
+        for path in sorted(_python_files(folder)):
+            with open(path, "rb") as f:
+                h.update(path[len(str(folder)) :].encode() + b"\0" + f.read() + b"\0")
+    for path in (str(_HERE / "native" / "ts_rt.h"), str(_HERE / "cache.py"), str(_HERE / "kernel.py")):
+        with open(path, "rb") as f:
+            h.update(f.read())
+    return h.hexdigest()
+
+
+def _python_files(folder: str | os.PathLike[str]) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _python_files(entry.path)
+            elif entry.name.endswith(".py"):
+                yield entry.path
+
+
+@functools.lru_cache(maxsize=1)
+def processor() -> str:
+    """What the code is compiled for: this machine's processor and its features, as Linux tells them."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU implementer", "CPU part")
+    found = [os.uname().machine]
     try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+        with open("/proc/cpuinfo") as f:
+            for line in f:  # the first processor's paragraph: reading on would cost milliseconds on large machines
+                if not line.strip():
+                    break
+                if line.partition("\t")[0].strip() in wanted:
+                    found.append(line.strip())
     except OSError:
-        return platform.processor()
-    wanted = ("model name", "flags", "Features", "CPU part", "cpu family", "model")
-    return "\n".join(line for line in lines if line.split(":")[0].strip() in wanted)
+        import platform
+
+        found.append(platform.processor())
+    return "\n".join(found)
+
+
+def environment() -> tuple[str, ...]:
+    """What decides the code besides the kernel itself."""
+    return (sources(), processor(), f"{sys.version_info[0]}.{sys.version_info[1]}", sysconfig.get_platform())

@@ -1,300 +1,234 @@
-"""``@tilescale.jit`` and ``tilescale.compile``: from a Python function to a kernel that runs, through the caches."""
+"""``@tilescale.jit`` in both its styles, and ``tilescale.compile``. Imports neither torch nor TVM.
+
+A *factory* defines and returns a ``@T.prim_func``; calling it compiles that for the arguments given. In the *eager* style the function's
+body is the kernel; calling it with tensors compiles it for their dtypes and constant extents, runs it and returns its outputs.
+"""
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
-import tempfile
-import textwrap
 import types
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, overload
 
-from tilescale import cache
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
-from tilescale.fingerprint import Fingerprint, Unknown, toolchain
-from tilescale.kernel import Artifact, Kernel
-from tilescale.language.annotations import TensorSpec
-from tilescale.language.dtypes import canonical
-from tilescale.language.funcs import PrimFunc
-from tilescale.language.symbolic import Const, Sym
-from tilescale.log import say
 
-TARGETS = ("cpu", "cuda", "hip", "sim")
+if TYPE_CHECKING:
+    from tilescale.kernel import Kernel
+    from tilescale.language.funcs import PrimFunc
 
-
-def target_of(target: str | None, tensors: Sequence[Any] = ()) -> str:
-    """The target to compile for: the given one, else by the device of the tensors, else the CPU.
-
-    Raises:
-        TileValueError: a target that does not exist, or that this version does not build for.
-    """
-    if target in (None, "auto"):
-        kinds = {str(getattr(t, "device", "cpu")).split(":")[0] for t in tensors} - {"cpu"}
-        target = "cpu" if not kinds else "cuda" if kinds == {"cuda"} else kinds.pop()
-    name = str(target).split(" ")[0]
-    if name in ("llvm", "c"):
-        name = "cpu"
-    if name not in TARGETS:
-        raise TileValueError(f"there is no target {target!r}", expected="one of " + ", ".join(TARGETS))
-    if name != "cpu":
-        raise TileValueError(
-            f"this version of TileScale does not compile for {name}", expected='target="cpu"', hint="move the tensors to the CPU"
-        )
-    return name
+TARGETS = ("auto", "cpu")
+_LATER = ("cuda", "hip", "sim")
+_LABEL = 400
 
 
-def compile(  # the public name
+def resolve_target(target: Any) -> str:
+    """``"cpu"``, the target of this version. Raises TileValueError for others, by name."""
+    name = "auto" if target is None else str(target).split()[0] if str(target) else ""
+    if name in ("cpu", "auto", "llvm", "c"):
+        return "cpu"
+    if name in _LATER:
+        raise TileValueError(f"the target {name!r} is not built in this version", expected='"cpu" or "auto"', hint='target="cpu"')
+    raise TileValueError(f"there is no target {target!r}", expected='"cpu" or "auto"', hint='target="cpu"')
+
+
+def compile(  # noqa: A001  # the name that users know
     func: PrimFunc,
-    out_idx: Sequence[int] | int | None = None,
-    target: str | None = None,
+    out_idx: int | Iterable[int] | None = None,
+    target: Any = None,
     *,
     instrument: bool = False,
-    constants: str = "",
+    name: str | None = None,
 ) -> Kernel:
     """Compiles a ``@T.prim_func``, or takes it from the disk cache.
 
     Args:
-        func: the kernel. out_idx: parameters that calls allocate and return. target: "cpu" or None (by what is there).
-        instrument: record when remote copies and waits began and ended (`tilescale.native.events`).
-        constants: how the kernel's constants are named to people ("BM=64").
+        out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate and return.
+        target: "auto" or "cpu".
+        instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
+        name: what reports call the kernel, by default its name and the constants that it captured.
 
     Raises:
-        TileError: whatever the language or the compiler refuses, with the user's file, line and expression.
+        TileError: whatever the language or the target refuses, placed in the kernel's source.
     """
+    from tilescale.language.funcs import PrimFunc
+
+    resolve_target(target)
     if not isinstance(func, PrimFunc):
-        raise TileTypeError(f"tilescale.compile is given {func!r}", expected="a function under @T.prim_func")
-    chosen = target_of(target)
-    return _kernel(func, func.trace, ("prim_func",), out_idx, chosen, instrument, constants)
+        raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
+    from tilescale import build
+
+    return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
 
 
-def _kernel(
-    identity: Any, traced: Callable[[], Any], more: tuple[Any, ...], out_idx: Any, target: str, instrument: bool, constants: str
-) -> Kernel:
-    """The kernel whose code ``identity`` and ``more`` decide; ``traced()`` makes its tile IR where it has to be compiled."""
-
-    def build(path: Path) -> Artifact:
-        from tilescale.compiler.driver import compile_cpu
-
-        program = traced()
-        say("info", f"compiling {program.name}({constants}) for {target}")
-        fingerprint = int(key[:15], 16) if key else 0
-        made = compile_cpu(program, path, instrument=instrument, fingerprint=fingerprint)
-        return Artifact(made.name, path, made.desc, made.sites, made.params, made.returns, made.source, made.loc, constants)
-
-    key = _key(identity, *more, target, instrument, constants)
-    if key is None:
-        with tempfile.TemporaryDirectory(prefix="tilescale") as folder:  # loaded libraries outlive their file
-            return Kernel(build(Path(folder) / "kernel.so"), out_idx, traced)
-    return Kernel(cache.get_or_build(key, build), out_idx, traced)
+def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
+    """Indices from 0, in the order given. Raises TileValueError for one that names no parameter, or one twice."""
+    if out_idx is None:
+        return ()
+    wanted = [out_idx] if isinstance(out_idx, int) else list(out_idx)
+    out = []
+    for k in wanted:
+        if not isinstance(k, int) or not -n <= k < n:
+            raise TileValueError(f"out_idx {k!r} of {func.name}, which has {n} parameters", loc=func.loc, expected=f"-{n} … {n - 1}")
+        out.append(k % n)
+    if len(set(out)) != len(out):
+        raise TileValueError(f"out_idx={wanted} names a parameter twice", loc=func.loc)
+    return tuple(out)
 
 
-def _key(*parts: Any) -> str | None:
-    f = Fingerprint()
+# ---- arguments as keys
+
+
+class _ById:
+    """An argument that has no value to compare by: equal to itself alone, and kept alive by the key that holds it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def frozen(value: Any) -> Any:
+    """A compile-time argument as a dictionary key; 1, 1.0 and True differ, symbolic extents go by name."""
+    kind = type(value)
+    if kind in (int, float, bool, str, type(None)):
+        return (kind, value)
+    from tilescale.language.symbolic import SymExpr
+
+    if isinstance(value, SymExpr):  # its == is a device comparison
+        return ("symbol", str(value), getattr(value, "dtype", None))
+    if isinstance(value, (list, tuple)):
+        return (kind, *map(frozen, value))
+    if isinstance(value, dict):
+        return (kind, *((frozen(k), frozen(v)) for k, v in value.items()))
     try:
-        f.add(parts)
-    except Unknown as unknown:
-        say("info", f"a kernel captures {unknown} and is compiled anew in every process", once=True)
-        return None
-    f.text(toolchain())
-    return f.digest()[:40]
+        hash(value)
+    except TypeError:
+        return _ById(value)
+    return (kind, value)
 
 
-def _settings(options: dict[str, Any]) -> None:
-    """Refuses options that nobody reads; TileLang's switches for its own passes are accepted and named."""
-    for name in options:
-        if name in ("pass_configs", "execution_backend", "verbose", "debug_root_path", "compile_flags", "target_host"):
-            say("info", f"@tilescale.jit({name}=…) has no effect here", once=True)
-        else:
-            raise TileTypeError(f"@tilescale.jit has no option {name!r}", expected="out_idx, target, instrument")
+def loc_of(func: types.FunctionType) -> Loc:
+    return Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
 
 
-def jit(
-    func: Callable[..., Any] | None = None,
-    *,
-    out_idx: Any = None,
-    target: str | None = None,
-    instrument: bool = False,
-    **options: Any,
-) -> Any:
-    """Decorator. On a function that returns a ``@T.prim_func``: calls give compiled kernels. On a function whose body is the kernel
-    (it opens ``T.Kernel`` itself): calls with tensors compile for their shapes, run, and return what the kernel returns.
+class Jit:
+    """What both styles share. ``options`` are the decorator's."""
 
-    Args:
-        out_idx: parameters that a kernel allocates and returns. target: "cpu", or None for what the tensors are on.
-        instrument: as in :func:`compile`.
-    """
-    if func is None:
-        return functools.partial(jit, out_idx=out_idx, target=target, instrument=instrument, **options)
-    _settings(options)
-    if isinstance(func, PrimFunc):
-        return compile(func, out_idx, target, instrument=instrument)
-    if not isinstance(func, types.FunctionType):
-        raise TileTypeError("@tilescale.jit takes a function", expected="a function that returns a @T.prim_func, or an eager kernel")
-    if _is_eager(func):
-        if out_idx is not None:
-            raise TileTypeError(f"{func.__name__} is an eager kernel and returns what it makes", hint="C = T.empty(…); return C")
-        return EagerKernel(func, target, instrument)
-    return Factory(func, out_idx, target, instrument)
-
-
-def _is_eager(func: types.FunctionType) -> bool:
-    """Whether the body opens ``T.Kernel`` itself, outside nested functions."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(func)))
-    except (OSError, TypeError):
-        return False
-
-    def opens(node: ast.AST) -> bool:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
-                continue
-            if isinstance(child, ast.With):
-                for item in child.items:
-                    call = item.context_expr
-                    name = call.func if isinstance(call, ast.Call) else None
-                    if (isinstance(name, ast.Attribute) and name.attr == "Kernel") or (isinstance(name, ast.Name) and name.id == "Kernel"):
-                        return True
-            if opens(child):
-                return True
-        return False
-
-    return opens(tree.body[0])
-
-
-def _named(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name, defaults put in.
-
-    Raises:
-        TileTypeError: they do not fit the function.
-    """
-    try:
-        bound = inspect.signature(func).bind(*args, **kwargs)
-    except TypeError as error:
-        raise TileTypeError(
-            f"{func.__name__}: {error}", loc=Loc(func.__code__.co_filename, func.__code__.co_firstlineno),
-            expected=f"{func.__name__}{inspect.signature(func)}",
-        ) from None  # fmt: skip
-    bound.apply_defaults()
-    return dict(bound.arguments)
-
-
-class Factory:
-    """A function that makes kernels: ``matmul(M, N, K)`` is a compiled kernel, the same one for the same arguments."""
-
-    def __init__(self, func: types.FunctionType, out_idx: Any, target: str | None, instrument: bool):
+    def __init__(self, func: types.FunctionType, out_idx: Any, target: Any, instrument: bool):
         functools.update_wrapper(self, func)
-        self.func, self.out_idx, self.target, self.instrument = func, out_idx, target, instrument
-        self._made: dict[Any, Kernel] = {}
+        self.func = func
+        self.name = func.__name__
+        self.out_idx, self.target, self.instrument = out_idx, target, instrument
+        self.signature = inspect.signature(func)
+        self.kernels: dict[Any, Kernel] = {}
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TileTypeError(f"{self.name}: {error}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}") from None
+        bound.apply_defaults()
+        return bound
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+
+class Factory(Jit):
+    """``@tilescale.jit`` over a function that returns a ``@T.prim_func``."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Kernel:
-        memo = (args, tuple(sorted(kwargs.items())), tuple(type(a) for a in args))
-        try:
-            found = self._made.get(memo)
-        except TypeError:  # an argument without a hash: made anew, the disk cache still knows it
-            return self.make(*args, **kwargs)
-        if found is None:
-            found = self._made[memo] = self.make(*args, **kwargs)
-        return found
+        """The kernel for these compile-time constants; compiled once for equal ones."""
+        key = (tuple(map(frozen, args)), tuple((k, frozen(v)) for k, v in kwargs.items()))
+        kernel = self.kernels.get(key)
+        if kernel is None:
+            kernel = self.kernels[key] = self._make(args, kwargs)
+        return kernel
 
-    def make(self, *args: Any, **kwargs: Any) -> Kernel:
-        """Compiles for these arguments, past the memory of this process."""
-        made = self.get_tir(*args, **kwargs)
-        return compile(made, self.out_idx, self.target, instrument=self.instrument, constants=self.constants(args, kwargs))
+    compile = __call__
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
-        """The ``@T.prim_func`` for these arguments, not compiled."""
-        _named(self.func, args, kwargs)
+        """The same as :meth:`prim_func`, under TileLang's name."""
+        return self.prim_func(*args, **kwargs)
+
+    def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """What the function returns for these constants, not compiled."""
+        from tilescale.language.funcs import PrimFunc
+
+        self.bound(args, kwargs)
         made = self.func(*args, **kwargs)
         if not isinstance(made, PrimFunc):
-            code = self.func.__code__
             raise TileTypeError(
-                f"{self.func.__name__} is under @tilescale.jit and returns {type(made).__name__}",
-                loc=Loc(code.co_filename, code.co_firstlineno),
-                expected="a function under @T.prim_func, or a body that opens T.Kernel itself",
+                f"{self.name} returned {'None' if made is None else 'a ' + type(made).__name__}",
+                loc=loc_of(self.func),
+                expected="a @T.prim_func that it defines (a factory), or `with T.Kernel(…)` in its own body (an eager kernel)",
             )
         return made
 
-    def constants(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """The arguments as people read them."""
-        return ", ".join(f"{k}={v}" for k, v in _named(self.func, args, kwargs).items())
+    def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
+        return compile(self.prim_func(*args, **kwargs), self.out_idx, self.target, instrument=self.instrument)
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """`Kernel.get_kernel_source` of the kernel for these constants."""
+        return self(*args, **kwargs).get_kernel_source()
 
 
-class EagerKernel:
-    """A kernel that is called with tensors: compiled for their dtypes and constant extents, then run."""
+@overload
+def jit(func: types.FunctionType) -> Any: ...
+@overload
+def jit(func: None = None, **options: Any) -> Callable[[types.FunctionType], Any]: ...
+def jit(
+    func: Any = None,
+    *,
+    out_idx: int | Iterable[int] | None = None,
+    target: Any = None,
+    instrument: bool = False,
+    pass_configs: dict[Any, Any] | None = None,
+) -> Any:
+    """Compiles kernels when they are called: ``@tilescale.jit`` or ``@tilescale.jit(out_idx=[-1])``.
 
-    def __init__(self, func: types.FunctionType, target: str | None, instrument: bool):
-        functools.update_wrapper(self, func)
-        self.func, self.target, self.instrument = func, target, instrument
-        self.signature = inspect.signature(func)
-        self._names = list(self.signature.parameters)
-        self._defaults = {k: p.default for k, p in self.signature.parameters.items() if p.default is not inspect.Parameter.empty}
-        self._made: dict[Any, tuple[Kernel, list[int]]] = {}
-        self._dynamic: dict[str, tuple[bool, ...]] = {}
+    Above a function that defines and returns a ``@T.prim_func`` it makes a factory: calling it with compile-time constants gives a
+    `Kernel`. Above a function whose own body holds ``with T.Kernel(…)`` it makes an eager kernel: calling it with tensors runs it.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != len(self._names):
-            values = list(_named(self.func, args, kwargs).values())
-        else:
-            values = list(args)
-        key = []
-        dynamic = self._dynamic
-        for name, v in zip(self._names, values, strict=True):
-            shape = getattr(v, "shape", None)
-            if shape is None:
-                key.append(v)
-            elif name in dynamic:
-                key.append((v.dtype, *(None if d else n for n, d in zip(shape, dynamic[name], strict=False)), len(shape)))
-            else:
-                key.append((v.dtype, *shape, len(shape)))
-        try:
-            found = self._made.get(tuple(key))
-        except TypeError:
-            found = None
-        if found is None:
-            found = self._compile(values, tuple(key))
-        kernel, taken = found
-        return kernel(*[values[k] for k in taken])
+    Args:
+        out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it with T.empty).
+        target: "auto" or "cpu".
+        instrument: log remote operations and waits as the kernel runs.
+        pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
 
-    def _compile(self, values: list[Any], key: tuple[Any, ...]) -> tuple[Kernel, list[int]]:
-        """Traces and compiles for these arguments."""
-        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+    Raises:
+        TileTypeError: not a function. TileValueError: a target that this version does not have.
+    """
+    if func is None:
+        return functools.partial(jit, out_idx=out_idx, target=target, instrument=instrument, pass_configs=pass_configs)
+    if not isinstance(func, types.FunctionType):
+        raise TileTypeError(
+            f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
+            hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
+        )
+    resolve_target(target)
+    if pass_configs:
+        from tilescale import log
 
-        taken = [k for k, v in enumerate(values) if hasattr(v, "shape") and hasattr(v, "dtype") and len(v.shape)]
-        target = target_of(self.target, [values[k] for k in taken])
-        specs = PrimFunc(self.func).params
+        log.say("info", f"{func.__name__}: pass_configs are not used by this compiler", once=True)
+    # A factory's own bytecode never names T.Kernel: that stands in the kernel inside it.
+    if "Kernel" not in func.__code__.co_names:
+        return Factory(func, out_idx, target, instrument)
+    if out_idx is not None:
+        raise TileError(
+            f"{func.__name__} is an eager kernel, whose outputs are not named by out_idx", loc=loc_of(func), hint="C = T.empty(…); return C"
+        )
+    from tilescale.eager import Eager
 
-        def kind(name: str) -> str:
-            return specs[name].kind if isinstance(specs.get(name), TensorSpec) else "tensor"
-
-        tensors = {
-            name: TensorArg(name, tuple(int(n) for n in values[k].shape), canonical(values[k].dtype), kind(name))
-            for k, name in ((k, self._names[k]) for k in taken)
-        }
-        constants = {n: v for k, (n, v) in enumerate(zip(self._names, values, strict=True)) if k not in taken}
-        shown = ", ".join(f"{k}={v}" for k, v in constants.items())
-        plain = tuple((t.name, t.shape, t.dtype) for t in tensors.values())
-
-        def traced() -> Any:
-            return trace_eager(self.func, tensors, constants)
-
-        kernel = _kernel(self.func, traced, ("eager", plain, constants), None, target, self.instrument, shown)
-        made = (kernel, taken)
-        for p in kernel.params:
-            if p["kind"] != "scalar" and not p["output"]:
-                self._dynamic.setdefault(p["name"], tuple(not isinstance(e, int) for e in p["shape"]))
-        again = []
-        for name, v in zip(self._names, values, strict=True):
-            shape = getattr(v, "shape", None)
-            flags = self._dynamic.get(name, ())
-            again.append(v if shape is None else (v.dtype, *(None if d else n for n, d in zip(shape, flags, strict=False)), len(shape)))
-        try:
-            self._made[tuple(again)] = made
-        except TypeError:
-            say("info", f"{self.func.__name__} takes a constant without a hash and is looked up on disk at every call", once=True)
-        return made
-
-
-__all__ = ["Const", "EagerKernel", "Factory", "Sym", "TileError", "compile", "jit"]
+    return Eager(func, None, target, instrument)

@@ -1,361 +1,359 @@
-"""A compiled kernel: called with tensors, and asked what it is."""
+"""A compiled kernel: called with torch tensors, NumPy arrays and numbers; everything else about it is for people.
+
+A call goes straight to the launcher in C, which checks the arguments; what is here in Python only looks at a call that was refused.
+Where a call allocates outputs, or an extent is an expression that C does not compute, a few lines are generated in front of it.
+"""
 
 from __future__ import annotations
 
-import linecache
+import struct
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from tilescale.errors import LaunchError, Loc, TileError, TileTypeError, TileValueError
-from tilescale.language.dtypes import canonical
-from tilescale.language.symbolic import _FOLD
+from tilescale import native
+from tilescale.cache import Entry
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torch, place
 
-#: NumPy dtypes of ml_dtypes, which DLPack cannot carry → (DLPack's type code, bits)
-_RETYPED = {"bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e5m2": (12, 8)}
+if TYPE_CHECKING:
+    from tilescale.profiler import Profiler
 
-
-@dataclass
-class Artifact:
-    """A compiled kernel at rest: what the disk cache keeps. ``params`` is described in compiler/driver.py."""
-
-    name: str
-    library: Path
-    desc: bytes
-    sites: str
-    params: list[dict[str, Any]]
-    returns: list[int]
-    source: str
-    loc: tuple[str, int]
-    constants: str = ""
-    extra: dict[str, Any] = field(default_factory=dict)
+#: dtypes that NumPy does not hand over by DLPack → DLPack's code, bits, and the integer of that width
+_RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "float8_e5m2": (12, 8, "uint8")}
+_SOURCES = ("tile", "scheduled", "thread", "llvm", "asm")
 
 
 class Kernel:
-    """A compiled kernel. ``kernel(*tensors_and_scalars)`` runs it; parameters in ``out_idx`` are allocated and returned.
+    """What `tilescale.compile` and a ``@tilescale.jit`` factory return.
 
-    Raises (when called):
-        TileTypeError, TileValueError: an argument that does not fit its parameter, by name, with the declaration's line.
-        LaunchError: a launch that failed while it ran.
+    ``kernel(a, b, c)``, by position or by the parameters' names. Tensors are torch's, NumPy's or anything with DLPack. Parameters in
+    ``out_idx`` are left out of the call, allocated by it and returned: one as it is, several as a tuple.
+
+    Attributes:
+        name: the kernel's. params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
+        out_idx: indices of the parameters that calls allocate.
+        from_cache: whether the code came from the disk. config, latency: what the autotuner chose, and its milliseconds.
+
+    Raises (calls):
+        TileTypeError, TileValueError: arguments that do not fit, placed at the parameter's declaration.
+        LaunchError: a launch that failed while it ran, placed at the statement.
     """
 
-    def __init__(self, artifact: Artifact, out_idx: Sequence[int] | int | None = None, traced: Callable[[], Any] | None = None):
-        from tilescale.native import make_kernel
-
-        self.artifact, self.name, self.params = artifact, artifact.name, artifact.params
-        self._traced = traced
-        self.config: Any = None
+    def __init__(
+        self,
+        entry: Entry,
+        label: str,
+        program: Callable[[], Any],
+        *,
+        out_idx: Sequence[int] = (),
+        returns: Sequence[int] | None = None,
+        from_cache: bool = False,
+        instrument: bool = False,
+    ):
+        self.name: str = entry.meta["name"]
+        self.label = label
+        self.params: list[dict[str, Any]] = entry.meta["params"]
+        self.out_idx = tuple(out_idx)
+        self.from_cache = from_cache
+        self.instrument = instrument
+        self.config: dict[str, Any] | None = None
         self.latency: float | None = None
-        count = len(self.params)
-        wanted = [out_idx] if isinstance(out_idx, int) else list(out_idx or [])
-        for k in wanted:
-            if not -count <= k < count:
-                raise TileValueError(f"out_idx {k} of {self.name}, which has {count} parameters", loc=Loc(*artifact.loc))
-        outputs = sorted({k % count for k in wanted} | {k for k, p in enumerate(self.params) if p["output"]})
-        for k in outputs:
-            if self.params[k]["kind"] != "tensor":
-                p = self.params[k]
-                raise TileValueError(f"out_idx names {p['name']}, which is no plain tensor", loc=_loc(p))
-        self._outputs = outputs
-        returned = artifact.returns or [k % count for k in wanted] or outputs
-        self._returned = returned
-        self._single = len(returned) == 1 and (isinstance(out_idx, int) or len(wanted) <= 1)
-        names = "\n".join(f"param|{p['name']}|||" for p in self.params)
-        label = f"{self.name}({artifact.constants})" if artifact.constants else self.name
-        self._launch = make_kernel(artifact.library, artifact.desc, f"{artifact.sites}\n{names}".strip("\n"), label)
-        self._checked = [k for k, p in enumerate(self.params) if any(isinstance(e, list) for e in p.get("shape") or ())]
-        self._plain = not outputs and not self._checked
+        self._meta, self._sites = entry.meta, entry.sites
+        self._program = program
+        self._returns = tuple(self.out_idx if returns is None else returns)
+        self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
+        self._launch = native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), label)
+        plain = not self.out_idx and not self._returns and not any(_unchecked(p) for p in self.params)
+        self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._plain and not kwargs:
-            try:
-                self._launch(*args)
-            except (TypeError, ValueError, RuntimeError) as error:
-                self._again(error, list(args))
-            return None
-        return self._general(args, kwargs)
-
-    # -- the slow paths -------------------------------------------------------------------------------------------
-    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        full = self._arranged(args, kwargs)
-        if self._checked or self._outputs:
-            symbols = self._symbols(full)
-            for k in self._checked:
-                if k not in self._outputs:
-                    self._check_expressions(k, full[k], symbols)
-            like = next((a for k, a in enumerate(full) if k not in self._outputs and hasattr(a, "shape")), None)
-            for k in self._outputs:
-                full[k] = _empty(tuple(_evaluate(e, symbols) for e in self.params[k]["shape"]), self.params[k]["dtype"], like)
+        if kwargs:
+            args = self._positional(args, kwargs)
         try:
-            self._launch(*full)
-        except (TypeError, ValueError, RuntimeError) as error:
-            self._again(error, full)
-        if not self._outputs:
-            return None
-        out = [full[k] for k in self._returned]
-        return out[0] if len(out) == 1 else tuple(out)
+            return self._run(*args)
+        except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, IndexError) as error:
+            refused = error
+        return self._again(args, refused)
 
-    def _arranged(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Positional and named arguments, one a parameter, None where the call allocates."""
-        names = [p["name"] for p in self.params]
-        takes = [k for k in range(len(names)) if k not in self._outputs]
-        full: list[Any] = [None] * len(names)
-        if len(args) > len(takes):
-            self._count(len(args))
-        for k, value in zip(takes, args, strict=False):
-            full[k] = value
+    # -- calls that were refused ----------------------------------------------------------------------------------
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the parameters that a call takes, in order."""
+        return [self.params[k]["name"] for k in self._inputs]
+
+    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        names = self.inputs
+        given = dict(zip(names, args, strict=False))
         for name, value in kwargs.items():
-            if name not in names or names.index(name) in self._outputs:
-                import difflib
+            if name in given:
+                raise self._call_error(f"{name} is given twice")
+            if name not in names:
+                raise self._call_error(f"there is no parameter {name!r}")
+            given[name] = value
+        missing = [n for n in names if n not in given]
+        if missing or len(args) > len(names):
+            raise self._count_error(len(args) + len(kwargs), missing)
+        return tuple(given[n] for n in names)
 
-                close = difflib.get_close_matches(name, names, 1)
-                raise TileTypeError(
-                    f"{self.name} has no parameter {name!r}", loc=Loc(*self.artifact.loc), expected=", ".join(names),
-                    hint=f"{close[0]}=…" if close else None,
-                )  # fmt: skip
-            if full[names.index(name)] is not None:
-                raise TileTypeError(f"{self.name} got {name!r} twice", loc=Loc(*self.artifact.loc))
-            full[names.index(name)] = value
-        if any(full[k] is None for k in takes):
-            self._count(sum(full[k] is not None for k in takes))
-        return full
-
-    def _count(self, got: int) -> NoReturn:
-        takes = [p["name"] for k, p in enumerate(self.params) if k not in self._outputs]
-        raise TileTypeError(
-            f"{self.name} takes {len(takes)} arguments, {got} given", loc=Loc(*self.artifact.loc), expected=f"({', '.join(takes)})"
+    def _call_error(self, message: str) -> TileTypeError:
+        return TileTypeError(
+            f"{self.name}: {message}", loc=place(self._meta["loc"]), expected=f"{self.name}({', '.join(self.inputs)})"
         )
 
-    def _symbols(self, full: list[Any]) -> dict[str, int]:
-        """Symbolic extents, read off the arguments."""
-        found: dict[str, int] = {}
-        for p, a in zip(self.params, full, strict=True):
-            for e, n in zip(p.get("shape") or (), getattr(a, "shape", ()), strict=False):
-                if isinstance(e, str):
-                    found.setdefault(e, int(n))
-        return found
+    def _count_error(self, given: int, missing: list[str]) -> TileTypeError:
+        what = f"; {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing" if missing else ""
+        return self._call_error(f"{given} argument{'' if given == 1 else 's'} for {len(self._inputs)} parameters{what}")
 
-    def _check_expressions(self, k: int, value: Any, symbols: dict[str, int]) -> None:
-        p = self.params[k]
-        for axis, (e, got) in enumerate(zip(p["shape"], getattr(value, "shape", ()), strict=False)):
-            if isinstance(e, list) and _evaluate(e, symbols) != got:
-                raise TileValueError(
-                    f"axis {axis} of {p['name']} has extent {got}", loc=_loc(p), expected=f"{_show(e)} = {_evaluate(e, symbols)}"
-                )
-
-    def _again(self, error: Exception, full: list[Any]) -> None:
-        """After a refusal: once more with what tvm-ffi cannot take by itself made ready, or the refusal in the user's words."""
+    def _again(self, args: tuple[Any, ...], error: Exception) -> Any:
+        """A refused call: arguments that only have to be handed over differently are, everything else becomes an error."""
+        if len(args) != len(self._inputs):
+            raise self._count_error(len(args), self.inputs[len(args) :]) from None
         text = str(error)
-        if not text.startswith("TS:"):
-            ready = [_ready(a) for a in full]
-            if any(a is not b for a, b in zip(ready, full, strict=True)):
-                try:
-                    self._launch(*ready)
-                    return
-                except (TypeError, ValueError, RuntimeError) as second:
-                    error, text = second, str(second)
-        if not text.startswith("TS:"):
-            raise TileTypeError(f"{self.name}: {text.splitlines()[0]}", loc=Loc(*self.artifact.loc)) from error
-        if text.startswith("TS:kind:"):
-            ready = [_ready(a) for a in full]
-            if any(a is not b for a, b in zip(ready, full, strict=True)):
-                try:
-                    self._launch(*ready)
-                    return
-                except (TypeError, ValueError, RuntimeError) as second:
-                    raise self._explained(str(second), full) from None
-        raise self._explained(text, full) from None
+        if not text.startswith("TS:"):  # an argument could not be handed over, so nothing has run
+            handed = tuple(self._handed_over(self.params[k], a) for k, a in zip(self._inputs, args, strict=True))
+            if all(a is b for a, b in zip(handed, args, strict=True)):
+                raise self._unusable(args) or error
+            try:
+                return self._run(*handed) if not self.out_idx else self._run(*handed)
+            except (TypeError, ValueError, RuntimeError) as second:
+                text = str(second)
+                if not text.startswith("TS:"):
+                    raise self._unusable(args) or second from None
+        full: list[Any] = [None] * len(self.params)
+        for k, a in zip(self._inputs, args, strict=True):
+            full[k] = a
+        raise explain(self._meta, self._sites, full, text) from None
 
-    def _explained(self, text: str, full: list[Any]) -> TileError:
-        """The launcher's terse refusal as an error with the parameter's declaration, what was expected, what to write instead."""
-        what, rest = text[3:].split(":", 1)
-        if what == "run":
-            site, message = rest.split(":", 1)
-            return LaunchError(f"{self.name}: {message}", loc=self._site(int(site)))
-        number, axis_text, tail = rest.split(":", 2)
-        expected, _, got = tail.partition(":")
-        index, axis = int(number), int(axis_text)
-        if what == "nargs":
-            return self._wrong_count(int(got))
-        if index < 0:
-            return self._launch_refused(what, axis, expected, got)
-        p = self.params[index]
-        name, loc = p["name"], _loc(p)
-        value = full[index] if index < len(full) else None
-        shown = _describe(value)
-        if what == "kind":
-            need = f"a {p['dtype']} tensor of shape {_shape(p)}" if p["kind"] != "scalar" else f"a {p['dtype']} number"
-            return TileTypeError(f"{name} is given {shown}", loc=loc, expected=need)
-        if what == "dtype":
-            return TileTypeError(f"{name} is of {got}", loc=loc, expected=p["dtype"], hint=f"{name}.to(torch.{p['dtype']})")
-        if what == "device":
-            return TileTypeError(
-                f"{name} is {shown}, not in this processor's memory", loc=loc, expected="a CPU tensor", hint=f"{name}.cpu()"
-            )
-        if what == "ndim":
-            return TileValueError(f"{name} has {got} axes: {shown}", loc=loc, expected=f"{expected} axes: {_shape(p)}")
-        if what == "shape":
-            return TileValueError(
-                f"axis {axis} of {name} has extent {got}: {shown}", loc=loc, expected=f"{expected}, in {name}: {_shape(p)}"
-            )
-        if what == "contig":
-            return TileValueError(
-                f"{name} is not contiguous: axis {axis} has stride {got}", loc=loc, expected=f"row-major, stride {expected}",
-                hint=f"{name}.contiguous(), or declare {name} a T.StridedTensor",
-            )  # fmt: skip
-        if what == "stride":
-            return TileValueError(f"axis {axis} of {name} has stride {got}", loc=loc, expected=f"stride {expected}")
-        if what == "align":
-            return TileValueError(f"{name} does not start at a multiple of its {expected} bytes", loc=loc)
-        if what == "range":
-            return TileValueError(f"{name} is given {got}", loc=loc, expected=f"a value of {p['dtype']}")
-        if what == "overlap":
-            other = self.params[axis]["name"]
-            return TileValueError(
-                f"{name} and {other} overlap in memory and one of them is written", loc=loc, expected="arguments of their own memory",
-                hint=f"{name}.clone()",
-            )  # fmt: skip
-        if what == "notsymm":
-            call = "tilescale.comm.signals(shape)" if p["kind"] == "signal" else "tilescale.comm.empty(shape, dtype)"
-            return TileTypeError(
-                f"{name} is declared T.{'Signal' if p['kind'] == 'signal' else 'SymmTensor'} and is given an ordinary tensor: {got}",
-                loc=loc, expected="symmetric memory, the same on every rank", hint=f"{name} = {call}",
-            )  # fmt: skip
-        if what == "team":
-            return TileValueError(f"{name} belongs to team {got}, another argument to team {expected}", loc=loc, expected="one team")
-        return TileValueError(f"{name}: {what}, expected {expected}, got {got}", loc=loc)
+    def _handed_over(self, p: dict[str, Any], arg: Any) -> Any:
+        """An argument in a form that DLPack can carry: NumPy has no names for bfloat16 and fp8, and shares no read-only arrays."""
+        if not is_numpy(arg):
+            return arg
+        if not arg.flags.writeable:
+            if p["written"] if "written" in p else False:
+                raise TileValueError(
+                    f"{self.name}: {p['name']} is read-only, and the kernel writes it", loc=place(p["loc"]), hint=f"{p['name']}.copy()"
+                )
+            arg = _writable_view(arg)
+        if arg.dtype.name in _RETYPED:
+            code, bits, integer = _RETYPED[arg.dtype.name]
+            return native.retype(arg.view(integer), code, bits)
+        return arg
 
-    def _wrong_count(self, got: int) -> TileError:
-        try:
-            self._count(got)
-        except TileTypeError as error:
-            return error
+    def _unusable(self, args: tuple[Any, ...]) -> Exception | None:
+        """What is wrong with an argument that is no tensor that DLPack carries to this machine's memory."""
+        for k, arg in zip(self._inputs, args, strict=True):
+            p = self.params[k]
+            if p["kind"] == "scalar":
+                continue
+            if is_torch(arg) and (arg.device.type != "cpu" or arg.layout != sys.modules["torch"].strided):
+                if arg.device.type != "cpu":
+                    return explain(self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
+                return TileTypeError(
+                    f"{self.name}: {p['name']} has the layout {arg.layout}", loc=place(p["loc"]), expected=declaration(p),
+                    hint=f"{p['name']}.to_dense()",
+                )  # fmt: skip
+            if not is_torch(arg) and not is_numpy(arg) and not hasattr(arg, "__dlpack__"):
+                return explain(self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object")
+            name = str(getattr(arg, "dtype", "")).removeprefix("torch.")
+            if name and name != p["dtype"]:
+                return explain(self._meta, self._sites, self._full(args), f"TS:dtype:{k}:-1:{p['dtype']}:{name}")
+        return None
 
-    def _launch_refused(self, what: str, axis: int, expected: str, got: str) -> TileError:
-        loc = Loc(*self.artifact.loc)
-        if what == "resident":
-            return TileValueError(
-                f"{self.name} starts {got} blocks that wait for one another", loc=loc,
-                expected=f"at most {expected}, which are resident together", hint="loop over tiles with T.Persistent",
-            )  # fmt: skip
-        if what == "grid":
-            return TileValueError(f"axis {axis} of the grid of {self.name} has {got} blocks", loc=loc, expected=f"1 to {expected}")
-        if what == "cluster":
-            return TileValueError(f"axis {axis} of the grid of {self.name} has {got} blocks", loc=loc, expected=f"a multiple of {expected}")
-        return TileValueError(f"{self.name}: {what}, expected {expected}, got {got}", loc=loc)
+    def _full(self, args: tuple[Any, ...]) -> list[Any]:
+        full: list[Any] = [None] * len(self.params)
+        for k, a in zip(self._inputs, args, strict=True):
+            full[k] = a
+        return full
 
-    def _site(self, index: int) -> Loc:
-        lines = self.artifact.sites.split("\n")
-        if 0 <= index < len(lines) and lines[index].count("|") >= 3:
-            _, _, file, line, *_ = lines[index].split("|")
-            if file:
-                text = linecache.getline(file, int(line)).rstrip()
-                return Loc(file, int(line), len(text) - len(text.lstrip()), int(line), len(text))
-        return Loc(*self.artifact.loc)
-
-    # -- looking at it --------------------------------------------------------------------------------------------
+    # -- for people -----------------------------------------------------------------------------------------------
     def get_kernel_source(self, kind: str = "thread") -> str:
-        """The kernel's code: "thread" (thread IR), "tile" (tile IR), "scheduled", "llvm" or "asm".
+        """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices, what LLVM gets),
+        ``"llvm"`` or ``"asm"`` (optimised). Traces the kernel again; raises TileValueError for another kind."""
+        if kind not in _SOURCES:
+            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(_SOURCES))
+        from tilescale.compiler import driver
 
-        Raises:
-            TileValueError: another kind, or one that a kernel loaded from the cache has to be traced again for and cannot be.
-        """
-        if kind == "thread":
-            return self.artifact.source
-        if kind in ("tile", "scheduled"):
-            steps = self.trace()
-            return steps[0][1] if kind == "tile" else steps[-1][1]
-        if kind in ("llvm", "asm"):
-            from tilescale.compiler.cpu import codegen
-            from tilescale.compiler.driver import thread_functions
-
-            functions = thread_functions(self._program())
-            return codegen.get_llvm_ir(functions) if kind == "llvm" else codegen.get_asm(functions)
-        raise TileValueError(f"there is no source {kind!r}", expected="thread, tile, scheduled, llvm or asm")
-
-    def _program(self) -> Any:
-        if self._traced is None:
-            raise TileValueError(f"{self.name} cannot be traced again", hint="compile it with tilescale.compile(prim_func)")
-        return self._traced()
+        return driver.source_text(self._program(), kind, instrument=self.instrument)
 
     def trace(self) -> list[tuple[str, str]]:
-        """What every pass left behind: (name, text), the traced tile IR first."""
-        from tilescale.compiler.passes import pipeline
+        """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""
+        from tilescale.compiler import driver
 
-        _, steps = pipeline.run(self._program(), keep=True)
-        return [(name, text) for name, text, _ in steps.steps]
+        return driver.steps(self._program(), instrument=self.instrument)
 
-    def get_profiler(self, tensor_supply: Callable[..., Any] | None = None, **symbols: int) -> Any:
-        """Inputs made from the parameters' declarations, timing and comparison; ``symbols`` are the dynamic extents."""
+    def get_profiler(self, tensor_supply: Any = None, **extents: int) -> Profiler:
+        """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents, by name.
+
+        ``tensor_supply``: "normal" (default), "uniform", "integer", "zero", "one", or a function from a parameter (an entry of
+        ``params``, its extents put in) to an argument.
+        """
         from tilescale.profiler import Profiler
 
-        return Profiler(self, tensor_supply, symbols)
+        return Profiler(self, tensor_supply, extents)
 
     def __repr__(self) -> str:
-        return f"<kernel {self.name}({', '.join(p['name'] for p in self.params)})>"
+        shown = ", ".join(f"{p['name']}: {declaration(p)}" for p in self.params)
+        return f"<kernel {self.name}({shown})>"
 
 
-def _loc(p: dict[str, Any]) -> Loc | None:
-    return Loc(*p["loc"]) if p["loc"] else None
+def _unchecked(p: dict[str, Any]) -> bool:
+    """Whether a parameter has an extent or a stride that is an expression, which the launcher does not compute."""
+    return any(isinstance(e, list) for e in (*p.get("shape", ()), *(p.get("strides") or ())))
 
 
-def _evaluate(e: Any, symbols: dict[str, int]) -> int:
-    if isinstance(e, int):
-        return e
+def _writable_view(array: Any) -> Any:
+    """The memory of a read-only array as one that NumPy shares. The kernel was compiled not to write this parameter."""
+    import ctypes
+
+    import numpy
+
+    if array.size == 0:
+        return array.copy()
+    low, high = numpy.lib.array_utils.byte_bounds(array) if hasattr(numpy.lib, "array_utils") else numpy.byte_bounds(array)
+    raw = (ctypes.c_ubyte * (high - low)).from_address(low)
+    held = numpy.frombuffer(raw, dtype=numpy.uint8)
+    made = numpy.ndarray(array.shape, array.dtype, held, array.ctypes.data - low, array.strides)
+    raw._keeps = array  # type: ignore[attr-defined]  # the memory lives as long as the view
+    return made
+
+
+class _Front:
+    """The generated lines in front of a launch: extents read off the inputs, expressions checked, outputs allocated."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.params = kernel.params
+        self.names: dict[str, Any] = {"launch": kernel._launch, "Tensor": type(None), "is_torch_call": self.is_torch_call}
+        self.lines: list[str] = []
+        self.known: dict[str, str] = {}
+        for k in kernel._inputs:
+            self.read(k)
+        for k in kernel._inputs:
+            self.check(k)
+        self.allocate()
+        arguments = ", ".join(f"a{k}" for k in range(len(self.params)))
+        self.lines.append(f"launch({arguments})")
+        results = ", ".join(f"a{k}" for k in kernel._returns)
+        if results:
+            self.lines.append(f"return {results}")
+        head = ", ".join(f"a{k}" for k in kernel._inputs)
+        text = f"def call({head}):\n" + "".join(f"    {line}\n" for line in self.lines)
+        exec(compile(text, f"<call of {kernel.name}>", "exec"), self.names)
+        self.function: Callable[..., Any] = self.names["call"]
+
+    def read(self, k: int) -> None:
+        """Symbols that stand alone in an input's shape: where the launcher takes them from, too."""
+        for axis, e in enumerate(self.params[k].get("shape", ())):
+            if isinstance(e, str) and e not in self.known and self.wanted(e):
+                self.known[e] = f"s{len(self.known)}"
+                self.lines.append(f"{self.known[e]} = a{k}.shape[{axis}]")
+
+    def wanted(self, symbol: str) -> bool:
+        return any(
+            symbol in _symbols(e)
+            for k, p in enumerate(self.params)
+            for e in (*p.get("shape", ()), *(p.get("strides") or ()))
+            if isinstance(e, list) or k in self.kernel.out_idx
+        )
+
+    def code(self, e: Any, k: int) -> str:
+        if isinstance(e, int):
+            return str(e)
+        if isinstance(e, str):
+            if e not in self.known:
+                p = self.params[k]
+                raise TileValueError(
+                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so no call says what it is",
+                    loc=place(p["loc"]),
+                    hint=f"leave {p['name']} out of out_idx and pass it",
+                )
+            return self.known[e]
+        op, a, b = e[0], self.code(e[1], k), self.code(e[2], k)
+        return f"{op}({a}, {b})" if op in ("min", "max") else f"({a} {op} {b})"
+
+    def check(self, k: int) -> None:
+        p = self.params[k]
+        for axis, e in enumerate(p.get("shape", ())):
+            if isinstance(e, list):
+                self.lines += [
+                    f"want = {self.code(e, k)}",
+                    f"if len(a{k}.shape) == {len(p['shape'])} and a{k}.shape[{axis}] != want:",
+                    f'    raise ValueError(f"TS:shape:{k}:{axis}:{{want}}:{{a{k}.shape[{axis}]}}")',
+                ]
+        for axis, e in enumerate(p.get("strides") or ()):
+            if isinstance(e, list):
+                self.names["stride_of"] = _stride_of
+                self.lines += [
+                    f"want = {self.code(e, k)}",
+                    f"if stride_of(a{k}, {axis}) != want:",
+                    f'    raise ValueError(f"TS:stride:{k}:{axis}:{{want}}:{{stride_of(a{k}, {axis})}}")',
+                ]
+
+    def allocate(self) -> None:
+        kernel = self.kernel
+        if not kernel.out_idx:
+            return
+        tensors = [f"a{k}" for k in kernel._inputs if self.params[k]["kind"] != "scalar"]
+        first = f"type({tensors[0]}) is Tensor or " if tensors else ""
+        self.lines.append(f"if {first}is_torch_call({', '.join(tensors)}):")
+        numpy_lines = []
+        for k in kernel.out_idx:
+            p = self.params[k]
+            if p["kind"] != "tensor" or p["strides"] is not None:
+                raise TileTypeError(
+                    f"{kernel.name}: out_idx names {p['name']}, which is {declaration(p)}",
+                    loc=place(p["loc"]),
+                    expected="T.Tensor, of which a call can allocate one",
+                    hint=f"leave {p['name']} out of out_idx and pass it",
+                )
+            shape = "(" + "".join(f"{self.code(e, k)}, " for e in p["shape"]) + ")"
+            self.lines.append(f"    a{k} = torch_empty({shape}, dtype=torch_{p['dtype']}, device=cpu)")
+            numpy_lines.append(f"    a{k} = numpy_empty({shape}, {p['dtype']!r})")
+        self.names["numpy_empty"] = numpy_empty
+        self.lines += ["else:", *numpy_lines]
+
+    def is_torch_call(self, *tensors: Any) -> bool:
+        """Whether outputs are torch tensors: as the first tensor is, or without one where torch is loaded."""
+        torch = sys.modules.get("torch")
+        if torch is None or not (is_torch(tensors[0]) if tensors else True):
+            return False
+        if self.names["Tensor"] is not torch.Tensor:
+            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, cpu=torch.device("cpu"))
+            for k in self.kernel.out_idx:
+                dtype = self.params[k]["dtype"]
+                self.names[f"torch_{dtype}"] = getattr(torch, dtype)
+        return True
+
+
+def _symbols(e: Any) -> set[str]:
     if isinstance(e, str):
-        return symbols[e]
-    op, a, b = e
-    return int(_FOLD[op](_evaluate(a, symbols), _evaluate(b, symbols)))
+        return {e}
+    return set().union(*map(_symbols, e[1:])) if isinstance(e, list) else set()
 
 
-def _show(e: Any) -> str:
-    return f"({_show(e[1])} {e[0]} {_show(e[2])})" if isinstance(e, list) else str(e)
+def _stride_of(tensor: Any, axis: int) -> int:
+    """In elements."""
+    if is_numpy(tensor):
+        return tensor.strides[axis] // tensor.itemsize
+    return tensor.stride(axis)
 
 
-def _shape(p: dict[str, Any]) -> str:
-    return "(" + ", ".join(_show(e) for e in p["shape"]) + ("," if len(p["shape"]) == 1 else "") + ")"
+def numpy_dtype(name: str) -> Any:
+    """NumPy's dtype of that name, ml_dtypes' where NumPy has none."""
+    import numpy
+
+    if name in _RETYPED:
+        import ml_dtypes
+
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
 
 
-def _describe(value: Any) -> str:
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        where = f" on {value.device}" if hasattr(value, "device") and str(value.device) != "cpu" else ""
-        return f"a tensor of {str(value.dtype).replace('torch.', '')} {tuple(value.shape)}{where}"
-    return f"{value!r} ({type(value).__name__})"
+def numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:
+    import numpy
+
+    return numpy.empty(shape, numpy_dtype(dtype))
 
 
-def _ready(value: Any) -> Any:
-    """An argument that tvm-ffi can take: NumPy scalars as numbers, ml_dtypes arrays under their own dtype, others unchanged."""
-    kind = str(getattr(value, "dtype", ""))
-    if type(value).__module__ == "numpy" and type(value).__name__ == "ndarray":
-        if kind in _RETYPED:
-            from tilescale.native import retype
-
-            code, bits = _RETYPED[kind]
-            return retype(value.view(f"uint{bits}"), code, bits)
-        if kind == "bool":
-            from tilescale.native import retype
-
-            return retype(value.view("uint8"), 6, 8)
-        if value.ndim == 0:
-            return value.item()
-    if type(value).__module__.startswith("numpy") and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        return value.item()
-    if getattr(value, "requires_grad", False):
-        return value.detach()
-    return value
-
-
-def _empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
-    """An uninitialised tensor of the library that the other arguments come from (torch where there is none)."""
-    if like is not None and type(like).__module__ == "numpy":
-        import numpy
-
-        if dtype in _RETYPED:
-            import ml_dtypes
-
-            return numpy.empty(shape, getattr(ml_dtypes, dtype))
-        return numpy.empty(shape, dtype)
-    import torch
-
-    return torch.empty(shape, dtype=getattr(torch, canonical(dtype)))
+__all__ = ["Kernel", "expr_text"]

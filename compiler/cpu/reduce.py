@@ -295,9 +295,11 @@ def _row_vector(job: _Job, ids: dict[int, Expr], held: Buf, at: Expr | int, lane
         return _vectors(width, lane)
 
     steps: list[Stmt] = [tirx.AllocBuffer(regs)]
-    steps += [
-        _vectors(lanes, lambda v, u=u: tirx.BufferStore(regs, job.first(), [add(u * lanes, _fold(v))])) for u in range(unroll)
-    ]
+
+    def cleared(slot: int) -> Stmt:
+        return _vectors(lanes, lambda v: tirx.BufferStore(regs, job.first(), [add(slot * lanes, _fold(v))]))
+
+    steps += [cleared(u) for u in range(unroll)]
     full = job.extent // step
     if full:
 
@@ -441,12 +443,17 @@ def emit_cumsum(cx: Context, src: Tile, dst: Tile, axis: int, reverse: bool = Fa
     def rows(ids: dict[int, Expr]) -> Stmt:
         if inner is None:
             return scan(ids, 0, 1)
-        steps, done, lanes = [], 0, _lanes(src.dtype, acc)
+        steps: list[Stmt] = []
+        done, lanes = 0, _lanes(src.dtype, acc)
         while done < src.shape[inner]:
             while lanes > src.shape[inner] - done:
                 lanes //= 2
             count = (src.shape[inner] - done) // lanes
-            steps.append(loop("g", count, lambda g, d=done, w=lanes: scan(ids, add(d, mul(_fold(g), w)), w)))
+
+            def group(g: Expr, done: int = done, lanes: int = lanes) -> Stmt:
+                return scan(ids, add(done, mul(_fold(g), lanes)), lanes)
+
+            steps.append(loop("g", count, group))
             done += count * lanes
         return seq(steps)
 

@@ -222,7 +222,7 @@ def _log1p(t: Lets, x: Expr, f: Format) -> Expr:
 
 
 def _tanh(t: Lets, x: Expr, f: Format) -> Expr:
-    """With E = e^(-2|x|): -(E - 1)/(E + 1) up to 0.55, where tanh is 1/2 and E - 1 is computed without cancelling; 1 - 2E/(1 + E) beyond."""
+    """With E = e^(-2|x|): -(E - 1)/(E + 1) up to 0.55, where tanh is 1/2 and E - 1 does not cancel; 1 - 2E/(1 + E) beyond."""
     a = t(_abs(x, f))
     low = -40.0 if f.dtype == "float64" else -20.0
     y = t(a * f.k(-2.0))
@@ -376,6 +376,7 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Expr]]] = {
     "round": (1, _llvm("roundeven")),
     "nearbyint": (1, _llvm("roundeven")),
     "rint": (1, _llvm("roundeven")),
+    "pow": (2, _pow),
     "copysign": (2, _llvm("copysign")),
     "fma": (3, _llvm("fma")),
     "__exp": (1, _exp_fast(co.LOG2_E["float32"][0], _exp)),
@@ -431,7 +432,7 @@ MAX_ULP: dict[str, tuple[float, float]] = {
 
 def functions() -> frozenset[str]:
     """The names that `lower_call` knows."""
-    return frozenset(_FUNCTIONS) | {"pow"}
+    return frozenset(_FUNCTIONS)
 
 
 def lower_call(name: str, args: list[Expr], dtype: str) -> Expr:
@@ -448,7 +449,7 @@ def lower_call(name: str, args: list[Expr], dtype: str) -> Expr:
     if not convert.is_float(dtype):
         raise TileTypeError(f"T.{name} of {dtype}", expected="a float dtype", hint=f'T.{name}(T.cast(x, "float32"))')
     f = FORMATS[convert.compute_dtype(dtype)]
-    arity, lowered = (2, _pow) if name == "pow" else _FUNCTIONS[name]
+    arity, lowered = _FUNCTIONS[name]
     if len(args) != arity:
         raise TileTypeError(f"T.{name} takes {arity} argument{'s' * (arity > 1)}, got {len(args)}")
     if name == "pow" and f.dtype == "float64":

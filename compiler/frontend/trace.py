@@ -49,6 +49,7 @@ class TileProgram:
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
     schedule: Any = None
+    layouts: dict[Any, Any] = field(default_factory=dict)
 
     def with_body(self, body: Any) -> TileProgram:
         """The same kernel with another body."""
@@ -59,18 +60,19 @@ class TileProgram:
 class _Eager:
     """What is known of an eager kernel's arguments while it is traced, and the parameters declared so far."""
 
-    def __init__(self, func: types.FunctionType, tensors: dict[str, TensorSpec]):
-        self.func, self.tensors = func, tensors
+    def __init__(self, func: types.FunctionType, extents: dict[str, int]):
+        self.func, self.extents = func, extents
         self.params: dict[str, Param] = {}
 
 
 @dataclass(frozen=True)
 class TensorArg:
-    """Stands for a tensor argument of an eager kernel until the kernel says what it is."""
+    """Stands for a tensor argument of an eager kernel until the kernel says what it is; shape and dtype are None where the kernel
+    is compiled ahead of any call."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
     kind: str
 
 
@@ -142,11 +144,14 @@ def trace(prim: PrimFunc) -> TileProgram:
         return _finish(builder, prim.name, params, prim.loc)
 
 
-def trace_eager(func: types.FunctionType, tensors: dict[str, TensorArg], constants: dict[str, Any]) -> TileProgram:
-    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values (``constants``)."""
+def trace_eager(
+    func: types.FunctionType, tensors: dict[str, TensorArg], constants: dict[str, Any], extents: dict[str, int] | None = None
+) -> TileProgram:
+    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values (``constants``);
+    ``extents`` says what ``T.const`` names are where no tensor does."""
     builder = bld.Builder(func.__name__)
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
-    state = _Eager(func, {})
+    state = _Eager(func, extents or {})
     builder.annotations["eager"] = state
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
@@ -162,7 +167,7 @@ def trace_eager(func: types.FunctionType, tensors: dict[str, TensorArg], constan
                 raise TileTypeError(
                     f"tensor {name!r} is passed to {func.__name__}, which never says what it is",
                     loc=parameter_loc(func, name),
-                    hint=f"{name}: T.Tensor({arg.shape}, T.{arg.dtype})",
+                    hint=f"{name}: T.Tensor({arg.shape or '(…)'}, T.{arg.dtype or 'float32'})",
                 )
         outputs = [p for p in state.params.values() if p.output]
         params = [state.params[n] for n in tensors] + outputs
@@ -187,15 +192,20 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
             expected="a parameter of the @tilescale.jit function",
         )
     loc = source.current() or parameter_loc(state.func, name)
-    if len(value.shape) != len(spec.shape):
+    if value.shape is not None and len(value.shape) != len(spec.shape):
         raise TileValueError(f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes")
-    if value.dtype != spec.dtype:
+    if value.dtype not in (None, spec.dtype):
         raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
-    for axis, (want, got) in enumerate(zip(spec.shape, value.shape, strict=True)):
+    for axis, want in enumerate(spec.shape):
+        got = value.shape[axis] if value.shape is not None else None
         if isinstance(want, Const) and want.value is None:
-            want.value = got
+            want.value = state.extents.get(want.name) if got is None else got
+            if want.value is None:
+                raise TileValueError(
+                    f"extent {want.name} of {name} is not given", loc=loc, hint=f"{state.func.__name__}.compile({want.name}=…)"
+                )
         settled = settle(want)
-        if isinstance(settled, int) and settled != got:
+        if got is not None and isinstance(settled, int) and settled != got:
             raise TileValueError(f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}")
     shape = tuple(settle(s) for s in spec.shape)
     known = TensorSpec(spec.kind, shape, spec.dtype, spec.strides, spec.keep)

@@ -85,3 +85,6 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> 
 def grid(*extents: Any) -> LoopNest:
     """Nested plain loops: ``for i, j in T.grid(M, N)``."""
     return LoopNest("serial", [_range((e,)) for e in extents])
+
+
+Serial, Unroll, Vectorized = serial, unroll, vectorized

@@ -1,0 +1,107 @@
+"""From a kernel's function to a `Kernel`: the disk cache where it has the code, the compiler where it has not."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tilescale import cache, env, log
+from tilescale.cache import Entry
+from tilescale.fingerprint import Fingerprint, Unhashable, environment
+from tilescale.kernel import Kernel
+from tilescale.language.funcs import PrimFunc
+from tilescale.language.symbolic import SymExpr, settle
+
+_LABEL = 400
+_plain: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def label_of(name: str, constants: dict[str, Any]) -> str:
+    """``gemm(M=64, dtype=float16)``: a kernel with its constants, for reports and for ranks that compare what they launch."""
+    shown = []
+    for key, value in constants.items():
+        known = settle(value)
+        if isinstance(known, (int, float, str, bool, SymExpr)) and len(str(known)) < 64:
+            shown.append(f"{key}={known}")
+    text = f"{name}({', '.join(shown)})" if shown else name
+    return text if len(text) <= _LABEL else text[: _LABEL - 2] + "…)"
+
+
+def captured(func: Any) -> dict[str, Any]:
+    """The closure values of a function, by name."""
+    out = {}
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        try:
+            out[name] = cell.cell_contents
+        except ValueError:  # a name that the enclosing function has not bound yet
+            continue
+    return out
+
+
+def key_of(what: str, *values: Any) -> str | None:
+    """The cache key of a kernel made from ``values``; None, said once, where something in it has no hash."""
+    fp = Fingerprint()
+    fp.put(*environment())
+    try:
+        for value in values:
+            fp.value(value, what)
+    except Unhashable as error:
+        log.say("info", f"{what} is not cached on disk: {error.message}", once=True)
+        return None
+    return fp.hexdigest()
+
+
+def number_of(key: str) -> int:
+    """64 bits of a key, as ranks compare them."""
+    return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
+
+
+def obtain(key: str | None, program: Callable[[], Any], label: str, instrument: bool) -> tuple[Entry, bool]:
+    """The compiled kernel behind a key, and whether it came from the disk. ``program``: traces it."""
+
+    def build(path: str) -> tuple[dict[str, Any], list[int], list[str]]:
+        from tilescale.compiler import driver
+
+        start = time.perf_counter()
+        made = driver.compile_program(program(), path, instrument=instrument, fingerprint=None if key is None else number_of(key))
+        log.say("info", f"compiled {label} in {(time.perf_counter() - start) * 1e3:.0f} ms")
+        return made.meta, made.desc, made.sites
+
+    if key is not None and env.DUMP.get() is None:
+        return cache.get(key, build, label)
+    if key is not None:
+        log.say("info", "TILESCALE_DUMP is set: kernels are compiled anew, so that every pass is seen", once=True)
+    if not _plain:  # removed when the process ends
+        _plain.append(tempfile.TemporaryDirectory(prefix="tilescale-"))
+    handle, path = tempfile.mkstemp(suffix=".so", dir=_plain[0].name)
+    os.close(handle)
+    meta, desc, sites = build(path)
+    return Entry(path, desc, sites, meta), False
+
+
+def load(key: str | None, program: Callable[[], Any], label: str, instrument: bool, **more: Any) -> Kernel:
+    """`obtain` as a `Kernel`. A cached object that does not load is thrown away and built again, once."""
+    entry, cached = obtain(key, program, label, instrument)
+    try:
+        return Kernel(entry, label, program, from_cache=cached, instrument=instrument, **more)
+    except RuntimeError as error:
+        if not cached or key is None:
+            raise
+        log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
+    cache.discard(key)
+    entry, cached = obtain(key, program, label, instrument)
+    return Kernel(entry, label, program, from_cache=cached, instrument=instrument, **more)
+
+
+def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
+    label = name or label_of(func.name, captured(func.func))
+    key = key_of(func.name, func, instrument)
+    return load(key, func.trace, label, instrument, out_idx=out_idx)
+
+
+def digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,228 @@
+"""Refusals of the launcher as errors for people: the parameter's declaration with a caret, what was expected, what to write instead.
+
+Everything here is the slow path: the launcher, in C, says ``TS:<check>:<parameter>:<axis>:<expected>:<got>`` and no more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilescale.errors import InternalError, LaunchError, Loc, TileError, TileTypeError, TileValueError
+
+_DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 12: "ext_dev", 13: "cuda (managed)", 14: "oneapi"}
+
+
+def place(held: Sequence[Any] | None) -> Loc | None:
+    """A `Loc` out of a kernel's metadata."""
+    return None if held is None else Loc(*held)
+
+
+def expr_text(e: Any) -> str:
+    """A symbolic extent of the metadata as its author would write it."""
+    if not isinstance(e, list):
+        return str(e)
+    op, a, b = e[0], expr_text(e[1]), expr_text(e[2])
+    return f"{op}({a}, {b})" if op in ("min", "max") else f"({a} {op} {b})"
+
+
+def shape_text(extents: Sequence[Any]) -> str:
+    inner = ", ".join(expr_text(e).removeprefix("(").removesuffix(")") if isinstance(e, list) else str(e) for e in extents)
+    return f"({inner},)" if len(extents) == 1 else f"({inner})"
+
+
+def declaration(p: dict[str, Any]) -> str:
+    """``T.Tensor((m, 64), "float32")``: what a parameter was declared as."""
+    kind = p["kind"]
+    if kind == "scalar":
+        return f"T.{p['dtype']}"
+    if kind == "signal":
+        return f"T.Signal({shape_text(p['shape'])})"
+    if p["strides"] is not None:
+        return f'T.StridedTensor({shape_text(p["shape"])}, {shape_text(p["strides"])}, "{p["dtype"]}")'
+    return f'T.{"SymmTensor" if kind == "symm" else "Tensor"}({shape_text(p["shape"])}, "{p["dtype"]}")'
+
+
+def is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_numpy(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _given_shape(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f" (its shape is {tuple(shape)})" if shape is not None else ""
+
+
+class Refusal:
+    """One refused call: the kernel's metadata, every parameter's argument, and what the launcher said."""
+
+    def __init__(self, meta: dict[str, Any], args: Sequence[Any], param: int, axis: int, expected: str, got: str):
+        self.meta, self.args, self.index, self.axis, self.expected, self.got = meta, args, param, axis, expected, got
+        self.p = meta["params"][param] if param >= 0 else {"name": meta["name"], "loc": meta["loc"]}
+        self.name = self.p["name"]
+        self.arg = args[param] if 0 <= param < len(args) else None
+
+    def error(self, kind: type[TileError], message: str, *, expected: str | None = None, hint: str | None = None) -> TileError:
+        return kind(f"{self.meta['name']}: {message}", loc=place(self.p["loc"]), expected=expected, hint=hint)
+
+    # -- one method a check ---------------------------------------------------------------------------------------
+    def kind(self) -> TileError:
+        given = type(self.arg).__name__ if self.got == "object" else self.got
+        article = "" if given == "None" else "an " if given[0] in "aeiou" else "a "
+        if self.expected == "tensor":
+            wanted = f"{declaration(self.p)}: a torch tensor, a NumPy array, or anything with DLPack"
+            return self.error(TileTypeError, f"{self.name} is {article}{given}", expected=wanted)
+        hint = f"{self.name}.item()" if self.got == "tensor" else f"int({self.name})" if self.got == "float" else None
+        wanted = f"{'an int' if self.expected == 'int' else 'a float'} ({declaration(self.p)})"
+        return self.error(TileTypeError, f"{self.name} is {article}{given}", expected=wanted, hint=hint)
+
+    def dtype(self) -> TileError:
+        hint = f"{self.name}.to(torch.{self.expected})"
+        if is_numpy(self.arg):
+            exotic = self.expected.startswith(("bfloat", "float8"))
+            hint = f"{self.name}.astype({'ml_dtypes.' + self.expected if exotic else repr(self.expected)})"
+        if self.p["kind"] == "signal":
+            hint = f"tilescale.comm.signals({shape_text(self.p['shape'])})"
+        return self.error(TileTypeError, f"{self.name} is a tensor of {self.got}", expected=declaration(self.p), hint=hint)
+
+    def device(self) -> TileError:
+        where = str(self.arg.device) if is_torch(self.arg) else _DEVICES.get(int(self.got), f"device type {self.got}")
+        return self.error(
+            TileTypeError,
+            f"{self.name} is on {where}, and the kernel is compiled for the cpu target",
+            expected="a tensor in this machine's memory",
+            hint=f"{self.name}.cpu()" if where != "meta" else f'torch.empty_like({self.name}, device="cpu")',
+        )
+
+    def ndim(self) -> TileError:
+        message = f"{self.name} has {self.got} {'axis' if self.got == '1' else 'axes'}{_given_shape(self.arg)}"
+        return self.error(TileValueError, message, expected=f"{self.expected}: {declaration(self.p)}")
+
+    def shape(self) -> TileError:
+        extent = self.p["shape"][self.axis]
+        message = f"axis {self.axis} of {self.name} has extent {self.got}{_given_shape(self.arg)}"
+        wanted = f"{self.expected}: {declaration(self.p)}"
+        if not isinstance(extent, int):
+            wanted = f"{self.expected} = {expr_text(extent)}{self._defined(extent)}"
+        return self.error(TileValueError, message, expected=wanted)
+
+    def _defined(self, extent: Any) -> str:
+        """Where the value of a symbol in this call came from."""
+        if not isinstance(extent, str):
+            return ""
+        for p in self.meta["params"]:
+            for what, values in (("axis", p.get("shape")), ("the stride of axis", p.get("strides"))):
+                if extent in (values or ()):
+                    return f", by {what} {values.index(extent)} of {p['name']}"
+        return ""
+
+    def contig(self) -> TileError:
+        fix = f"numpy.ascontiguousarray({self.name})" if is_numpy(self.arg) else f"{self.name}.contiguous()"
+        return self.error(
+            TileValueError,
+            f"{self.name} is not contiguous: axis {self.axis} has stride {self.got}{_given_shape(self.arg)}",
+            expected=f"row-major, stride {self.expected} there: {declaration(self.p)}",
+            hint=f"{fix}, or declare it T.StridedTensor(shape, strides, dtype)",
+        )
+
+    def stride(self) -> TileError:
+        return self.error(
+            TileValueError,
+            f"axis {self.axis} of {self.name} has stride {self.got}{_given_shape(self.arg)}",
+            expected=f"{self.expected}: {declaration(self.p)}",
+        )
+
+    def align(self) -> TileError:
+        return self.error(
+            TileValueError,
+            f"{self.name} begins {self.got} bytes behind a multiple of {self.expected}",
+            expected=f"an address that is a multiple of {self.expected}, the size of {self.p['dtype']}",
+            hint=f"{self.name}.{'copy' if is_numpy(self.arg) else 'clone'}()",
+        )
+
+    def range(self) -> TileError:
+        return self.error(TileValueError, f"{self.name} is {self.got}", expected=f"a value that fits {self.expected}")
+
+    def overlap(self) -> TileError:
+        other = self.meta["params"][self.axis]
+        written = [p["name"] for p in (self.p, other) if p["written"]]
+        return self.error(
+            TileValueError,
+            f"{self.name} and {other['name']} share memory, and the kernel writes {' and '.join(written)}",
+            expected="arguments that do not overlap, unless all are only read",
+            hint=f"{self.name}.{'copy' if is_numpy(self.arg) else 'clone'}()",
+        )
+
+    def notsymm(self) -> TileError:
+        call = "signals" if self.p["kind"] == "signal" else "empty"
+        dtype = "" if call == "signals" else f', "{self.p["dtype"]}"'
+        return self.error(
+            TileTypeError,
+            f"{self.name} is {self.got}",
+            expected=f"{declaration(self.p)}: symmetric memory of this rank",
+            hint=f"{self.name} = tilescale.comm.{call}({shape_text(self.p['shape'])}{dtype})",
+        )
+
+    def team(self) -> TileError:
+        return self.error(
+            TileValueError,
+            f"symmetric arguments of different teams: ranks {self.expected} and, for {self.name}, ranks {self.got}",
+            expected="one team in a launch",
+        )
+
+    def _launch(self, message: str, expected: str, hint: str | None = None) -> TileError:
+        return TileValueError(f"{self.meta['name']}: {message}", loc=place(self.meta["launch_loc"]), expected=expected, hint=hint)
+
+    def grid(self) -> TileError:
+        what = "the grid's extents" if self.axis < 0 else f"the grid's axis {'xyz'[self.axis]} of {self.got} blocks"
+        return self._launch(f"{what} cannot be launched", "no axis negative, and fewer than 2³¹ blocks in all")
+
+    def cluster(self) -> TileError:
+        axis = "xyz"[self.axis]
+        return self._launch(f"the grid's axis {axis} is {self.got}, its clusters are {self.expected} wide", f"a multiple of {self.expected}")
+
+    def resident(self) -> TileError:
+        meta = self.meta
+        return self._launch(
+            f"blocks wait for others, the grid has {self.got} blocks, and {self.expected} are resident at once "
+            f"({meta['threads']} threads and {meta['shared_bytes']} bytes of shared memory each)",
+            f"at most {self.expected} blocks where blocks wait",
+            "a smaller grid whose blocks loop over tiles with T.Persistent",
+        )
+
+
+_CHECKS: dict[str, Callable[[Refusal], TileError]] = {
+    name: getattr(Refusal, name)
+    for name in (
+        "kind", "dtype", "device", "ndim", "shape", "contig", "stride", "align", "range", "overlap", "notsymm", "team", "grid",
+        "cluster", "resident",
+    )
+}  # fmt: skip
+
+
+def explain(meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], text: str) -> TileError:
+    """The error behind the launcher's ``text``, which begins with ``TS:``. ``args``: one for each parameter, outputs too."""
+    if text.startswith("TS:run:"):
+        return _running(meta, sites, text)
+    _, check, param, axis, expected, got = text.split(":", 5)
+    method = _CHECKS.get(check)
+    if method is None:
+        return InternalError(f"{meta['name']}: the launcher refused the call: {text}")
+    return method(Refusal(meta, args, int(param), int(axis), expected, got))
+
+
+def _running(meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchError:
+    _, _, site, message = text.split(":", 3)
+    loc = None
+    if 0 <= int(site) < len(sites):
+        _, _, file, line, _ = (sites[int(site)].split("|", 4) + [""] * 4)[:5]
+        if file and line.isdigit():
+            loc = Loc(file, int(line))
+            message = message.removesuffix(f" ({file}:{line})")
+    return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]))
