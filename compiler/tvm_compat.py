@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
@@ -80,9 +81,33 @@ structural_walk = tvm_ffi.structural_walk
 is_expr = ir.is_prim_expr
 
 
+#: names of operations that passes look for; asked of TVM, since its namespaces are no contract
+IF_THEN_ELSE: str = tirx.if_then_else(tirx.Var("c", "bool"), tirx.Var("x", "int32"), tirx.Var("y", "int32")).op.name
+REINTERPRET: str = tirx.reinterpret("int32", tirx.Var("x", "float32")).op.name
+EXTERN_CALLS: frozenset[str] = frozenset(
+    call("int32", "f").op.name for call in (tirx.call_extern, tirx.call_pure_extern)
+)
+
+
 def is_buffer_var(value: Any) -> bool:
     """Whether a value is the variable of a buffer."""
     return isinstance(value, ir.Var) and bool(tirx.is_buffer_var(value))
+
+
+def guard_equality(check: Callable[[types.FrameType], None]) -> None:
+    """Calls ``check(frame)`` with the asking frame before the truth of a deferred ``==`` or ``!=`` of expressions is given.
+
+    TVM answers by identity of the operands, which its own Python relies on; in a kernel's helper ``1 if x == 2 else 0`` would
+    silently choose a branch.
+    """
+    for kind in (tirx.expr.EqualOp, tirx.expr.NotEqualOp):
+        answer = kind.__bool__
+
+        def truth(self: Any, answer: Callable[[Any], bool] = answer) -> bool:
+            check(sys._getframe(1))
+            return answer(self)
+
+        kind.__bool__ = truth
 
 
 def register_op(name: str, *, pure: bool = False) -> None:
@@ -93,7 +118,11 @@ def register_op(name: str, *, pure: bool = False) -> None:
 
 
 __all__ = [
+    "EXTERN_CALLS",
+    "IF_THEN_ELSE",
+    "REINTERPRET",
     "TVM_VERSION",
+    "guard_equality",
     "ir",
     "is_buffer_var",
     "is_expr",

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 #: name → the module that has it; a module's own name: itself
 _LAZY = {
     "Kernel": "tilescale.kernel",
+    "PassConfigKey": "tilescale.compat",
     "Profiler": "tilescale.profiler",
+    "TileError": "tilescale.errors",
     "autotune": "tilescale.tuning",
     "comm": "",
     "env": "",

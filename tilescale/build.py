@@ -97,19 +97,25 @@ def kernel_of(
     return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
 
 
-def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
-    """The kernel of a prim_func. A cached object that does not load is thrown away and built again, once."""
-    label = name or label_of(func.name, captured(func.func))
-    key = key_of(func.name, func, instrument)
-    entry, cached = compiled(key, func.trace, label, instrument)
+def loaded(
+    key: str | None, program: Callable[[], Any], label: str, instrument: bool, out_idx: tuple[int, ...] | None = None
+) -> Kernel:
+    """The kernel behind a key. A cached object that does not load is thrown away and built again, once."""
+    entry, cached = compiled(key, program, label, instrument)
     try:
-        return kernel_of(entry, cached, label, func.trace, instrument, out_idx)
+        return kernel_of(entry, cached, label, program, instrument, out_idx)
     except RuntimeError as error:
         if not cached or key is None:
             raise
         log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
     cache.discard(key)
-    return kernel_of(*compiled(key, func.trace, label, instrument), label, func.trace, instrument, out_idx)
+    return kernel_of(*compiled(key, program, label, instrument), label, program, instrument, out_idx)
+
+
+def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
+    """The kernel of a prim_func."""
+    label = name or label_of(func.name, captured(func.func))
+    return loaded(key_of(func.name, func, instrument), func.trace, label, instrument, out_idx)
 
 
 def digest(text: str) -> str:

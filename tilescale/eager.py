@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tilescale import cache, env, log
-from tilescale.build import compiled, digest, key_of, kernel_of, label_of
+from tilescale.build import compiled, digest, key_of, kernel_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jit import Jit, frozen, without_collection
+from tilescale.jit import Jit, frozen, loc_of, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
@@ -37,7 +37,8 @@ def is_tensor(value: Any) -> bool:
 class Eager(Jit):
     """``@tilescale.jit`` over a function whose body is the kernel: ``c = matmul(a, b)``.
 
-    ``compile(a, b)`` gives the `Kernel` for such tensors without running it (tensors on torch's meta device will do).
+    ``compile(a, b)`` gives the `Kernel` for such tensors without running it (tensors on torch's meta device will do),
+    ``compile(M=1024, N=512)`` the one for those T.const extents.
     """
 
     def __init__(self, func: Any, out_idx: Any, target: Any, instrument: bool):
@@ -61,8 +62,37 @@ class Eager(Jit):
         return self._kernel(tensors, constants)(*tensors.values())
 
     def compile(self, *args: Any, **kwargs: Any) -> Kernel:
-        """The kernel for arguments like these."""
-        return self._kernel(*self._split(args, kwargs))
+        """The kernel for arguments like these, or, without tensors, for T.const extents and constants given by name:
+        ``matmul.compile(a, b)``, ``matmul.compile(M=1024, N=512, K=256, block_M=128)``.
+
+        Raises:
+            TileTypeError: a name that is neither a parameter nor an extent. TileValueError: an extent that is missing.
+        """
+        if args or any(is_tensor(v) for v in kwargs.values()):
+            return self._kernel(*self._split(args, kwargs))
+        return self._ahead(kwargs)
+
+    def _ahead(self, given: dict[str, Any]) -> Kernel:
+        parameters = self.signature.parameters
+        defaults = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
+        constants = {**defaults, **{k: v for k, v in given.items() if k in parameters}}
+        sizes = {k: v for k, v in given.items() if k not in parameters}
+        for name, value in sizes.items():
+            if not isinstance(value, int):
+                raise TileTypeError(
+                    f"{self.name} has no parameter {name!r}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}"
+                )
+        names = [name for name in parameters if name not in constants]
+
+        def program() -> Any:
+            from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+
+            return trace_eager(self.func, {name: TensorArg(name, None, None, "tensor") for name in names}, dict(constants), sizes)
+
+        with without_collection():
+            label = label_of(self.name, {**sizes, **constants})
+            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument)
+            return loaded(key, program, label, self.instrument)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""

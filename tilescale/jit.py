@@ -172,6 +172,10 @@ class Factory(Jit):
 
     compile = __call__
 
+    def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
+        """The same as :meth:`prim_func`, under TileLang's name."""
+        return self.prim_func(*args, **kwargs)
+
     def prim_func(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """What the function returns for these constants, not compiled."""
         from tilescale.language.funcs import PrimFunc

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilescale.compiler.cpu.expr import bits, dtype_of, let, lit, native_cast, select
+from tilescale.compiler.cpu.expr import bits, dtype_of, is_nan, let, lit, native_cast, not_equal, select
 from tilescale.compiler.cpu.tile import Buf, Expr, Stmt
 from tilescale.compiler.tvm_compat import tirx, tvm
 from tilescale.errors import TileTypeError
@@ -84,7 +84,7 @@ def cast(value: Expr, src: str, dst: str) -> Expr:
     if src == dst:
         return value
     if dst == "bool":
-        return let(value, lambda v: tirx.NE(v, lit(0, dtype_of(v))))
+        return let(value, lambda v: not_equal(v, lit(0, dtype_of(v))))
     if src == "bool":
         return select(value, lit(1, compute_dtype(dst)), lit(0, compute_dtype(dst)))
     if dst in INTS:
@@ -208,6 +208,6 @@ def _float_to_int(value: Expr, dst: str) -> Expr:
         inside = native_cast(native_cast(x, through), dst)
         result = select(tirx.GE(x, lit(float(top), dtype)), lit(top - 1, dst), inside)
         result = select(tirx.LE(x, lit(float(low), dtype)), lit(low, dst), result)
-        return select(tirx.NE(x, x), lit(0, dst), result)
+        return select(is_nan(x), lit(0, dst), result)
 
     return let(value, clamp)

@@ -39,6 +39,15 @@ def select(cond: Expr, yes: Expr, no: Expr) -> Expr:
     return tirx.Select(cond, yes, no)
 
 
+def not_equal(a: Expr, b: Expr) -> Expr:
+    """IEEE's ≠, true when either is NaN: tirx.NE of floats becomes LLVM's ordered comparison, which is false then."""
+    return tirx.Not(tirx.EQ(a, b))
+
+
+def is_nan(x: Expr) -> Expr:
+    return not_equal(x, x)
+
+
 def native_cast(value: Expr, dtype: str) -> Expr:
     return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
 

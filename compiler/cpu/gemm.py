@@ -85,7 +85,7 @@ def emit_gemm(
     a, packs_a = _operand_a(cx, a, acc)
     steps += packs_a
     k_block = min(k, K_BLOCK)
-    strip_of = _Panels(cx, b, acc, k_block)
+    strip_of = _Panels(cx, b, acc, m, k_block)
     if k > k_block and clear:
         steps.append(emit_fill(out, lit(0, acc)))
         clear = False
@@ -142,15 +142,20 @@ def _rows_of(m: int, limit: int) -> int:
     return -(-m // blocks)
 
 
-def _blocking(m: int, n: int, acc: str) -> tuple[int, list[tuple[int, int, Blocking]]]:
-    """(rows, panels): each panel as (first column, count, blocking)."""
+def _panel_vectors(m: int) -> int:
+    """Vectors of columns in a panel. Two make the tallest blocks, so the fewest loads an FMA (rows broadcasts and 2 loads feed
+    2·rows FMAs); few rows need more, as eight accumulators or so hide the latency of an FMA."""
+    return 2 if m >= 4 else 4 if m >= 2 else 8
+
+
+def _blocking(m: int, n: int, acc: str) -> list[tuple[int, int, Blocking]]:
+    """The panels, each as (first column, count, blocking)."""
     cpu = host_cpu()
     lanes = cpu.lanes(acc)
     registers = cpu.vector_registers
-    # Two vectors of columns: the tallest blocks, so the fewest loads an FMA (rows broadcasts and 2 loads feed 2·rows FMAs).
-    # Registers hold rows·2 accumulators, 2 vectors of B and the broadcasts in flight.
-    per_panel = 2
-    limit = (registers - per_panel - 2) // per_panel
+    # Registers hold rows·vectors accumulators, a vector of B for each, and the broadcasts in flight.
+    per_panel = _panel_vectors(m)
+    limit = max(1, (registers - per_panel - 2) // per_panel)
     panels = []
     wide = lanes * per_panel
     done = 0
@@ -159,15 +164,16 @@ def _blocking(m: int, n: int, acc: str) -> tuple[int, list[tuple[int, int, Block
         panels.append((0, n // wide, Blocking(_rows_of(m, limit), vectors)))
         done = n // wide * wide
     if n > done:
-        vectors, at, width = [], 0, lanes
+        rest: list[tuple[int, int]] = []
+        at, width = 0, lanes
         while done + at < n:
             while width > n - done - at:
                 width //= 2
-            vectors.append((at, width))
+            rest.append((at, width))
             at += width
-        limit = max(1, (registers - len(vectors) - 2) // len(vectors))
-        panels.append((done, 1, Blocking(_rows_of(m, limit), tuple(vectors))))
-    return lanes, panels
+        limit = max(1, (registers - len(rest) - 2) // len(rest))
+        panels.append((done, 1, Blocking(_rows_of(m, limit), tuple(rest))))
+    return panels
 
 
 def _operand_a(cx: Context, a: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
@@ -189,16 +195,16 @@ def _converted(cx: Context, t: Tile, acc: str) -> tuple[Tile, list[Stmt]]:
 class _Panels:
     """Brings a panel of B into the form the kernel reads: rows of contiguous columns in the accumulator's dtype."""
 
-    def __init__(self, cx: Context, b: Tile, acc: str, k_block: int) -> None:
+    def __init__(self, cx: Context, b: Tile, acc: str, m: int, k_block: int) -> None:
         self.acc = acc
         self.along_k = b.strides[1] != 1 and b.strides[0] == 1
         self.converts = convert.storage_dtype(b.dtype) != acc
         self.direct = b.strides[1] == 1 and not self.converts
-        self.lanes = host_cpu().lanes(acc)
-        self.strip: Buf = None if self.direct else cx.scratch(k_block * min(b.shape[1], 2 * self.lanes), acc)
+        columns = min(b.shape[1], _panel_vectors(m) * host_cpu().lanes(acc))
+        self.strip: Buf = None if self.direct else cx.scratch(k_block * columns, acc)
         self.middle: Buf = None
         if self.along_k and self.converts:
-            self.middle = cx.scratch(k_block * min(b.shape[1], 2 * self.lanes), acc)
+            self.middle = cx.scratch(k_block * columns, acc)
 
     def __call__(self, panel: Tile) -> tuple[Tile, list[Stmt]]:
         """``panel`` is [K, columns] of B; returns what the kernel reads and the statements that prepare it."""
@@ -219,8 +225,8 @@ class _Panels:
 
 def _pass(a: Tile, b: Tile, c: Tile, acc: str, strip_of: _Panels, clear: bool) -> Stmt:
     """C += A·B for one block of K: panels of columns outside, blocks of rows inside (the panel stays in L1)."""
-    (m, k), n = a.shape, b.shape[1]
-    _, panels = _blocking(m, n, acc)
+    m, n = a.shape[0], b.shape[1]
+    panels = _blocking(m, n, acc)
     steps = []
     for first, count, blocking in panels:
         def panel(j: Expr, first: int = first, blocking: Blocking = blocking) -> Stmt:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.tvm_compat import ir, tirx, tvm_ffi
-
-_LAZY = ("tirx.if_then_else",)
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
 
 class _Binder:
@@ -39,28 +37,57 @@ class _Binder:
 
     def on_call(self, node: Any, mutator: Any) -> Any:
         # The branches of if_then_else run only when taken (they may guard a load): their Lets stay inside.
-        return node if getattr(node.op, "name", "") in _LAZY else mutator.default_mutate(node)
+        return node if getattr(node.op, "name", "") == IF_THEN_ELSE else mutator.default_mutate(node)
 
 
-def _on_statement(stmt: Any, used: set[int]) -> Any:
-    binder = _Binder(used)
-    if isinstance(stmt, tirx.BufferStore):
+class _Pass:
+    """Walks a function's statements, knowing the vectorised loop around them."""
+
+    def __init__(self) -> None:
+        self.used: set[int] = set()
+        self.lane: Any = None
+        self.extent = 1
+        self.slots: list[Any] = []
+
+    def on_for(self, node: Any, mutator: Any) -> Any:
+        if node.kind != tirx.ForKind.VECTORIZED or self.lane is not None:
+            return mutator.default_mutate(node)
+        self.lane, self.extent, self.slots = node.loop_var, int(node.extent.value), []
+        new = mutator.default_mutate(node)
+        slots, self.lane, self.extent, self.slots = self.slots, None, 1, []
+        return tirx.SeqStmt([*slots, new]) if slots else new
+
+    def on_statement(self, stmt: Any, _mutator: Any) -> Any:
+        binder = _Binder(self.used)
         value = binder.rewrite(stmt.value)
-        indices = [binder.rewrite(i) for i in stmt.indices]
+        indices = [binder.rewrite(i) for i in stmt.indices] if isinstance(stmt, tirx.BufferStore) else []
         if not binder.binds:
             return stmt
-        new = tirx.BufferStore(stmt.buffer, value, indices, stmt.span)
-    elif isinstance(stmt, tirx.Bind):
-        value = binder.rewrite(stmt.value)
-        if not binder.binds:
-            return stmt
-        new = tirx.Bind(stmt.var, value, stmt.span)
-    else:
-        value = binder.rewrite(stmt.value)
-        if not binder.binds:
-            return stmt
-        new = tirx.Evaluate(value, stmt.span)
-    return tirx.SeqStmt([*binder.binds, new])
+        steps = [part for bind in binder.binds for part in self.held(bind)]
+        if isinstance(stmt, tirx.BufferStore):
+            steps.append(tirx.BufferStore(stmt.buffer, value, indices, stmt.span))
+        elif isinstance(stmt, tirx.Bind):
+            steps += self.held(tirx.Bind(stmt.var, value, stmt.span))
+        else:
+            steps.append(tirx.Evaluate(value, stmt.span))
+        if self.lane is None:
+            steps = [*self.slots, *steps]
+            self.slots = []
+        return tirx.SeqStmt(steps)
+
+    def held(self, bind: Any) -> list[Any]:
+        """The binding by way of a local slot, which LLVM turns into a register again.
+
+        TVM's passes and code generator substitute the value of every binding into the expressions that use it, to know more
+        about them: twenty temporaries, each used twice, are a million nodes. A load stops them.
+        """
+        dtype = str(bind.var.ty)
+        if dtype == "bool":
+            return [bind]
+        slot = tirx.decl_buffer((self.extent,), dtype, bind.var.name, layout=None, scope="local", data_alignment=64)
+        self.slots.append(tirx.AllocBuffer(slot))
+        at = [self.lane if self.lane is not None else tirx.IntImm("int32", 0)]
+        return [tirx.BufferStore(slot, bind.value, at), tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span)]
 
 
 def bind_lets() -> Any:
@@ -71,13 +98,9 @@ def bind_lets() -> Any:
         tvm_ffi.structural_walk(func.body, (tirx.Let, found.append))
         if not found:
             return func
-        used: set[int] = set()
-
-        def visit(stmt: Any, _mutator: Any) -> Any:
-            return _on_statement(stmt, used)
-
+        state = _Pass()
         kinds = (tirx.BufferStore, tirx.Bind, tirx.Evaluate)
-        body = tvm_ffi.structural_mutate(func.body, [(kind, visit) for kind in kinds])
+        body = tvm_ffi.structural_mutate(func.body, [(tirx.For, state.on_for), *((kind, state.on_statement) for kind in kinds)])
         return func.with_body(body)
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.bind_lets")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from tilescale.compiler.cpu import convert
@@ -18,6 +19,7 @@ from tilescale.compiler.cpu.scalars import Scalars
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.layout import Strided
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
@@ -146,11 +148,11 @@ class Lowering(Scalars, ParallelLoops):
         dt, scope = _element(var), var.ty.storage_scope
         shape = tuple(int(e) for e in var.ty.shape)
         storage = convert.storage_dtype(dt)
-        numel = 1
-        for e in shape:
-            numel *= e
-        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope="local" if scope == "local.var" else "")
-        strides = self._row_major(shape, "int32")
+        layout = self.program.layouts.get(var) or Strided.row_major(shape)
+        numel = layout.size
+        place = "local" if scope == "local.var" else ""
+        buf = tirx.decl_buffer((numel,), storage, var.name, data_alignment=ALIGN, layout=None, scope=place)
+        strides = tuple(lit(s, "int32") for s in layout.strides)
         self.memory[var] = Memory(buf, dt, shape, strides, scope, var.name, lit(0, "int32"))
         if scope == "local.var" and not self.forks:
             self.header.append(tirx.AllocBuffer(buf))
@@ -163,7 +165,9 @@ class Lowering(Scalars, ParallelLoops):
             self.memory[var].start = flat * numel
         offset = self._reserve(copies * numel * _size(storage))
         if scope.startswith("shared"):
-            self.shared_bytes += numel * _size(storage)
+            # nominal, for residency: what a GPU would hold, all stages that the author asked for and no padding of ours
+            stages = self.program.schedule.stages.get(var, 1) if self.program.schedule else 1
+            self.shared_bytes += prod(shape) * _size(storage) * stages
         self.header.append(self._in_arena(buf, storage, offset))
         self.memory[var].arena_offset = offset  # type: ignore[attr-defined]
 
@@ -273,12 +277,15 @@ class Lowering(Scalars, ParallelLoops):
         return self.call("ts_signal", flag, widened(value, "int64"), lit({"add": 0, "set": 1}[op], "int32"))
 
     def transferred(self, body: list[Any], v: View, peer: Any, site: Any) -> list[Any]:
-        """Around a remote copy, in instrumented kernels: when it ran, with which rank, how many bytes."""
+        """Around a remote copy whose remote side is ``v``, in instrumented kernels: when it ran, with which rank, how many bytes."""
         if not self.instrument:
             return body
         nbytes: Any = lit(_size(convert.storage_dtype(v.dtype)), "int64")
-        for e in v.shape:
-            nbytes = nbytes * widened(e, "int64")
+        for extent, valid in zip(v.shape, v.valid, strict=True):
+            inside = widened(extent, "int32")
+            if valid is not None:  # what lies outside the tensor never crosses
+                inside = tirx.max(tirx.min(valid[1], inside) - tirx.max(valid[0], lit(0, "int32")), lit(0, "int32"))
+            nbytes = nbytes * widened(inside, "int64")
         rank = _narrow(peer, "int32")
         begin = self.call("ts_event", site, lit(0, "int32"), rank, lit(0, "int64"))
         return [begin, *body, self.call("ts_event", site, lit(1, "int32"), rank, nbytes)]
@@ -380,10 +387,16 @@ class Lowering(Scalars, ParallelLoops):
 
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)
+        flag = str(value.ty) == "bool"
+        if flag and not _reads_memory(s.value):
+            self.variables[s.var] = value
+            return tirx.Evaluate(lit(0, "int32"))
+        if flag:  # TVM's analyzer cannot bind vectors of bool, and a binding may become one
+            value = tirx.Select(value, lit(1, "int8"), lit(0, "int8"))
         var = tirx.Var(s.var.name, str(value.ty))
-        self.variables[s.var] = var
+        self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
-        if "int" in str(value.ty) and not _reads_memory(s.value):
+        if "int" in str(value.ty) and _stable(s.value):
             self.analyzer.bind(var, self.analyzer.simplify(value))
         return tirx.Bind(var, value)
 
@@ -478,7 +491,7 @@ class Lowering(Scalars, ParallelLoops):
         return count
 
     def observed(self, waiting: Any, site: Any) -> Any:
-        """A wait, in instrumented kernels between two events."""
+        """A wait or a product, in instrumented kernels between two events."""
         if not self.instrument:
             return waiting
         none, zero = lit(-1, "int32"), lit(0, "int64")
@@ -569,6 +582,13 @@ def _size(dtype: str) -> int:
 def _element(var: Any) -> str:
     dt = var.ty.dtype
     return str(getattr(dt, "dtype", dt))
+
+
+def _stable(e: Any) -> bool:
+    """Whether evaluating an expression again gives the same value and does nothing else, so that proofs may put it for its name."""
+    calls: list[Any] = []
+    structural_walk(e, (ir.Call, lambda c: calls.append(c) if base.find(c) is not None else None))
+    return not calls and not _reads_memory(e)
 
 
 def _reads_memory(e: Any) -> bool:

@@ -37,7 +37,7 @@ def _zero(dtype: str) -> Expr:
     return lit(0, convert.storage_dtype(dtype))
 
 
-def _counted(extent: Expr | int, body: Callable[[Expr], Stmt], name: str = "i") -> Stmt:
+def _counted(extent: Any, body: Callable[[Expr], Stmt], name: str = "i") -> Stmt:
     """A loop over a constant or a run-time extent."""
     known = const(extent)
     if known is not None:
@@ -77,11 +77,11 @@ def _aligned(src: View, dst: View) -> tuple[View, View]:
     extra_d = [k for k in range(len(dst.shape)) if k not in kd and dst.valid[k] is not None]
 
     def build(v: View, front_own: list[int], front_other: int, back: list[int], own_first: bool) -> View:
-        own = [(v.shape[k], v.strides[k], v.valid[k]) for k in front_own]
+        own: list[Any] = [(v.shape[k], v.strides[k], v.valid[k]) for k in front_own]
         other = [(1, 0, None)] * front_other
         rows = (own + other if own_first else other + own) + [(v.shape[k], v.strides[k], v.valid[k]) for k in back]
         shape, strides, valid = (tuple(r[c] for r in rows) for c in range(3))
-        return View(v.buf, v.dtype, shape, strides, v.offset, valid, v.index_dtype, v.is_global)  # type: ignore[arg-type]
+        return View(v.buf, v.dtype, shape, strides, v.offset, valid, v.index_dtype, v.is_global)
 
     return build(src, extra_s, len(extra_d), ks, True), build(dst, extra_d, len(extra_s), kd, False)
 
@@ -91,7 +91,7 @@ def _inside_conditions(v: View) -> list[Expr]:
     for extent, valid in zip(v.shape, v.valid, strict=True):
         if valid is not None:
             low, high = valid
-            out += [low <= 0] if const(low) is None else []
+            out += [low <= 0] if const(low) != 0 else []
             out.append(high >= (extent if not isinstance(extent, int) else tirx.IntImm("int32", extent)))
     return out
 

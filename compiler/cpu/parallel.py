@@ -9,7 +9,7 @@ from tilescale.compiler.cpu.codegen import host_cpu
 from tilescale.compiler.cpu.expr import lit, vector_loop
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import widened
-from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, sym, tirx
 
 
 class ParallelLoops:
@@ -158,7 +158,7 @@ def _branches(e: Any) -> bool:
     return bool(found)
 
 
-_SCALAR_ONLY = {"tirx.if_then_else", "tirx.call_extern", "tirx.call_pure_extern"}
+_SCALAR_ONLY = EXTERN_CALLS | {IF_THEN_ELSE}
 
 
 def _accesses_ok(e: Any, var: Any, varying: set[Any]) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import lit
 from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 
 Expr = Any
@@ -16,8 +16,13 @@ _BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Ma
            "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
 
 
+_COMPARISONS = ("LT", "LE", "GT", "GE", "EQ", "NE")
+
+
 class Scalars:
     """Mixed into the lowering: ``scalar(e)`` maps an expression of tile IR to one of thread IR in its compute dtype."""
+
+    _hoist: list[Any] | None
 
     def scalar(self, e: Any) -> Expr:
         method = getattr(self, "_x_" + type(e).__name__, None)
@@ -30,6 +35,11 @@ class Scalars:
 
     def _pair(self, e: Any) -> Expr:
         a, b = self.scalar(e.a), self.scalar(e.b)
+        if isinstance(e, (tirx.And, tirx.Or)) and _may_trap(b):  # LLVM's and, or evaluate both sides
+            decided = tirx.IntImm("bool", isinstance(e, tirx.Or))
+            return tirx.if_then_else(a, decided, b) if isinstance(e, tirx.Or) else tirx.if_then_else(a, b, decided)
+        if str(a.ty) == "bool" and type(e).__name__ in _COMPARISONS:  # TVM takes a bool for a float there
+            a, b = tirx.Cast("int8", a), tirx.Cast("int8", b)
         small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
         if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
@@ -78,6 +88,20 @@ class Scalars:
 
     _x_BufferLoad = _x_TensorLoad
 
+    def _chosen(self, e: Any) -> Expr:
+        """``if_then_else``: a Select, whose lanes stay lanes, where both sides may be evaluated; else a branch."""
+        test = self.scalar(e.args[0])
+        hoisted = len(self._hoist or ())
+        yes, no = self.scalar(e.args[1]), self.scalar(e.args[2])
+        if _speculable(yes) and _speculable(no):
+            return tirx.Select(test, yes, no)
+        del (self._hoist or [])[hoisted:]  # the condition protects these accesses, not a test in front of the nest
+        with self.given(test):  # type: ignore[attr-defined]
+            yes = self.scalar(e.args[1])
+        with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
+            no = self.scalar(e.args[2])
+        return tirx.if_then_else(test, yes, no)
+
     def _x_Call(self, e: Any) -> Expr:
         name = e.op.name
         dt = str(e.ty)
@@ -89,16 +113,9 @@ class Scalars:
             return self.scale_value(str(e.args[0].value), 0)  # type: ignore[attr-defined]
         if name == "ts.scale_count":
             return self.scale_value(str(e.args[0].value), 1)  # type: ignore[attr-defined]
-        if name == "tirx.if_then_else":
-            test = self.scalar(e.args[0])
-            with self.given(test):  # type: ignore[attr-defined]
-                yes = self.scalar(e.args[1])
-            with self.given(tirx.Not(test)):  # type: ignore[attr-defined]
-                no = self.scalar(e.args[2])
-            if _cheap(e.args[1]) and _cheap(e.args[2]):
-                return tirx.Select(test, yes, no)  # nothing to protect: both sides may be evaluated, and lanes stay lanes
-            return tirx.if_then_else(test, yes, no)
-        if name == "tirx.reinterpret":
+        if name == IF_THEN_ELSE:
+            return self._chosen(e)
+        if name == REINTERPRET:
             value, src = e.args[0], str(e.args[0].ty)
             return convert.decode(tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt)
         if (op := base.find(e)) is not None:
@@ -108,15 +125,21 @@ class Scalars:
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
 
 
-def _cheap(e: Any) -> bool:
-    """Whether an expression may be evaluated where its condition does not hold: no memory, no division, no call."""
-    kind = type(e).__name__
-    if kind in ("IntImm", "FloatImm"):
-        return True
-    if kind == "Var":
-        return not is_buffer_var(e)
-    if kind in ("Add", "Sub", "Mul", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or"):
-        return _cheap(e.a) and _cheap(e.b)
-    if kind in ("Cast", "Not"):
-        return _cheap(e.value if kind == "Cast" else e.a)
-    return False
+def _speculable(e: Any) -> bool:
+    """Whether an expression of thread IR may be evaluated where nobody wants it: it reads only where it may and cannot trap."""
+    found: list[Any] = []
+    structural_walk(e, (ir.Call, lambda c: found.append(c) if c.op.name == IF_THEN_ELSE or c.op.name in EXTERN_CALLS else None))
+    return not found and not _may_trap(e)
+
+
+def _may_trap(e: Any) -> bool:
+    """Whether evaluating an expression of thread IR may stop the program: an integer division by what may be zero. (Loads guard
+    themselves.)"""
+    found: list[Any] = []
+
+    def look(x: Any) -> None:
+        if "int" in str(x.ty) and not (isinstance(x.b, tirx.IntImm) and int(x.b.value) not in (0, -1)):
+            found.append(x)
+
+    structural_walk(e, ((tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod), look))
+    return bool(found)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.compiler.frontend import source
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import guard_equality, ir, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
 #: More statements than this is a Python loop that was meant to be a device loop.
@@ -91,11 +92,10 @@ class Builder:
         """Collects the statements emitted inside into a list of its own."""
         opened: list[Any] = []
         self.bodies.append(opened)
-        try:
-            yield opened
-        finally:
-            if self.bodies.pop() is not opened:
-                raise InternalError("bodies were closed out of order")
+        yield opened
+        # Not in a finally: a refusal inside ends the trace, and is what people should see.
+        if self.bodies.pop() is not opened:
+            raise InternalError("bodies were closed out of order")
 
     def open_body(self) -> None:
         self.bodies.append([])
@@ -167,6 +167,18 @@ def current() -> Builder:
             hint="call it in the body of a @T.prim_func or an eager @tilescale.jit function",
         )
     return stack[-1]
+
+
+def _refuse_truth(frame: types.FrameType) -> None:
+    if active() and not source.is_ours(frame.f_code.co_filename):
+        raise TileSyntaxError(
+            "the truth of a device value is not known while the kernel is traced",
+            loc=source.loc_of_frame(frame),
+            hint="decorate the helper with @T.macro, so that its if, while, and, or, not become device code",
+        )
+
+
+guard_equality(_refuse_truth)
 
 
 def active() -> bool:

@@ -9,15 +9,16 @@ from typing import Any
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import (
+    BINARY,
     Buffer,
     Poison,
-    Region,
     Variable,
     as_expr,
     binary,
     compare,
     convert,
     dtype_of,
+    negative,
     to_expr,
 )
 from tilescale.compiler.tvm_compat import ir, is_expr, tirx
@@ -76,9 +77,11 @@ class _Loop(State):
         b = bld.current()
         if not self.nest:
             frame = b.push("pyfor", device=False)
-            for value in self.iterable:
-                yield value
-            b.pop(frame)
+            try:
+                yield from self.iterable
+            finally:  # break and return close this generator
+                if b.frames and b.frames[-1] is frame:
+                    b.pop(frame)
             return
         self.inside = True
         yield from self.iterable.trace(self.targets)
@@ -343,6 +346,15 @@ class Hooks:
     def or_(self, *thunks: Callable[[], Any]) -> Any:
         return _chain(thunks, tirx.Or, stop_on=True)
 
+    def binop(self, op: str, a: Any, b: Any) -> Any:
+        """``a op b``: Python's own, unless one side is IR."""
+        if _in_ir(a) or _in_ir(b):
+            return binary(op, a, b)
+        return BINARY[op](a, b)
+
+    def neg(self, value: Any) -> Any:
+        return negative(value) if _in_ir(value) else -value
+
     def not_(self, value: Any) -> Any:
         return tirx.Not(_boolean(value)) if is_device(value) else not value
 
@@ -393,12 +405,16 @@ class Hooks:
         if name in ("abs", "round", "pow"):
             return getattr(math, name)(*args)
         if name == "print":
-            from tilescale.compiler.ops.print import print as device_print
+            from tilescale.compiler.ops import print as printing
 
             for a in args:
-                device_print(a)
+                printing.print(a)
             return None
         return func(*args, **kwargs)
+
+
+def _in_ir(value: Any) -> bool:
+    return is_device(value) and not isinstance(value, SymExpr)
 
 
 def _boolean(value: Any) -> Any:
@@ -413,11 +429,11 @@ def _chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -
         x = thunk()
         if is_device(x):
             x = _boolean(x)
-            value = x if value is None or not is_device(value) else join(value, x)
+            value = x if not is_device(value) else join(value, x)
         else:
             if bool(x) is stop_on:
-                return x if value is None or not is_device(value) else tirx.const(stop_on, "bool")
-            value = x if value is None else value
+                return x if not is_device(value) else tirx.const(stop_on, "bool")
+            value = x if not is_device(value) else value
     return value
 
 

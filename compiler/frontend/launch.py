@@ -172,7 +172,8 @@ class Scale:
         body = b.close_body()
         b.scales.pop()
         b.pop(self._frame)
-        b.emit(tirx.AttrStmt(ir.StringImm(self.name), "ts.scale", tirx.IntImm("int32", SCALES.index(self.name)), body, b.span(self._frame.loc)))
+        level = tirx.IntImm("int32", SCALES.index(self.name))
+        b.emit(tirx.AttrStmt(ir.StringImm(self.name), "ts.scale", level, body, b.span(self._frame.loc)))
 
 
 def _hint(name: str, value: Any) -> None:

@@ -143,7 +143,7 @@ class Rewriter(ast.NodeTransformer):
         targets = [t.id for t in ast.walk(n.target) if isinstance(t, ast.Name)]
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
-        made = self.hook("loop", self.visit(n.iter), ast.Constant(tuple(targets)), snapshot, at=n.iter)
+        made = self.hook("loop", self.visit(n.iter), _constant(tuple(targets)), snapshot, at=n.iter)
         body = [*self.poison(state, names, n), *self.block(n.body)]
         loop = _place(ast.For(n.target, ast.Name(state, ast.Load()), body, []), n)
         after = names + [t for t in targets if t not in names]
@@ -186,7 +186,7 @@ class Rewriter(ast.NodeTransformer):
                 t.id for t in ast.walk(item.optional_vars) if isinstance(t, ast.Name)
             ]  # fmt: skip
             expr = self.visit(item.context_expr)
-            item.context_expr = self.hook("with_", expr, ast.Constant(tuple(names)), at=item.context_expr)
+            item.context_expr = self.hook("with_", expr, _constant(tuple(names)), at=item.context_expr)
         n.items, n.body = items, self.block(n.body)
         return n
 
@@ -259,7 +259,18 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, n: ast.UnaryOp) -> Any:
         n.operand = self.visit(n.operand)
-        return self.hook("not_", n.operand, at=n) if isinstance(n.op, ast.Not) else n
+        if isinstance(n.op, ast.Not):
+            return self.hook("not_", n.operand, at=n)
+        if isinstance(n.op, ast.USub) and not isinstance(n.operand, ast.Constant):
+            return self.hook("neg", n.operand, at=n)
+        return n
+
+    def visit_BinOp(self, n: ast.BinOp) -> Any:
+        left, right = self.visit(n.left), self.visit(n.right)
+        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant):
+            n.left, n.right = left, right
+            return n
+        return self.hook("binop", ast.Constant(_OPERATORS[type(n.op)]), left, right, at=n)
 
     def visit_Compare(self, n: ast.Compare) -> Any:
         left, rights = self.visit(n.left), [self.visit(c) for c in n.comparators]
@@ -292,6 +303,10 @@ _OPERATORS: dict[type, str] = {
 }  # fmt: skip
 
 
+def _constant(value: Any) -> ast.Constant:
+    return ast.Constant(value)
+
+
 def _place(node: Any, at: ast.AST) -> Any:
     return ast.copy_location(node, at)
 
@@ -319,7 +334,7 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     if not isinstance(definition, ast.FunctionDef):
         raise TileSyntaxError(f"{func.__name__} is not a plain function", loc=Loc(filename, first))
     for node in ast.walk(tree):  # give the columns their indentation back
-        if indent and hasattr(node, "col_offset"):
+        if indent and isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword)):
             node.col_offset += indent
             if node.end_col_offset is not None:
                 node.end_col_offset += indent

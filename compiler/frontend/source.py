@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 
 from tilescale.errors import Loc
 
 _COMPILER = Path(__file__).resolve().parent.parent
-#: Folders whose frames are ours, never the user's.
-OURS = tuple(str(p) + "/" for p in (_COMPILER, Path(sys.modules["tilescale.errors"].__file__ or "").resolve().parent))
+#: Folders whose frames are never the user's: ours, and those of what we call (found without importing it).
+OURS = tuple(
+    str(p) + "/"
+    for p in (
+        _COMPILER,
+        Path(sys.modules["tilescale.errors"].__file__ or "").resolve().parent,
+        *(Path(s.origin).resolve().parent for s in map(importlib.util.find_spec, ("tvm", "tvm_ffi")) if s and s.origin),
+    )
+)
+_STDLIB = sysconfig.get_paths()["stdlib"] + "/"
 
 _positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file belongs to TileScale (or is no file) rather than to the user."""
-    return filename.startswith(OURS) or filename.startswith("<")
+    """Whether a file belongs to TileScale, TVM or Python rather than to the user (whose notebook cells have names in <…> too)."""
+    if filename.startswith(("<frozen", "<string", "<__array")) or filename.startswith(OURS):
+        return True
+    return filename.startswith(_STDLIB) and "-packages/" not in filename
 
 
 def loc_of_frame(frame: FrameType, lasti: int | None = None) -> Loc:
@@ -50,7 +62,7 @@ def current() -> Loc | None:
     """The innermost place in the user's source on the current stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not is_ours(frame.f_code.co_filename) and "importlib" not in frame.f_code.co_filename:
+        if not is_ours(frame.f_code.co_filename):
             return loc_of_frame(frame)
         frame = frame.f_back
     return None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import re
 import types
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tilescale import language
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
@@ -46,6 +49,7 @@ class TileProgram:
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
     schedule: Any = None
+    layouts: dict[Any, Any] = field(default_factory=dict)
 
     def with_body(self, body: Any) -> TileProgram:
         """The same kernel with another body."""
@@ -56,18 +60,19 @@ class TileProgram:
 class _Eager:
     """What is known of an eager kernel's arguments while it is traced, and the parameters declared so far."""
 
-    def __init__(self, func: types.FunctionType, tensors: dict[str, TensorSpec]):
-        self.func, self.tensors = func, tensors
+    def __init__(self, func: types.FunctionType, extents: dict[str, int]):
+        self.func, self.extents = func, extents
         self.params: dict[str, Param] = {}
 
 
 @dataclass(frozen=True)
 class TensorArg:
-    """Stands for a tensor argument of an eager kernel until the kernel says what it is."""
+    """Stands for a tensor argument of an eager kernel until the kernel says what it is; shape and dtype are None where the kernel
+    is compiled ahead of any call."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[int, ...] | None
+    dtype: str | None
     kind: str
 
 
@@ -139,11 +144,14 @@ def trace(prim: PrimFunc) -> TileProgram:
         return _finish(builder, prim.name, params, prim.loc)
 
 
-def trace_eager(func: types.FunctionType, tensors: dict[str, TensorArg], constants: dict[str, Any]) -> TileProgram:
-    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values (``constants``)."""
+def trace_eager(
+    func: types.FunctionType, tensors: dict[str, TensorArg], constants: dict[str, Any], extents: dict[str, int] | None = None
+) -> TileProgram:
+    """Traces an eager kernel for arguments of the given shapes and dtypes (``tensors``) and the given values (``constants``);
+    ``extents`` says what ``T.const`` names are where no tensor does."""
     builder = bld.Builder(func.__name__)
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
-    state = _Eager(func, {})
+    state = _Eager(func, extents or {})
     builder.annotations["eager"] = state
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
@@ -159,7 +167,7 @@ def trace_eager(func: types.FunctionType, tensors: dict[str, TensorArg], constan
                 raise TileTypeError(
                     f"tensor {name!r} is passed to {func.__name__}, which never says what it is",
                     loc=parameter_loc(func, name),
-                    hint=f"{name}: T.Tensor({arg.shape}, T.{arg.dtype})",
+                    hint=f"{name}: T.Tensor({arg.shape or '(…)'}, T.{arg.dtype or 'float32'})",
                 )
         outputs = [p for p in state.params.values() if p.output]
         params = [state.params[n] for n in tensors] + outputs
@@ -184,15 +192,20 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
             expected="a parameter of the @tilescale.jit function",
         )
     loc = source.current() or parameter_loc(state.func, name)
-    if len(value.shape) != len(spec.shape):
+    if value.shape is not None and len(value.shape) != len(spec.shape):
         raise TileValueError(f"{name} has {len(value.shape)} axes", loc=loc, expected=f"{len(spec.shape)} axes")
-    if value.dtype != spec.dtype:
+    if value.dtype not in (None, spec.dtype):
         raise TileTypeError(f"{name} is of {value.dtype}", loc=loc, expected=str(spec.dtype))
-    for axis, (want, got) in enumerate(zip(spec.shape, value.shape, strict=True)):
+    for axis, want in enumerate(spec.shape):
+        got = value.shape[axis] if value.shape is not None else None
         if isinstance(want, Const) and want.value is None:
-            want.value = got
+            want.value = state.extents.get(want.name) if got is None else got
+            if want.value is None:
+                raise TileValueError(
+                    f"extent {want.name} of {name} is not given", loc=loc, hint=f"{state.func.__name__}.compile({want.name}=…)"
+                )
         settled = settle(want)
-        if isinstance(settled, int) and settled != got:
+        if got is not None and isinstance(settled, int) and settled != got:
             raise TileValueError(f"axis {axis} of {name} has extent {got}", loc=loc, expected=f"{want} = {settled}")
     shape = tuple(settle(s) for s in spec.shape)
     known = TensorSpec(spec.kind, shape, spec.dtype, spec.strides, spec.keep)
@@ -263,7 +276,7 @@ class translated:
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
-            raise TileTypeError(message, loc=loc) from error
+            raise TileTypeError(message, loc=loc, hint=_keyword_hint(message)) from error
 
 
 def _from_tvm(error: BaseException) -> bool:
@@ -272,6 +285,17 @@ def _from_tvm(error: BaseException) -> bool:
     while tb is not None:
         last, tb = tb.tb_frame.f_code.co_filename, tb.tb_next
     return "/tvm" in last or "tvm_ffi" in last or "pxi" in last
+
+
+def _keyword_hint(message: str) -> str | None:
+    """For a keyword argument that a word of the language does not have: the one that was probably meant, or those that it has."""
+    found = re.match(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'", message)
+    word = getattr(language, found[1], None) if found is not None and found[1] in language.__all__ else None
+    if found is None or word is None:
+        return None
+    known = [p.name for p in inspect.signature(word).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    close = difflib.get_close_matches(found[2], known, 1)
+    return f"{close[0]}=…" if close else f"one of {', '.join(known)}"
 
 
 def _unknown_name(error: NameError, func: types.FunctionType, loc: Loc | None) -> TileError:

@@ -86,7 +86,7 @@ def symbol_expr(value: SymExpr) -> Any:
     return binary(settled.op, a, b)
 
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "//": operator.floordiv,
     "%": operator.mod, "<<": operator.lshift, ">>": operator.rshift, "&": operator.and_, "|": operator.or_,
     "^": operator.xor, "**": operator.pow, "@": operator.matmul,
@@ -101,23 +101,75 @@ def binary(op: str, a: Any, b: Any) -> Any:
     """
     a, b = to_expr(a), to_expr(b)
     if not is_expr(a) and not is_expr(b):
-        return _BINARY[op](a, b)
-    if op == "min":
-        return tirx.min(a, b)
-    if op == "max":
-        return tirx.max(a, b)
+        return BINARY[op](a, b)
+    if op in ("&", "|", "^"):
+        return _operate(op, a, b)
+    a, b = (tirx.Cast("int32", x) if is_expr(x) and str(x.ty) == "bool" else x for x in (a, b))  # True counts as one, as in Python
+    if op in ("min", "max"):
+        return (tirx.min if op == "min" else tirx.max)(a, b)
+    if is_expr(a) and is_expr(b) and str(a.ty) != str(b.ty) and {str(a.ty), str(b.ty)} <= _SMALL_FLOATS:
+        a, b = tirx.Cast("float32", a), tirx.Cast("float32", b)  # neither holds the other's values
+    ints = all(isinstance(x, int) or (is_expr(x) and "int" in str(x.ty)) for x in (a, b))
+    if op in ("//", "%") and ints and constant(b) == 0:
+        raise TileValueError(f"{a} {op} 0", loc=source.current(), expected="a divisor other than zero")
     if op == "//":
-        both_int = all(isinstance(x, int) or (is_expr(x) and "int" in str(x.ty)) for x in (a, b))
-        return tirx.floordiv(a, b) if both_int else tirx.floor(a / b)
+        return tirx.floordiv(a, b) if ints else tirx.floor(_operate("/", a, b))
+    if op == "%" and not ints:
+        return _float_modulo(a, b)
     if op == "**":
-        return tirx.power(as_expr(a, str(dtype_of(b))), as_expr(b, str(dtype_of(a))))
+        return _power(a, b, ints)
+    return _operate(op, a, b)
+
+
+_SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
+
+
+def _operate(op: str, a: Any, b: Any) -> Any:
     try:
-        return _BINARY[op](a, b)
-    except Exception as error:
-        hint = "a // b for the integer quotient, or T.cast(a, \"float32\") / b" if op == "/" else None
+        return BINARY[op](a, b)
+    except Exception as error:  # noqa: BLE001  # whatever TVM raises, the reason is the operands' dtypes
+        hint = "a // b for the integer quotient, or T.cast(a, \"float32\") / b" if op == "/" else "T.cast(…) one of them"
         raise TileTypeError(
             f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint
         ) from error
+
+
+def _float_modulo(a: Any, b: Any) -> Any:
+    """Python's: the sign of the divisor."""
+    from tilescale.compiler.ops.math import fmod
+
+    r = fmod(a, b)
+    zero = const(0, str(r.ty))
+    other = tirx.NE(tirx.LT(r, zero), compare("<", b, 0) if is_expr(b) else const(b < 0, "bool"))
+    return tirx.if_then_else(tirx.And(tirx.NE(r, zero), other), r + b, r)
+
+
+def _power(a: Any, b: Any, ints: bool) -> Any:
+    """By multiplication where the exponent is a small constant (so that integers stay exact), else ``T.pow``."""
+    from tilescale.compiler.ops.math import pow as power
+
+    n = constant(b) if not isinstance(b, bool) else None
+    if n is not None and 0 < n <= 64:
+        result, square = None, a
+        while n:
+            if n & 1:
+                result = square if result is None else result * square
+            n >>= 1
+            square = square * square if n else square
+        return result
+    if ints:
+        raise TileTypeError(
+            f"{dtype_of(a)} ** {dtype_of(b)} is not defined", loc=source.current(), hint='T.pow(T.cast(a, "float32"), b)'
+        )
+    return power(a, b)
+
+
+def negative(value: Any) -> Any:
+    """``-value``; a float keeps the sign of its zero, an unsigned integer wraps as its subtraction from zero does."""
+    e = to_expr(value)
+    if not is_expr(e):
+        return -e
+    return binary("*", e, -1.0 if str(e.ty) in ("float32", "float64") else -1) if "float" in str(e.ty) else binary("-", 0, e)
 
 
 _COMPARE = {"<": tirx.LT, "<=": tirx.LE, ">": tirx.GT, ">=": tirx.GE, "==": tirx.EQ, "!=": tirx.NE}
@@ -161,7 +213,7 @@ class _Arithmetic:
     def __ror__(self, o: Any) -> Any: return binary("|", o, self)
     def __xor__(self, o: Any) -> Any: return binary("^", self, o)
     def __rxor__(self, o: Any) -> Any: return binary("^", o, self)
-    def __neg__(self) -> Any: return binary("-", 0, self)
+    def __neg__(self) -> Any: return negative(self)
     def __invert__(self) -> Any: return ~to_expr(self)
     def __abs__(self) -> Any: return tirx.abs(to_expr(self))
     def __lt__(self, o: Any) -> Any: return compare("<", self, o)
@@ -248,8 +300,19 @@ class Poison:
         return id(self)
 
 
+class _Tile:
+    """Arithmetic on whole tiles is refused where it is written, with what to write instead."""
+
+    def _refuse(self, *_: Any) -> Any:
+        return to_expr(self, "an operand")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __matmul__ = _refuse
+    __lshift__ = __rshift__ = __neg__ = __invert__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
 @dataclass(frozen=True)
-class Region:
+class Region(_Tile):
     """A rectangular part of a buffer. ``mins`` and ``extents`` have one entry an axis of the buffer; ``dropped`` axes were
     indexed by a scalar and do not count in :attr:`shape`."""
 
@@ -278,7 +341,7 @@ class Region:
         return f"{self.buffer.name}[{', '.join(f'{m}:+{e}' for m, e in zip(self.mins, self.extents, strict=True))}]"
 
 
-class Buffer:
+class Buffer(_Tile):
     """A tensor parameter or an allocation, as the kernel's author holds it."""
 
     def __init__(self, var: Any, name: str, shape: tuple[Any, ...], dt: str, scope: str, kind: str = "alloc"):

@@ -172,7 +172,7 @@ def _who(place: str) -> tuple[Any, Any]:
     """The own index and the count of participants."""
     from tilescale.compiler.tvm_compat import ir
 
-    return tuple(ir.Call(op, [ir.StringImm(place)], ret_ty=ir.PrimType("int32")) for op in ("ts.scale_index", "ts.scale_count"))  # type: ignore[return-value]
+    return tuple(ir.Call(op, [ir.StringImm(place)], ret_ty=ir.PrimType("int32")) for op in ("ts.scale_index", "ts.scale_count"))
 
 
 def _for_each(count: Any, body: Any) -> None:

@@ -136,7 +136,7 @@ class Copy(TileOp):
         dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
         body = [move.copy(cx, src, dst)]
         if side:
-            body = cx.transferred(body, src, peer, site)
+            body = cx.transferred(body, src if side == "src" else dst, peer, site)
         if len(call.args) > 3:
             flag = cx.address(call.args[3], peer=peer, reach=reach, site=site)
             body.append(cx.signal(flag, cx.scalar(call.args[4]), call.attrs["signal_op"]))

@@ -43,10 +43,9 @@ class CumSum(TileOp):
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu import reduce
+        from tilescale.compiler.cpu.reduce import emit_cumsum
         from tilescale.compiler.cpu.view import like
 
         src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
-        scan = reduce.emit_cumsum if call.attrs["op"] == "sum" else reduce.emit_cummax
         axis = int(call.attrs["axis"]) + len(src.shape)
-        return scan(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]))
+        return emit_cumsum(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]), str(call.attrs["op"]))

@@ -12,7 +12,9 @@ from tilescale.errors import TileTypeError, TileValueError
 
 def _range(args: tuple[Any, ...], step: Any = None) -> tuple[Any, Any, Any]:
     if not 1 <= len(args) <= 3:
-        raise TileTypeError(f"a loop over {len(args)} numbers", loc=source.current(), expected="(stop), (start, stop) or (start, stop, step)")
+        raise TileTypeError(
+            f"a loop over {len(args)} numbers", loc=source.current(), expected="(stop), (start, stop) or (start, stop, step)"
+        )
     if len(args) == 1:
         low, high, by = 0, args[0], 1 if step is None else step
     else:
@@ -83,3 +85,6 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> 
 def grid(*extents: Any) -> LoopNest:
     """Nested plain loops: ``for i, j in T.grid(M, N)``."""
     return LoopNest("serial", [_range((e,)) for e in extents])
+
+
+Serial, Unroll, Vectorized = serial, unroll, vectorized

@@ -167,7 +167,9 @@ def abs(x: Any) -> Any:
     e = to_expr(x)
     if not is_expr(e):
         return e if e >= 0 else -e
-    return tirx.abs(e) if "uint" not in str(e.ty) and str(e.ty) != "bool" else e
+    if "uint" in str(e.ty) or str(e.ty) == "bool":
+        return e
+    return tirx.abs(convert(e, "float32") if "float8" in str(e.ty) else e)
 
 
 def clamp(x: Any, low: Any, high: Any) -> Any:
@@ -198,7 +200,8 @@ def if_then_else(condition: Any, a: Any, b: Any) -> Any:
     if str(test.ty) != "bool":
         test = tirx.NE(test, const(0, str(test.ty)))
     if _python(a, b):
-        dt = "float32" if isinstance(a, float) or isinstance(b, float) else "bool" if isinstance(a, bool) and isinstance(b, bool) else "int32"
+        booleans = isinstance(a, bool) and isinstance(b, bool)
+        dt = "float32" if isinstance(a, float) or isinstance(b, float) else "bool" if booleans else "int32"
         a, b = const(a, dt), const(b, dt)
     x, y, _ = _same(a, b, "a branch of T.if_then_else")
     return tirx.if_then_else(test, x, y)

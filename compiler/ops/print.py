@@ -23,11 +23,11 @@ def dtype_code(dtype: str) -> int:
     return code * 256 + BITS[dtype]
 
 
-def print(obj: Any, msg: str = "") -> None:  # noqa: A001  # the language's name
+def print(obj: Any, msg: str = "") -> None:  # the language's name
     """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is its label."""
     if isinstance(obj, (Buffer, Region)):
         region = obj if isinstance(obj, Region) else obj.whole()
-        emit("print", [region.ir()], {"msg": str(msg) or region.name})
+        emit("print", [region.ir()], {"msg": str(msg) or region.name, "dropped": [int(d) for d in region.dropped]})
         return
     if isinstance(obj, str):
         emit("print", [ir.StringImm(obj)], {"msg": obj})
@@ -46,7 +46,7 @@ class Print(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         value = call.args[0]
-        site = cx.site("print", str(call.attrs["msg"]), call)
+        site = cx.site("text" if isinstance(value, ir.StringImm) else "print", str(call.attrs["msg"]), call)
         if isinstance(value, ir.StringImm):
             return cx.call("ts_print_i64", site, tirx.IntImm("int64", 0))
         if not isinstance(value, ir.TensorRegion):
@@ -55,10 +55,11 @@ class Print(TileOp):
                 return cx.call("ts_print_f64", site, tirx.Cast("float64", e))
             return cx.call("ts_print_i64", site, tirx.Cast("int64", e))
         v = cx.view(value)
-        rank = len(v.shape)
+        kept = [k for k, d in enumerate(call.attrs["dropped"]) if not d]
+        rank = len(kept)
         sizes = tirx.decl_buffer((2 * rank + 1,), "int64", "sizes", data_alignment=8, layout=None, scope="local")
         stmts: list[Any] = [tirx.AllocBuffer(sizes)]
-        for k, (extent, stride) in enumerate(zip(v.shape, v.strides, strict=True)):
+        for k, (extent, stride) in enumerate((v.shape[axis], v.strides[axis]) for axis in kept):
             for at, number in ((k, extent), (rank + k, stride)):
                 wide = tirx.IntImm("int64", number) if isinstance(number, int) else tirx.Cast("int64", number)
                 stmts.append(tirx.BufferStore(sizes, wide, [tirx.IntImm("int32", at)]))

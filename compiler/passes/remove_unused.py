@@ -21,7 +21,7 @@ def remove_unused(program: Any) -> Any:
         if not dead:
             return program if body.same_as(program.func.body) else program.with_body(body)
         nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
-        body = structural_map(body, (tirx.Bind, lambda s, dead=dead: nothing if s.var in dead else s))
+        body = structural_map(body, (tirx.Bind, lambda s, dead=dead, nothing=nothing: nothing if s.var in dead else s))
 
 
 def _definition_count() -> int:

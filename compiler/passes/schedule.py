@@ -36,6 +36,8 @@ class Schedule:
 
     roles: list[str] = field(default_factory=lambda: ["all"])
     rings: list[Ring] = field(default_factory=list)
+    #: staged buffer → how many times the stages that the author asked for exceed those that it got
+    stages: dict[Any, int] = field(default_factory=dict)
 
 
 def schedule(program: Any, depth: int = 1) -> Any:
@@ -47,7 +49,7 @@ def schedule(program: Any, depth: int = 1) -> Any:
         notes = loop.annotations or {}
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
-        return _ring(loop, plan, uses, min(depth, max(1, int(notes["ts.num_stages"]))))
+        return _ring(loop, plan, uses, depth)
 
     body = structural_map(program.func.body, (tirx.For, visit))
     body = _place_allocations(body, plan)
@@ -101,7 +103,7 @@ def _filled(stmt: Any) -> Any:
     return dst.source if whole else None
 
 
-def _ring(loop: Any, plan: Schedule, uses: dict[Any, int], depth: int) -> Any:
+def _ring(loop: Any, plan: Schedule, uses: dict[Any, int], limit: int) -> Any:
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = _uses(loop.body)
     fills: dict[Any, int] = {}
@@ -116,12 +118,15 @@ def _ring(loop: Any, plan: Schedule, uses: dict[Any, int], depth: int) -> Any:
     first, last = min(fills.values()), max(fills.values())
     if any(fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s) not in fills):
         return loop  # a reader stands between the copies: the stage would be committed too late for it
+    asked = int(loop.annotations["ts.num_stages"])
+    depth = min(limit, asked)
     number = len(plan.rings)
     plan.rings.append(Ring(number, depth, [b.name for b in fills]))
     counter = tirx.decl_buffer((1,), "int32", f"ring{number}", scope="local.var", data_alignment=64, layout=None)
     now = tirx.BufferLoad(counter, [tirx.IntImm("int32", 0)])
     stage = tirx.IntImm("int32", 0) if depth == 1 else tirx.floormod(now, tirx.IntImm("int32", depth))
     staged = {b: _staged(b, depth) for b in fills}
+    plan.stages.update({new: asked // depth for new in staged.values()})
     inner = [_in_stage(s, staged, stage) for s in stmts]
     body = [
         *inner[:first],

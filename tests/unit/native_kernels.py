@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import struct
@@ -15,6 +16,8 @@ from typing import Any
 from tilescale import native
 
 F32, F64, BF16, I64, I32, U8, BOOL, E4M3, E5M2 = (2, 32), (2, 64), (4, 16), (0, 64), (0, 32), (1, 8), (6, 8), (10, 8), (12, 8)
+native.import_tvm_ffi()  # before ranks are forked: each would import it
+
 WAITS, DEVICE, UNORDERED, CLUSTER, EVENTS = 1, 2, 4, 8, 16
 TENSOR, INT, FLOAT, SYMM, SIGNAL, KEEP = range(6)
 
@@ -69,12 +72,18 @@ def build(source: str) -> str:
     folder = Path(tempfile.gettempdir()) / f"ts-native-tests-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     out = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
-    if not out.exists():
-        aside = folder / f"{out.stem}.{os.getpid()}.so"
-        line = [*native.compiler(), "-O2", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(aside)]
-        subprocess.run(line, input=text.encode(), check=True)
-        aside.rename(out)
+    with open(folder / "lock", "w") as lock:  # ranks that start together compile once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            _compile(text, out)
     return str(out)
+
+
+def _compile(text: str, out: Path) -> None:
+    aside = out.with_suffix(".tmp")
+    line = [*native.compiler(), "-O2", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", str(aside)]
+    subprocess.run(line, input=text.encode(), check=True)
+    aside.rename(out)
 
 
 def kernel(

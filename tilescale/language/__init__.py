@@ -25,7 +25,7 @@ symbolic = dynamic
 _EXPORTS: dict[str, str] = {
     "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value get_rank get_world_size",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
-    "ops.loops": "serial unroll vectorized Parallel Pipelined Persistent grid",
+    "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent grid",
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm GemmWarpPolicy",
@@ -52,6 +52,7 @@ __all__ = [
 globals().update({name: d for name, d in _DTYPES.items() if name != "bool"})
 globals()["bool"] = _DTYPES["bool"]
 float8_e4m3 = _DTYPES["float8_e4m3fn"]
+half, float, double, int, long, short = (_DTYPES[n] for n in ("float16", "float32", "float64", "int32", "int64", "int16"))
 
 
 class UnknownName(TileError, AttributeError):

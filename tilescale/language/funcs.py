@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +62,7 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
             given = DTYPES[given]
         if isinstance(given, str) and not isinstance(given, dtype):
             if scope is None:
-                scope = dict(func.__globals__)
+                scope = {**func.__globals__, **_enclosing_locals(func)}
                 for free, cell in zip(code.co_freevars, func.__closure__ or (), strict=True):
                     try:
                         scope[free] = cell.cell_contents
@@ -79,6 +80,19 @@ def parameters(func: types.FunctionType) -> dict[str, Any]:
             given = ScalarSpec(given)
         out[name] = given
     return out
+
+
+def _enclosing_locals(func: types.FunctionType) -> dict[str, Any]:
+    """The names of the functions around ``func`` while it is being decorated. Its closure has only what its body uses, and an
+    annotation that `from __future__ import annotations` made a string uses nothing."""
+    found: dict[str, Any] = {}
+    inner, frame = func.__code__, inspect.currentframe()
+    while frame is not None:
+        if inner in frame.f_code.co_consts and frame.f_locals is not frame.f_globals:
+            found = {**frame.f_locals, **found}
+            inner = frame.f_code
+        frame = frame.f_back
+    return found
 
 
 def prim_func(func: Callable[..., Any]) -> PrimFunc:
@@ -122,7 +136,6 @@ def macro(func: Callable[..., Any]) -> Macro:
 def parameter_loc(func: types.FunctionType, name: str) -> Loc:
     """Where a parameter is declared in the user's source."""
     import ast
-    import inspect
     import textwrap
 
     code = func.__code__

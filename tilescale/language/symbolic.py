@@ -5,6 +5,7 @@ A kernel factory may compute with them (``T.ceildiv(M, 128)``) at no cost; the f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.errors import TileTypeError, TileValueError
@@ -160,7 +161,7 @@ def _settle(value: Any) -> Any:
 
 settle = _settle
 
-_FOLD = {
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
     "*": lambda a, b: a * b,
@@ -169,7 +170,7 @@ _FOLD = {
     "min": min,
     "max": max,
 }
-_COMPARE = {
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,

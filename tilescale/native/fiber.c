@@ -226,6 +226,7 @@ static void fiber_end(ts_worker* W, ts_fiber* f) {
 }
 
 static void resume(ts_worker* W, ts_fiber* f) {
+  if (f->why == TS_WAIT_SIGNAL) atomic_fetch_sub_explicit(f->launch->signal_waits, 1, memory_order_relaxed);
   f->flag = NULL;
   f->why = TS_WAIT_NONE;
   fiber_enter(W, f);
@@ -251,15 +252,23 @@ static void check_limits(ts_launch* L, ts_worker* W) {
         int32_t r = ts_team_member(L->team, f->peer);
         /* Whether it has ended is asked before its flag is looked at again: what it set before it ended counts. */
         if (ts_rank_gone(r, why, sizeof why) && !ts_ready(f)) {
-          char who[96];
+          char who[96], told[TS_MESSAGE];
+          if (ts_others_failed(told, sizeof told)) { /* it said why just before */
+            L->quiet = 1;
+            ts_launch_fail(L, -1, "%s", told);
+            return;
+          }
           ts_who(f, who);
           ts_launch_fail(L, f->site, "%s: waited for rank %d in launch %lld of their team (%s), and %s", who, r, (long long)L->number,
                          L->kernel->name, why);
           return;
         }
       }
-      /* Those who wait at a barrier wait for somebody who waits for a signal: let that one speak first. */
-      int64_t limit = ts_time_limit + (f->why == TS_WAIT_BARRIER ? ts_time_limit / 16 + 50000000 : 0);
+      /* Those who wait at a barrier, or for another rank, often wait for somebody who waits for a signal: that one knows
+       * more and speaks first. */
+      int64_t limit = ts_time_limit;
+      if (f->why == TS_WAIT_BARRIER) limit += atomic_load(L->signal_waits) > 0 ? limit : limit / 16;
+      else if (f->why != TS_WAIT_SIGNAL) limit += ts_rank_waits(L, f->peer) ? limit : limit / 8;
       if (now - f->since > limit && (!late || f->since < late->since)) late = f;
     }
     f = f->next;
@@ -301,6 +310,7 @@ void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp,
   f->site = site;
   f->why = why;
   f->since = ts_about();
+  if (why == TS_WAIT_SIGNAL) atomic_fetch_add_explicit(L->signal_waits, 1, memory_order_relaxed);
   if (ts_is_fiber(f)) {
     fiber_exit(f);
     return;
@@ -311,6 +321,7 @@ void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp,
     idle(L, W);
     if (ts_failed(L)) ts_leave(f);
   }
+  if (why == TS_WAIT_SIGNAL) atomic_fetch_sub_explicit(L->signal_waits, 1, memory_order_relaxed);
   f->flag = NULL;
 }
 

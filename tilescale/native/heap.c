@@ -193,8 +193,8 @@ TS_API int32_t ts_heap_join(int64_t slice_ns, char* err, int32_t n) {
         return 1;
       }
     }
-    for (int32_t r = 0; r < h->world; r++)
-      if (mapped[r] && ts_rank_gone(r, err, (size_t)n)) return -1;
+    for (int32_t r = 0; r < h->world; r++) /* who ends after all have mapped has not failed: the count is looked at again */
+      if (mapped[r] && ts_rank_gone(r, err, (size_t)n) && !(counted && atomic_load(&ts_control_of(0)->mapped) >= h->world)) return -1;
     if (ts_now() > until) return 0;
     nap(&rounds);
   }
@@ -307,9 +307,12 @@ TS_API int32_t ts_mail_wait(int32_t n, const int32_t* members, char* out, int64_
     nap(&rounds);
     if ((rounds & 63) == 0) {
       if (ts_others_failed(err, (size_t)errn)) return -1;
-      /* Its death is asked first, its letter looked at afterwards: what it wrote before it ended counts. */
+      /* Its end is asked first, its letter looked at afterwards: what it wrote before it ended counts. */
       if (ts_rank_gone(missing, err, (size_t)errn) &&
-          atomic_load_explicit(&ts_control_of(h->rank)->mail[missing].count, memory_order_acquire) <= received[missing]) return -1;
+          atomic_load_explicit(&ts_control_of(h->rank)->mail[missing].count, memory_order_acquire) <= received[missing]) {
+        ts_others_failed(err, (size_t)errn); /* it may have said why just before */
+        return -1;
+      }
       if (ts_now() > until) return 0;
     }
   }

@@ -249,6 +249,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   L.kernel = K;
   L.slots = slots;
   L.args = args;
+  L.signal_waits = &L.own_signal_waits;
   if (K->nsymm || (K->flags & TS_FLAG_DEVICE)) {
     if (TS_UNLIKELY(ts_team_of_args(K, args, &L.team))) return -1;
   }
@@ -262,6 +263,6 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   ret->zero_padding = 0;
   ret->v_int64 = 0;
   if (TS_LIKELY(!atomic_load_explicit(&L.failed, memory_order_acquire))) return 0;
-  if (L.interrupted) return -1; /* Python's own exception is set */
+  if (L.interrupted) return -2; /* to tvm-ffi: Python's own exception is set */
   return ts_error("RuntimeError", "TS:run:%d:%s", L.site, L.message);
 }

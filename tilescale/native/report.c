@@ -26,7 +26,16 @@ int ts_error(const char* kind, const char* format, ...) {
   va_start(v, format);
   vsnprintf(text, sizeof text, format, v);
   va_end(v);
-  TVMFFIErrorSetRaisedFromCStr(kind, text);
+  /* Made by hand with an empty C backtrace: taking one reads the debug tables of every loaded library the first time, which
+   * takes a second where torch is loaded, and tells users nothing. */
+  TVMFFIByteArray k = {kind, strlen(kind)}, m = {text, strlen(text)}, none = {"", 0};
+  TVMFFIObjectHandle error;
+  if (TVMFFIErrorCreate(&k, &m, &none, &error)) {
+    TVMFFIErrorSetRaisedFromCStr(kind, text);
+    return -1;
+  }
+  TVMFFIErrorSetRaised(error); /* takes a reference of its own */
+  TVMFFIObjectDecRef(error);
   return -1;
 }
 
@@ -156,7 +165,7 @@ static void put_head(text* t, const ts_fiber* f, int32_t site) {
   if (site >= 0 && site < K->nsites) {
     const ts_site* s = &K->sites[site];
     put(t, "%s:%s: ", s->file, s->line);
-    if (s->name[0]) put(t, "%s = ", s->name);
+    if (s->name[0]) put(t, strcmp(s->kind, "text") ? "%s = " : "%s", s->name); /* a text is its own value */
   }
 }
 
@@ -173,7 +182,8 @@ static void put_out(text* t) {
 TS_API void ts_print_i64(void* ctx, int32_t site, int64_t v) {
   text t = {0};
   put_head(&t, ctx, site);
-  put(&t, "%lld", (long long)v);
+  const ts_kernel* K = ((const ts_fiber*)ctx)->launch->kernel;
+  if (site < 0 || site >= K->nsites || strcmp(K->sites[site].kind, "text")) put(&t, "%lld", (long long)v);
   put_out(&t);
 }
 

@@ -111,7 +111,10 @@ void ts_team_enter(ts_launch* L) {
   if (!(K->flags & TS_FLAG_DEVICE)) return;
   L->number = ++t->launches;
   if (t->size == 1) return;
-  atomic_store_explicit(&ts_control_of(ts_the_heap.rank)->in_slot, t->slot + 1, memory_order_relaxed); /* for messages only */
+  ts_control* mine = ts_control_of(ts_the_heap.rank); /* two words for messages only, hence without order */
+  atomic_store_explicit(&mine->in_slot, t->slot + 1, memory_order_relaxed);
+  atomic_store_explicit(&mine->signal_waits, 0, memory_order_relaxed);
+  L->signal_waits = &mine->signal_waits;
   if (ts_others_failed(why, sizeof why)) {
     L->quiet = 1;
     ts_launch_fail(L, -1, "%s", why);
@@ -196,6 +199,10 @@ TS_API void* ts_peer(void* ctx, void* p, int32_t rank, int32_t site) {
   if (TS_UNLIKELY(offset < h->control || offset >= h->segment)) ts_raise(f, site, "this address has no twin: it is not in symmetric memory");
   ts_touch(f, rank, site);
   return h->base + t->members[rank] * h->segment + offset;
+}
+
+int ts_rank_waits(const ts_launch* L, int32_t rank) {
+  return atomic_load_explicit(&ts_control_of(ts_team_member(L->team, rank))->signal_waits, memory_order_relaxed) > 0;
 }
 
 /* What a rank that is waited for does instead: read without order, for a message only. */

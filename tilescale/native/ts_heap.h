@@ -37,6 +37,7 @@ typedef struct ts_control {
   int64_t started, segment; /* when the process started, in the kernel's ticks: a process id alone may be used again */
   _Alignas(128) _Atomic int32_t state;
   _Atomic int32_t in_slot; /* 1 + the team whose launch this rank is in; 0 outside launches */
+  _Atomic int32_t signal_waits; /* how many of this rank's executors wait for signals */
   char reason[TS_MESSAGE]; /* why this rank stopped the job */
   _Alignas(128) _Atomic int32_t mapped; /* rank 0's counts the ranks that have mapped all segments */
   _Alignas(128) _Atomic int32_t stop;   /* rank 0's: 1 + the rank that stopped the job, 0 while it runs */

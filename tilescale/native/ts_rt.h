@@ -92,6 +92,7 @@ typedef struct ts_launch {
   int32_t interrupted;  /* the caller's Python has an exception pending */
   int32_t site, quiet;  /* quiet: the failure came from another rank, which has told everyone already */
   ts_barrier_t grid_barrier;
+  _Atomic int32_t own_signal_waits, *signal_waits; /* how many executors wait for signals; other ranks may look: reports only */
   int64_t device_barriers; /* written by the last block to arrive only */
   _Atomic uint8_t touched[TS_MAX_RANKS];
   char message[TS_MESSAGE];
@@ -184,6 +185,7 @@ void ts_team_enter(ts_launch* L);
 void ts_team_leave(ts_launch* L); /* after the blocks; awaits the others; may fail the launch */
 void ts_touch(ts_fiber* f, int32_t rank, int32_t site);
 _Atomic int64_t* ts_team_word(const struct ts_team* team, int32_t rank, int32_t block); /* block < 0: the device barrier's */
+int ts_rank_waits(const ts_launch* L, int32_t rank); /* whether an executor of that rank waits for a signal */
 void ts_describe_launch(const ts_launch* L, int32_t rank, char* out, size_t bytes);
 
 static inline int ts_holds(int64_t x, int64_t value, int32_t cmp) {

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.cpu.harness import Library, row_major
+from tilescale.compiler.cpu import codegen, copy, gemm, transpose
 from tilescale.compiler.cpu.gemm import emit_gemm
 from tilescale.compiler.cpu.tile import Tile
 from tilescale.errors import TileTypeError, TileValueError
@@ -133,3 +134,25 @@ def test_refusals() -> None:
         emit_gemm(None, tile((4, 8), "float32"), tile((4, 8), "float32"), tile((4, 4), "float32"))
     with pytest.raises(TileTypeError, match="cannot accumulate into int32"):
         emit_gemm(None, tile((4, 8), "float32"), tile((8, 4), "float32"), tile((4, 4), "int32"))
+
+
+@pytest.mark.parametrize("width, registers", [(32, 16), (16, 32)])
+def test_other_processors_blocking(width: int, registers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The emitters' code for AVX2 and NEON vectors, run on this processor."""
+    host = codegen.host_cpu()
+    other = codegen.HostCPU(host.name, host.features, width, registers)
+    for module in (copy, gemm, transpose):
+        monkeypatch.setattr(module, "host_cpu", lambda: other)
+    library = Library(tmp_path)
+    m, n, k = 37, 45, 29
+
+    def body(cx, a, b, c):
+        tiles = row_major(a, "bfloat16", (m, k)), row_major(b, "float32", (n, k)), row_major(c, "float32", (m, n))
+        return emit_gemm(cx, *tiles, trans_b=True)
+
+    library.add("f", ("bfloat16", "float32", "float32"), (m * k, n * k, m * n), body)
+    rng = np.random.default_rng(0)
+    a, b = random(rng, (m, k), "bfloat16"), random(rng, (n, k), "float32")
+    c = np.ones((m, n), np.float32)
+    library("f", a, b, c)
+    np.testing.assert_allclose(c, a.astype(np.float64) @ b.T.astype(np.float64) + 1, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,177 @@
+"""Atomics, prints, assertions, views: what they do and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.kernels import refused, run
+from tilescale.errors import LaunchError, TileSyntaxError, TileTypeError, TileValueError
+
+ATOMIC = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+
+
+@pytest.mark.parametrize("name", ATOMIC)
+def test_atomics_on_elements_and_tiles(name: str):
+    @T.prim_func
+    def kernel(C: T.Tensor((8,), name), D: T.Tensor((4, 6), name), E: T.Tensor((64,), name)):
+        with T.Kernel(64) as b:
+            T.atomic_add(C[0], 1)
+            T.atomic_max(C[1], b - 10)
+            T.atomic_min(C[2], b - 10)
+            old = T.atomic_add(C[3], 1, return_prev=True)
+            if T.cast(old, "int32") < 64:
+                T.atomic_add(E[T.cast(old, "int32")], 1)
+            t = T.alloc_shared((3, 4), name)
+            T.fill(t, 1)
+            T.atomic_add(D[2, 3], t)  # over the edge: what lies outside is dropped
+            T.atomic_max(D[0:2, 0:4], t[0:2, :])
+            T.atomic_store(C[4], 7)
+            T.atomic_addx2(C[5], t[0, 0])
+            if b == 0:
+                T.atomic_add(C[7], T.atomic_load(D[0, 4]))
+
+    c, d, e = (torch.zeros(s, dtype=getattr(torch, name)) for s in ((8,), (4, 6), (64,)))
+    c[1], d[0, 4] = -100, 3
+    run(kernel)(c, d, e)
+    assert c.double().tolist() == [64, 53, -10, 64, 7, 64, 64, 3]
+    want = torch.zeros(4, 6, dtype=torch.float64)
+    want[2:, 3:], want[:2, :4], want[0, 4] = 64, 1, 3
+    assert d.double().equal(want)
+    assert e.double().equal(torch.ones(64, dtype=torch.float64))
+
+
+def test_what_atomics_refuse():
+    def refuse(kind, message, statement, **more):
+        @T.prim_func
+        def kernel(A: T.Tensor((16,), "float32"), H: T.Tensor((16,), "int8")):
+            with T.Kernel(1):
+                f = T.alloc_fragment((16,), "float32")
+                t = T.alloc_shared((8,), "float16")
+                statement(A, H, f, t)
+
+        with refused(kind, message, **more):
+            kernel.trace()
+
+    refuse(TileTypeError, "T.atomic_add of int8", lambda A, H, f, t: T.atomic_add(H[0], 1), expected="one of float32")
+    refuse(TileTypeError, "f is private to its executor", lambda A, H, f, t: T.atomic_add(f[0], 1.0), write="f[…] += …")
+    refuse(TileTypeError, "T.atomic_add of float16 into float32", lambda A, H, f, t: T.atomic_add(A[0:8], t), at="T.atomic_add(A[0:8], t)")
+    refuse(TileValueError, "T.atomic_max: t has a tile of (8,) and A one of (16,)", lambda A, H, f, t: T.atomic_max(A, t))
+    refuse(TileTypeError, "of a whole tile returns nothing", lambda A, H, f, t: T.atomic_add(A, f, return_prev=True), write="T.Parallel")
+
+
+def test_prints_show_rank_block_place_and_value(capfd: pytest.CaptureFixture[str]):
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 3), "float32"), n: T.int32):
+        with T.Kernel(2) as b:
+            if b == 1:
+                t = T.alloc_shared((2, 3), "bfloat16")
+                T.copy(A, t)
+                T.print(t)
+                T.print(t[1, 0:2], "part")
+                T.print(n * 2)
+                T.print(t[0, 1], msg="one")
+                v = T.alloc_var("int32", 41)
+                print(v)
+                T.print("here")
+
+    run(kernel)(torch.tensor([[1.0, 2, 3], [4, 5.5, -6]]), 21)
+    out, err = capfd.readouterr()
+    text = out + err
+    line = kernel.func.__code__.co_firstlineno
+    for part in (
+        f"test_atomic_print_view.py:{line + 6}: t = bfloat16(2, 3)", "[[1, 2, 3],\n [4, 5.5, -6]]", "part = bfloat16(2)", "[4, 5.5]",
+        f":{line + 8}: n * 2 = 42", "one = 2", "v = 41", "here", "block (1, 0, 0)",
+    ):  # fmt: skip
+        assert part in text, (part, text)
+    assert "block (0, 0, 0)" not in text
+
+
+def test_device_assertions_name_the_line():
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32"), limit: T.int32):
+        with T.Kernel(8) as b:
+            T.device_assert(A[b] < limit, "a value reached the limit | of all")
+
+    made = run(kernel)
+    made(torch.arange(8, dtype=torch.int32), 8)
+    with refused(LaunchError, "a value reached the limit", at='T.device_assert(A[b] < limit, "a value reached the limit | of all")'):
+        made(torch.arange(8, dtype=torch.int32), 7)
+
+
+def test_views_are_the_same_memory():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 8), "float32"), C: T.Tensor((2, 16), "float32"), D: T.Tensor((32,), "int32"), E: T.Tensor((8, 8), "int16")):
+        with T.Kernel(1):
+            t = T.alloc_shared((4, 8), "float32")
+            T.copy(A, t)
+            wide = T.reshape(t, (2, 16))
+            flat = T.view(t, (32,))
+            bits = T.view(t, (32,), dtype="int32")
+            halves = T.view(t, (8, 8), dtype="int16")
+            for i in T.Parallel(32):
+                flat[i] += 1.0
+            T.copy(wide, C)
+            T.copy(bits, D)
+            T.copy(halves, E)
+
+    a = torch.randn(4, 8)
+    c, d, e = torch.zeros(2, 16), torch.zeros(32, dtype=torch.int32), torch.zeros(8, 8, dtype=torch.int16)
+    run(kernel)(a, c, d, e)
+    assert c.equal((a + 1).view(2, 16)) and d.equal((a + 1).flatten().view(torch.int32)) and e.flatten().equal((a + 1).flatten().view(torch.int16))
+
+    def refuse(kind, message, statement, **more):
+        @T.prim_func
+        def kernel(A: T.Tensor((T.dynamic("n"),), "float32")):
+            with T.Kernel(1):
+                t = T.alloc_shared((4, 8), "float32")
+                statement(A, t)
+
+        with refused(kind, message, **more):
+            kernel.trace()
+
+    refuse(TileValueError, "has 128 bytes", lambda A, t: T.reshape(t, (4, 9)), expected="the same number of bytes")
+    refuse(TileTypeError, "a view of A, whose extents are not constants", lambda A, t: T.view(A, (4,)))
+
+
+def test_a_pipelined_copy_into_a_viewed_buffer_keeps_its_meaning():
+    @T.prim_func
+    def kernel(A: T.Tensor((6, 16), "int32"), C: T.Tensor((4, 4), "int32")):
+        with T.Kernel(1):
+            a = T.alloc_shared((16,), "int32")
+            square = T.reshape(a, (4, 4))
+            s = T.alloc_fragment((4, 4), "int32")
+            T.clear(s)
+            for k in T.Pipelined(6, num_stages=3):
+                T.copy(A[k, 0], a)
+                for i, j in T.Parallel(4, 4):
+                    s[i, j] += square[j, i] * (k + 1)
+            T.copy(s, C)
+
+    a = torch.randint(-5, 6, (6, 16), dtype=torch.int32)
+    want = sum((k + 1) * a[k].view(4, 4).t() for k in range(6))
+    for depth in (1, 3):
+        c = torch.zeros(4, 4, dtype=torch.int32)
+        run(kernel, depth=depth)(a, c)
+        assert c.equal(want), depth
+
+
+def test_reinterpret_and_bits():
+    @T.prim_func
+    def kernel(A: T.Tensor((16,), "float32"), H: T.Tensor((16,), "float16"), C: T.Tensor((3, 16), "int32"), D: T.Tensor((16,), "float32")):
+        with T.Kernel(1):
+            for i in T.Parallel(16):
+                C[0, i] = T.reinterpret(A[i], "int32")
+                C[1, i] = T.popcount(T.reinterpret(A[i], "int32"))
+                C[2, i] = T.cast(T.reinterpret(H[i], "int16"), "int32") & 0x7FFF
+                D[i] = T.reinterpret(T.bitwise_xor(T.reinterpret(A[i], "int32"), T.shift_left(1, 31)), "float32")
+
+    a, h = torch.randn(16), torch.randn(16).half()
+    c, d = torch.zeros(3, 16, dtype=torch.int32), torch.zeros(16)
+    run(kernel)(a, h, c, d)
+    bits = a.view(torch.int32)
+    assert c[0].equal(bits) and c[1].tolist() == [bin(v & 0xFFFFFFFF).count("1") for v in bits.tolist()]
+    assert c[2].equal(h.view(torch.int16).int() & 0x7FFF) and d.equal(-a)
+    with refused(TileSyntaxError, "called outside a kernel"):
+        T.print(3)
