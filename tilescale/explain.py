@@ -123,6 +123,10 @@ class Refusal:
         return ""
 
     def contig(self) -> TileError:
+        # The launcher looks at strides first; a shape that is wrong as well is what a person wants to hear of.
+        for axis, (want, got) in enumerate(zip(self.p["shape"], getattr(self.arg, "shape", ()), strict=False)):
+            if isinstance(want, int) and want != got:
+                return Refusal(self.meta, self.args, self.index, axis, str(want), str(got)).shape()
         fix = f"numpy.ascontiguousarray({self.name})" if is_numpy(self.arg) else f"{self.name}.contiguous()"
         return self.error(
             TileValueError,

@@ -6,10 +6,12 @@ body is the kernel; calling it with tensors compiles it for their dtypes and con
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, overload
 
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
 
-TARGETS = ("auto", "cpu")
 _LATER = ("cuda", "hip", "sim")
-_LABEL = 400
 
 
 def resolve_target(target: Any) -> str:
@@ -57,9 +57,23 @@ def compile(  # noqa: A001  # the name that users know
     resolve_target(target)
     if not isinstance(func, PrimFunc):
         raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
-    from tilescale import build
+    with without_collection():
+        from tilescale import build
 
-    return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+        return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Python's collector rests: loading and compiling make many objects that live on, and a full collection in the middle would
+    walk all of torch (60 ms) to find nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
