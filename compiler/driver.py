@@ -198,7 +198,7 @@ def _loc(loc: Loc | None) -> list[Any] | None:
 def written_parameters(program: Any) -> set[int]:
     """Parameters that the kernel may write, by the effect tables of its operations; writes through a view count for its base."""
     bases: dict[Any, Any] = {}
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.setdefault(s.buffer, s.data.args[0])))
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
     touched: set[Any] = set()
 
     def note(buffer: Any) -> None:
