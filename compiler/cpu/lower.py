@@ -25,6 +25,8 @@ from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sy
 from tilescale.errors import InternalError, Loc, TileValueError
 
 ALIGN = 64
+#: nodes of an expression that is put in for the variable bound to it
+SMALL_VALUE = 40
 #: threads of each executor below the block
 WIDTHS = {"warp": 32, "warpgroup": 128, "thread": 1}
 _HUGE = 1 << 40
@@ -399,8 +401,27 @@ class Lowering(Scalars, ParallelLoops):
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
         if "int" in str(value.ty) and _stable(s.value):
-            self.analyzer.bind(var, self.analyzer.simplify(value))
+            self._learn(var, value)
         return tirx.Bind(var, value)
+
+    def _learn(self, var: Any, value: Any) -> None:
+        """Tells the analyzer what a binding is: its value where that is small, else only between what it lies. (Values are put in
+        where the variable is used, so a chain of bindings would grow without bound.)"""
+        known = self.analyzer.simplify(value)
+        size = 0
+
+        def count(_: Any) -> None:
+            nonlocal size
+            size += 1
+
+        structural_walk(known, (object, count))
+        if size <= SMALL_VALUE:
+            self.analyzer.bind(var, known)
+            return
+        bound = self.analyzer.const_int_bound(known)
+        low, high = int(bound.min_value), int(bound.max_value)
+        if -(1 << 31) <= low and high < (1 << 31) - 1:
+            self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
