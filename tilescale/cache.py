@@ -93,7 +93,7 @@ def locked(key: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             # Some network file systems have no locks. Nothing breaks: several processes build, the last rename loses.
-            log.say("info", f"{place} has no file locks ({error.strerror}): processes that start at once compile each for itself", once=True)
+            log.say("info", f"{place} has no file locks ({error.strerror}): processes compile each for itself", once=True)
         yield
 
 

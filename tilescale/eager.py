@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilescale import cache, env, log
-from tilescale.build import compiled, digest, key_of, kernel_of, label_of, loaded
+from tilescale.build import compiled, digest, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
 from tilescale.jit import Jit, frozen, loc_of, without_collection

@@ -11,8 +11,8 @@ import functools
 import gc
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 
@@ -33,7 +33,7 @@ def resolve_target(target: Any) -> str:
     raise TileValueError(f"there is no target {target!r}", expected='"cpu" or "auto"', hint='target="cpu"')
 
 
-def compile(  # noqa: A001  # the name that users know
+def compile(  # the name that users know
     func: PrimFunc,
     out_idx: int | Iterable[int] | None = None,
     target: Any = None,
@@ -158,6 +158,10 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
+    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The kernel for these arguments."""
+        raise NotImplementedError
+
 
 class Factory(Jit):
     """``@tilescale.jit`` over a function that returns a ``@T.prim_func``."""
@@ -170,7 +174,9 @@ class Factory(Jit):
             kernel = self.kernels[key] = self._make(args, kwargs)
         return kernel
 
-    compile = __call__
+    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The same as a call."""
+        return self(*args, **kwargs)
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """The same as :meth:`prim_func`, under TileLang's name."""
@@ -191,17 +197,18 @@ class Factory(Jit):
         return made
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
-        return compile(self.prim_func(*args, **kwargs), self.out_idx, self.target, instrument=self.instrument)
+        from tilescale.build import label_of
+
+        made = self.prim_func(*args, **kwargs)
+        # Many kernels are called main; their factory's name tells them apart.
+        label = label_of(self.name if made.name == "main" else made.name, self.bound(args, kwargs).arguments)
+        return compile(made, self.out_idx, self.target, instrument=self.instrument, name=label)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for these constants."""
         return self(*args, **kwargs).get_kernel_source()
 
 
-@overload
-def jit(func: types.FunctionType) -> Any: ...
-@overload
-def jit(func: None = None, **options: Any) -> Callable[[types.FunctionType], Any]: ...
 def jit(
     func: Any = None,
     *,

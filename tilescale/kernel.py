@@ -78,6 +78,16 @@ class Kernel:
 
     # -- calls that were refused ----------------------------------------------------------------------------------
     @property
+    def symbols(self) -> list[str]:
+        """The names of the kernel's T.dynamic extents."""
+        return list(self._meta["symbols"])
+
+    @property
+    def collective(self) -> bool:
+        """Whether ranks meet in a launch, so that all must make it."""
+        return bool(self._meta["collective"])
+
+    @property
     def inputs(self) -> list[str]:
         """The names of the parameters that a call takes, in order."""
         return [self.params[k]["name"] for k in self._inputs]
@@ -213,20 +223,19 @@ def _retyped(array: Any) -> Any:
     return native.retype(array.view(integer), code, bits)
 
 
-def _writable_view(array: Any) -> Any:
-    """The memory of a read-only array as one that NumPy shares. The kernel was compiled not to write this parameter."""
-    import ctypes
+class _Writable:
+    """NumPy's description of an array with the word "read-only" left out; ``array`` keeps the memory alive."""
 
+    def __init__(self, array: Any):
+        held = array.__array_interface__
+        self.array, self.__array_interface__ = array, {**held, "data": (held["data"][0], False)}
+
+
+def _writable_view(array: Any) -> Any:
+    """The memory of a read-only array as one that DLPack shares. The kernel was compiled not to write this parameter."""
     import numpy
 
-    if array.size == 0:
-        return array.copy()
-    low, high = numpy.lib.array_utils.byte_bounds(array) if hasattr(numpy.lib, "array_utils") else numpy.byte_bounds(array)
-    raw = (ctypes.c_ubyte * (high - low)).from_address(low)
-    held = numpy.frombuffer(raw, dtype=numpy.uint8)
-    made = numpy.ndarray(array.shape, array.dtype, held, array.ctypes.data - low, array.strides)
-    raw._keeps = array  # type: ignore[attr-defined]  # the memory lives as long as the view
-    return made
+    return numpy.asarray(_Writable(array)).view(array.dtype)
 
 
 class _Front:

@@ -567,7 +567,8 @@ class Lowering(Scalars, ParallelLoops):
         for buf, dtype, offset in self.header_late:
             self.header.append(self._in_arena(buf, dtype, start + offset))
         self.arena_bytes += self.scratch_top
-        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], seq([*self.header, *self._begin(), body, _RETURN]), ret_type=_INT)
+        whole = seq([*self.header, *self._begin(), body, _RETURN])
+        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], whole, ret_type=_INT)
         out = {"ts_block": block, "ts_grid": self._grid()}
         for k, (frame, index, inner) in enumerate(self.regions):
             params = [self.ctx, self.args_ptr, self.arena, frame, index]

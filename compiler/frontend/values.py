@@ -127,7 +127,7 @@ _SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 def _operate(op: str, a: Any, b: Any) -> Any:
     try:
         return BINARY[op](a, b)
-    except Exception as error:  # noqa: BLE001  # whatever TVM raises, the reason is the operands' dtypes
+    except Exception as error:  # whatever TVM raises, the reason is the operands' dtypes
         hint = "a // b for the integer quotient, or T.cast(a, \"float32\") / b" if op == "/" else "T.cast(…) one of them"
         raise TileTypeError(
             f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint

@@ -77,7 +77,7 @@ def test_the_key_follows_flags_compiler_and_sources(monkeypatch: pytest.MonkeyPa
     keys.append(build._key(["cc"]))
     monkeypatch.setattr(build, "SOURCES", build.SOURCES[:-1])
     keys.append(build._key(["cc"]))
-    monkeypatch.setattr(build, "_compiler_version", lambda command: "another")
+    monkeypatch.setattr(build, "_programs", lambda command: "another")
     keys.append(build._key(["cc"]))
     assert len(set(keys)) == 5
 

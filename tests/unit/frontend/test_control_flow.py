@@ -276,14 +276,14 @@ def test_both_spellings_of_with_scale():
     @T.prim_func
     def kernel(C: T.Tensor((8,), "int32")):
         with T.Kernel(2, threads=64) as b:
-            with T.Scale("device") as dev_id, dev_num:
+            with T.Scale("device") as dev_id, dev_num:  # noqa: F821
                 C[0] = dev_id
-                C[1] = dev_num
+                C[1] = dev_num  # noqa: F821
             with T.Scale("grid") as (g, ng):
                 C[2 + g] = ng
-            with T.Scale("warp") as w, nw:
+            with T.Scale("warp") as w, nw:  # noqa: F821
                 if b == 0:
-                    C[4 + w] = nw
+                    C[4 + w] = nw  # noqa: F821
             with T.Scale("device") as (rank, n), T.Scale("block") as (me, blocks):
                 C[6] = rank + n + blocks
                 if me == 1:
