@@ -9,7 +9,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.tvm_compat import ir, is_expr, tirx
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, structural_walk, tirx
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -408,7 +408,7 @@ class Buffer(_Tile):
             raise TileValueError(f"a slice of {self.name} has a step", loc=source.current(), hint="index with a loop over T.Parallel")
         low = index_expr(0 if item.start is None else item.start)
         high = index_expr(self.shape[axis] if item.stop is None else item.stop)
-        extent = simplify(high - low)
+        extent = difference(high, low)
         known = constant(extent)
         if known is not None and known <= 0:
             raise TileValueError(f"the slice {low}:{high} of {self.name} is empty", loc=source.current())
@@ -489,3 +489,20 @@ def simplify(value: Any) -> Any:
     e = _analyzer[0].simplify(value)
     known = constant(e)
     return known if known is not None else e
+
+
+def difference(a: Any, b: Any) -> Any:
+    """``a - b``, an int where it is one once named values are put in: ``low = i * 64; high = low + 64; A[low:high]``."""
+    plain = simplify(a - b)
+    if isinstance(plain, int) or not bld.active():
+        return plain
+    known = bld.current().definitions
+    e = a - b
+    for _ in range(8):  # names of names; a longer chain stays symbolic
+        found: list[Any] = []
+        structural_walk(e, (ir.Var, lambda v, found=found: found.append(v) if v in known else None))
+        if not found:
+            break
+        e = structural_map(e, (ir.Var, lambda v: known.get(v, v)))
+    full = simplify(e)
+    return full if isinstance(full, int) else plain
