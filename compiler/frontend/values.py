@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,7 +125,22 @@ def binary(op: str, a: Any, b: Any) -> Any:
 _SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
+def _is_float(value: Any) -> bool:
+    return is_expr(value) and not isinstance(value, tirx.FloatImm) and "float" in str(value.ty)
+
+
+def _is_zero(value: Any) -> bool:
+    return value == 0 if isinstance(value, (int, float)) else isinstance(value, (tirx.FloatImm, tirx.IntImm)) and value.value == 0
+
+
 def _operate(op: str, a: Any, b: Any) -> Any:
+    # TVM folds x * 0.0 to zero and fails on x / 0.0; IEEE 754 has infinities, and no number, there (x / 0.0 is x * infinity)
+    if op == "/" and _is_float(a) and _is_zero(b):
+        sign = math.copysign(1.0, float(b if isinstance(b, (int, float)) else b.value))
+        return tirx.Mul(a, const(sign * math.inf, str(a.ty)))
+    if op == "*" and (_is_float(a) and _is_zero(b) or _is_float(b) and _is_zero(a)):
+        x, zero = (a, b) if _is_zero(b) else (b, a)
+        return tirx.Mul(x, const(float(zero if isinstance(zero, (int, float)) else zero.value), str(x.ty)))
     try:
         return BINARY[op](a, b)
     except Exception as error:  # whatever TVM raises, the reason is the operands' dtypes
