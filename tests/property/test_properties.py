@@ -100,7 +100,8 @@ def gemms(pick: Any) -> dict[str, Any]:
     result = {"float64": "float64", "int8": "int32", "uint8": "int32", "int32": "int32"}.get(operand, "float32")
     return {
         "m": pick(extents), "n": pick(extents), "k": pick(extents), "operand": operand, "result": result,
-        "bm": pick(st.sampled_from([1, 3, 8, 16, 33])), "bn": pick(st.sampled_from([1, 5, 8, 16, 40])), "bk": pick(st.sampled_from([1, 4, 7, 16])),
+        "bm": pick(st.sampled_from([1, 3, 8, 16, 33])), "bn": pick(st.sampled_from([1, 5, 8, 16, 40])),
+        "bk": pick(st.sampled_from([1, 4, 7, 16])),
         "ta": pick(st.booleans()), "tb": pick(st.booleans()), "stages": pick(st.integers(0, 4)), "depth": pick(st.sampled_from([1, 2, 3])),
         "seed": pick(st.integers(0, 99)),
     }  # fmt: skip
@@ -175,7 +176,8 @@ def test_reduce(case: dict[str, Any]) -> None:
 def gatherings(pick: Any) -> dict[str, Any]:
     return {
         "world": pick(st.sampled_from([1, 2, 3, 4])), "rows": pick(st.integers(1, 9)), "columns": pick(st.integers(1, 33)),
-        "block": pick(st.integers(1, 4)), "dtype": pick(st.sampled_from(["int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"])),
+        "block": pick(st.integers(1, 4)),
+        "dtype": pick(st.sampled_from(["int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"])),
         "op": pick(st.sampled_from(["sum", "max", "min", "prod"])), "root": pick(st.integers(0, 3)), "seed": pick(st.integers(0, 99)),
     }  # fmt: skip
 
@@ -188,7 +190,8 @@ def test_collectives(case: dict[str, Any]) -> None:
 
     @T.prim_func
     def kernel(
-        A: T.Tensor((world, rows, columns), dtype), G: T.SymmTensor((3, world, rows, columns), dtype), Q: T.SymmTensor((2, rows, columns), dtype),
+        A: T.Tensor((world, rows, columns), dtype), G: T.SymmTensor((3, world, rows, columns), dtype),
+        Q: T.SymmTensor((2, rows, columns), dtype),
         C: T.Tensor((5, world, rows, columns), dtype),
     ):  # fmt: skip
         with T.Kernel(blocks) as b:

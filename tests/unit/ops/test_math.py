@@ -13,7 +13,6 @@ from tests.kernels import refused, run
 from tilescale.errors import TileTypeError, TileValueError
 
 
-
 def root(x: torch.Tensor) -> torch.Tensor:
     """Correctly rounded, which torch.sqrt is not everywhere."""
     return torch.from_numpy(np.sqrt(x.numpy()))
@@ -25,8 +24,10 @@ UNARY = {
     "exp": (torch.exp, (-8, 8), 2), "exp2": (torch.exp2, (-8, 8), 2), "exp10": (lambda x: 10.0**x, (-4, 4), 2),
     "log": (torch.log, (0.01, 90), 2), "log2": (torch.log2, (0.01, 90), 2), "log10": (torch.log10, (0.01, 90), 2),
     "log1p": (torch.log1p, (-0.5, 9), 2), "sqrt": (root, (0, 90), 0.5001), "rsqrt": (torch.rsqrt, (0.01, 90), 2),
-    "sin": (torch.sin, (-6, 6), 2), "cos": (torch.cos, (-6, 6), 2), "tan": (torch.tan, (-1.4, 1.4), 4), "tanh": (torch.tanh, (-4, 4), 2.1),
-    "sigmoid": (torch.sigmoid, (-8, 8), 3), "erf": (torch.erf, (-3, 3), 3), "floor": (torch.floor, (-9, 9), 0), "ceil": (torch.ceil, (-9, 9), 0),
+    "sin": (torch.sin, (-6, 6), 2), "cos": (torch.cos, (-6, 6), 2), "tan": (torch.tan, (-1.4, 1.4), 4),
+    "tanh": (torch.tanh, (-4, 4), 2.1),
+    "sigmoid": (torch.sigmoid, (-8, 8), 3), "erf": (torch.erf, (-3, 3), 3), "floor": (torch.floor, (-9, 9), 0),
+    "ceil": (torch.ceil, (-9, 9), 0),
     "trunc": (torch.trunc, (-9, 9), 0), "round": (torch.round, (-9, 9), 0), "abs": (torch.abs, (-9, 9), 0), "asin": (torch.asin, (-1, 1), 3),
     "acos": (torch.acos, (-1, 1), 3), "atan": (torch.atan, (-9, 9), 3), "sinh": (torch.sinh, (-4, 4), 3), "cosh": (torch.cosh, (-4, 4), 3),
     "ieee_sqrt": (root, (0, 90), 0.5001), "ieee_frcp": (torch.reciprocal, (0.1, 90), 0.5001), "ieee_frsqrt": (torch.rsqrt, (0.1, 90), 2),
@@ -65,7 +66,9 @@ def test_functions_of_one_argument(name: str):
 
 def test_functions_of_several_arguments_and_special_values():
     @T.prim_func
-    def kernel(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((10, 64), "float32"), D: T.Tensor((6, 64), "bool")):
+    def kernel(
+        A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((10, 64), "float32"), D: T.Tensor((6, 64), "bool")
+    ):  # fmt: skip
         with T.Kernel(1):
             for i in T.Parallel(64):
                 x, y = A[i], B[i]
