@@ -140,6 +140,7 @@ def describe(lowered: Lowered, instrument: bool, fingerprint: int) -> Artifact:
         "returns": list(program.returns),
         "loc": _loc(program.loc),
         "launch_loc": _loc(launch.loc),
+        "collective": bool(low.device) or any(p["kind"] in ("symm", "signal") for p in params),
         "threads": launch.threads,
         "shared_bytes": low.shared_bytes,
     }

@@ -19,13 +19,15 @@ if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
 
 __version__ = "0.1.0"
 
-from tilescale.jit import compile, jit  # noqa: A004, E402  # now: importing the module later would put it in the function's place
+from tilescale.jit import compile, jit  # noqa: E402  # now: importing the module later would put it in the function's place
 
 if TYPE_CHECKING:
     from tilescale import comm, env, errors, language
+    from tilescale.compat import PassConfigKey
+    from tilescale.errors import TileError
     from tilescale.kernel import Kernel
     from tilescale.log import set_log_level
-    from tilescale.profiler import Profiler
+    from tilescale.profiler import Profiler, TensorSupplyType
     from tilescale.tuning import autotune
 
 #: name → the module that has it; a module's own name: itself
@@ -33,6 +35,7 @@ _LAZY = {
     "Kernel": "tilescale.kernel",
     "PassConfigKey": "tilescale.compat",
     "Profiler": "tilescale.profiler",
+    "TensorSupplyType": "tilescale.profiler",
     "TileError": "tilescale.errors",
     "autotune": "tilescale.tuning",
     "comm": "",
@@ -43,7 +46,8 @@ _LAZY = {
 }
 
 __all__ = [
-    "Kernel", "Profiler", "__version__", "autotune", "comm", "compile", "env", "errors", "jit", "language", "set_log_level",
+    "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
+    "errors", "jit", "language", "set_log_level",
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from tilescale.language.funcs import PrimFunc
 from tilescale.language.symbolic import SymExpr, settle
 
 _LABEL = 400
-_plain: list[tempfile.TemporaryDirectory[str]] = []
+_unkept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def label_of(name: str, constants: dict[str, Any]) -> str:
@@ -60,8 +60,11 @@ def number_of(key: str) -> int:
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
 
 
-def obtain(key: str | None, program: Callable[[], Any], label: str, instrument: bool) -> tuple[Entry, bool]:
-    """The compiled kernel behind a key, and whether it came from the disk. ``program``: traces it."""
+def compiled(
+    key: str | None, program: Callable[[], Any], label: str, instrument: bool, *, locked: bool = False
+) -> tuple[Entry, bool]:
+    """The compiled kernel behind a key, and whether it came from the disk. ``program`` traces it; ``locked``: the caller holds a
+    lock of the cache and has looked already."""
 
     def build(path: str) -> tuple[dict[str, Any], list[int], list[str]]:
         from tilescale.compiler import driver
@@ -72,36 +75,49 @@ def obtain(key: str | None, program: Callable[[], Any], label: str, instrument: 
         return made.meta, made.desc, made.sites
 
     if key is not None and env.DUMP.get() is None:
-        return cache.get(key, build, label)
+        return (cache.store(key, build, label), False) if locked else cache.get(key, build, label)
     if key is not None:
         log.say("info", "TILESCALE_DUMP is set: kernels are compiled anew, so that every pass is seen", once=True)
-    if not _plain:  # removed when the process ends
-        _plain.append(tempfile.TemporaryDirectory(prefix="tilescale-"))
-    handle, path = tempfile.mkstemp(suffix=".so", dir=_plain[0].name)
+    if not _unkept:  # removed when the process ends
+        _unkept.append(tempfile.TemporaryDirectory(prefix="tilescale-"))
+    handle, path = tempfile.mkstemp(suffix=".so", dir=_unkept[0].name)
     os.close(handle)
     meta, desc, sites = build(path)
     return Entry(path, desc, sites, meta), False
 
 
-def load(key: str | None, program: Callable[[], Any], label: str, instrument: bool, **more: Any) -> Kernel:
-    """`obtain` as a `Kernel`. A cached object that does not load is thrown away and built again, once."""
-    entry, cached = obtain(key, program, label, instrument)
+def kernel_of(
+    entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
+) -> Kernel:
+    """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
+    if out_idx is None:
+        outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
+        returns = entry.meta["returns"]
+        return Kernel(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
+    return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
+
+
+def loaded(
+    key: str | None, program: Callable[[], Any], label: str, instrument: bool, out_idx: tuple[int, ...] | None = None
+) -> Kernel:
+    """The kernel behind a key. A cached object that does not load is thrown away and built again, once."""
+    entry, cached = compiled(key, program, label, instrument)
     try:
-        return Kernel(entry, label, program, from_cache=cached, instrument=instrument, **more)
+        return kernel_of(entry, cached, label, program, instrument, out_idx)
     except RuntimeError as error:
         if not cached or key is None:
             raise
         log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
     cache.discard(key)
-    entry, cached = obtain(key, program, label, instrument)
-    return Kernel(entry, label, program, from_cache=cached, instrument=instrument, **more)
+    return kernel_of(*compiled(key, program, label, instrument), label, program, instrument, out_idx)
 
 
 def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
+    """The kernel of a prim_func."""
     label = name or label_of(func.name, captured(func.func))
-    key = key_of(func.name, func, instrument)
-    return load(key, func.trace, label, instrument, out_idx=out_idx)
+    return loaded(key_of(func.name, func, instrument), func.trace, label, instrument, out_idx)
 
 
 def digest(text: str) -> str:
+    """Of the form of a key."""
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

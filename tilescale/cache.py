@@ -83,7 +83,7 @@ def discard(key: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(key: str) -> Iterator[None]:
+def locked(key: str) -> Iterator[None]:
     """Held by one process (and one thread) at a time. 64 lock files serve all keys: they are never removed, so none is ever stale,
     and the kernel frees a lock whose holder was killed."""
     place = folder() / "locks"
@@ -93,7 +93,7 @@ def _locked(key: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             # Some network file systems have no locks. Nothing breaks: several processes build, the last rename loses.
-            log.say("info", f"{place} has no file locks ({error.strerror}): processes that start at once compile each for itself", once=True)
+            log.say("info", f"{place} has no file locks ({error.strerror}): processes compile each for itself", once=True)
         yield
 
 
@@ -107,15 +107,16 @@ def get(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[s
     if entry is not None:
         log.say("debug", f"{name}: from the cache, {key}")
         return entry, True
-    with _locked(key):
+    with locked(key):
         entry = lookup(key)
         if entry is not None:
             log.say("debug", f"{name}: another process compiled it, {key}")
             return entry, True
-        return _store(key, build, name), False
+        return store(key, build, name), False
 
 
-def _store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str) -> Entry:
+def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str) -> Entry:
+    """Builds an entry; the caller holds a lock."""
     root = folder()
     with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as aside:
         code = Path(aside, "kernel", "kernel.so")

@@ -1,105 +1,267 @@
-"""Eager kernels: the function's body is the kernel, and a call with tensors compiles it for their dtypes and constant extents."""
+"""Eager kernels: the function's body is the kernel, and a call with tensors finds, or makes, the compiled one that fits them.
+
+What fits is decided by the dtypes, by the compile-time arguments, and by those extents that the kernel bakes in: the first trace says
+which are ``T.dynamic``. From then on a call reads exactly that off its arguments, in a function generated for the way it is called.
+"""
 
 from __future__ import annotations
 
-import inspect
-import types
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from tilescale import build
+from tilescale import cache, env, log
+from tilescale.build import compiled, digest, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
-from tilescale.jit import Jit, frozen
+from tilescale.explain import is_numpy, is_torch
+from tilescale.jit import Jit, frozen, loc_of, without_collection
 from tilescale.kernel import Kernel
-from tilescale.language.annotations import TensorSpec
-from tilescale.language.dtypes import canonical
-from tilescale.language.funcs import PrimFunc
+from tilescale.language.dtypes import canonical, dtype
+from tilescale.language.funcs import parameter_loc
+
+#: Kinds of compile-time arguments whose == and hash are their value's.
+_SIMPLE = (int, float, bool, str, type(None), dtype)
+#: A kernel that is called with ever new constant extents must not grow its tables without end.
+_TABLE_LIMIT = 4096
+
+Shapes = dict[str, tuple[int, ...]]
+Baked = dict[str, set[int]]
+
+
+def is_tensor(value: Any) -> bool:
+    return is_torch(value) or is_numpy(value) or hasattr(value, "__dlpack__")
 
 
 class Eager(Jit):
-    """``@tilescale.jit`` over a function that opens ``T.Kernel`` itself."""
+    """``@tilescale.jit`` over a function whose body is the kernel: ``c = matmul(a, b)``.
 
-    def __init__(self, func: types.FunctionType, out_idx: Any, target: Any, instrument: bool):
+    ``compile(a, b)`` gives the `Kernel` for such tensors without running it (tensors on torch's meta device will do),
+    ``compile(M=1024, N=512)`` the one for those T.const extents.
+    """
+
+    def __init__(self, func: Any, out_idx: Any, target: Any, instrument: bool):
         super().__init__(func, out_idx, target, instrument)
-        self._names = list(self.signature.parameters)
-        self._defaults = {k: p.default for k, p in self.signature.parameters.items() if p.default is not inspect.Parameter.empty}
-        self._made: dict[Any, tuple[Kernel, list[int]]] = {}
-        #: parameter → which of its extents are T.dynamic: known after the first trace, and left out of the keys from then on
-        self._dynamic: dict[str, tuple[bool, ...]] = {}
+        #: parameter → its axes whose extents are part of the code; None until a trace, or the disk, has said so
+        self.baked: Baked | None = None
+        self.dispatch: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != len(self._names):
-            args = tuple(self.bound(args, kwargs).arguments.values())
-        found = self._made.get(self._key(args))
-        if found is None:
-            found = self._compiled(args)
-        kernel, taken = found
-        return kernel(*[args[k] for k in taken])
+        pattern = (len(args), *kwargs) if kwargs else len(args)
+        call = self.dispatch.get(pattern)
+        if call is not None:
+            return call(*args, **kwargs)
+        result = self.slow(*args, **kwargs)
+        self.dispatch[pattern] = dispatcher(self, pattern, args, kwargs)
+        return result
 
-    def _key(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What decides the code of a call: dtypes, extents that are no T.dynamic, other arguments by value."""
-        key: list[Any] = []
-        dynamic = self._dynamic
-        for name, v in zip(self._names, values, strict=True):
-            shape = getattr(v, "shape", None)
-            if shape is None:
-                key.append(frozen(v))
-            elif name in dynamic:
-                key.append((v.dtype, len(shape), *(None if d else n for n, d in zip(shape, dynamic[name], strict=False))))
-            else:
-                key.append((v.dtype, len(shape), *shape))
-        return tuple(key)
+    def slow(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that looks at everything."""
+        tensors, constants = self._split(args, kwargs)
+        return self._kernel(tensors, constants)(*tensors.values())
 
-    def _kind(self, name: str) -> str:
-        spec = PrimFunc(self.func).params.get(name)
-        return spec.kind if isinstance(spec, TensorSpec) else "tensor"
-
-    def _compiled(self, values: tuple[Any, ...]) -> tuple[Kernel, list[int]]:
-        """Compiles for the arguments of a call."""
-        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
-
-        taken = [k for k, v in enumerate(values) if hasattr(v, "shape") and hasattr(v, "dtype") and len(v.shape)]
-        tensors = {}
-        for k in taken:
-            name = self._names[k]
-            tensors[name] = TensorArg(name, tuple(int(n) for n in values[k].shape), canonical(values[k].dtype), self._kind(name))
-        constants = {n: v for k, (n, v) in enumerate(zip(self._names, values, strict=True)) if k not in taken}
-        plain = tuple((t.name, t.shape, t.dtype) for t in tensors.values())
-
-        def program() -> Any:
-            return trace_eager(self.func, tensors, constants)
-
-        kernel = self._load(("call", plain, constants), constants, program)
-        for p in kernel.params:
-            if p["name"] in tensors:
-                self._dynamic.setdefault(p["name"], tuple(not isinstance(e, int) for e in p["shape"]))
-        made = (kernel, taken)
-        self._made[self._key(values)] = made
-        return made
-
-    def compile(self, **given: Any) -> Kernel:
-        """The kernel for the given ``T.const`` extents and constants, ahead of any call: ``matmul.compile(M=…, N=…, block_M=128)``.
+    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The kernel for arguments like these, or, without tensors, for T.const extents and constants given by name:
+        ``matmul.compile(a, b)``, ``matmul.compile(M=1024, N=512, K=256, block_M=128)``.
 
         Raises:
             TileTypeError: a name that is neither a parameter nor an extent. TileValueError: an extent that is missing.
         """
-        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+        if args or any(is_tensor(v) for v in kwargs.values()):
+            return self._kernel(*self._split(args, kwargs))
+        return self._ahead(kwargs)
 
-        constants = {**self._defaults, **{k: v for k, v in given.items() if k in self.signature.parameters}}
-        extents = {k: v for k, v in given.items() if k not in self.signature.parameters}
-        for name, value in extents.items():
+    def _ahead(self, given: dict[str, Any]) -> Kernel:
+        parameters = self.signature.parameters
+        defaults = {k: p.default for k, p in parameters.items() if p.default is not p.empty}
+        constants = {**defaults, **{k: v for k, v in given.items() if k in parameters}}
+        sizes = {k: v for k, v in given.items() if k not in parameters}
+        for name, value in sizes.items():
             if not isinstance(value, int):
-                raise TileTypeError(f"{self.name} has no parameter {name!r}", expected=f"{self.name}{self.signature}")
-        tensors = {name: TensorArg(name, None, None, self._kind(name)) for name in self._names if name not in constants}
+                raise TileTypeError(
+                    f"{self.name} has no parameter {name!r}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}"
+                )
+        names = [name for name in parameters if name not in constants]
 
         def program() -> Any:
-            return trace_eager(self.func, tensors, constants, extents)
+            from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
-        return self._load(("ahead", tuple(tensors), constants, extents), {**extents, **constants}, program)
+            return trace_eager(self.func, {name: TensorArg(name, None, None, "tensor") for name in names}, dict(constants), sizes)
 
-    def _load(self, identity: tuple[Any, ...], constants: dict[str, Any], program: Any) -> Kernel:
-        label = build.label_of(self.name, constants)
-        key = build.key_of(self.name, self.func, *identity, self.instrument)
-        entry, cached = build.obtain(key, program, label, self.instrument)
-        outputs = tuple(k for k, p in enumerate(entry.meta["params"]) if p["output"])
-        returns = tuple(entry.meta["returns"])
-        return Kernel(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=self.instrument)
+        with without_collection():
+            label = label_of(self.name, {**sizes, **constants})
+            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument)
+            return loaded(key, program, label, self.instrument)
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        """`Kernel.get_kernel_source` of the kernel for arguments like these."""
+        return self.compile(*args, **kwargs).get_kernel_source()
+
+    # -- which kernel ---------------------------------------------------------------------------------------------
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments by name: the tensors, in the order of the signature, and the compile-time rest."""
+        given = self.bound(args, kwargs).arguments
+        tensors = {name: value for name, value in given.items() if is_tensor(value)}
+        return tensors, {name: value for name, value in given.items() if name not in tensors}
+
+    def _dtype(self, name: str, tensor: Any) -> str:
+        try:
+            return str(canonical(tensor.dtype))
+        except (TileTypeError, AttributeError):
+            raise TileTypeError(
+                f"{self.name}: {name} is a tensor of {getattr(tensor, 'dtype', 'unknown dtype')}, which the language does not have",
+                loc=parameter_loc(self.func, name),
+            ) from None
+
+    def _kernel(self, tensors: dict[str, Any], constants: dict[str, Any]) -> Kernel:
+        shapes = {name: tuple(map(int, t.shape)) for name, t in tensors.items()}
+        dtypes = {name: self._dtype(name, t) for name, t in tensors.items()}
+        fixed = (tuple(dtypes.items()), tuple(map(len, shapes.values())), tuple((k, frozen(v)) for k, v in constants.items()))
+        kernel = None if self.baked is None else self.kernels.get((fixed, extents(self.baked, shapes)))
+        if kernel is None:
+            with without_collection():
+                kernel = self._obtain(shapes, dtypes, constants)
+            assert self.baked is not None
+            if len(self.kernels) >= _TABLE_LIMIT:
+                self.kernels.clear()
+            self.kernels[fixed, extents(self.baked, shapes)] = kernel
+        return kernel
+
+    def _learn(self, baked: Mapping[str, Any]) -> None:
+        """What is baked only grows; functions that read less off their arguments are thrown away."""
+        merged = {name: set(axes) | (self.baked or {}).get(name, set()) for name, axes in baked.items()}
+        for name, axes in (self.baked or {}).items():
+            merged.setdefault(name, axes)
+        if merged != self.baked:
+            self.baked = merged
+            self.dispatch.clear()
+
+    # -- making it ------------------------------------------------------------------------------------------------
+    def _obtain(self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any]) -> Kernel:
+        """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a new process that
+        finds both needs no trace."""
+
+        def program() -> Any:
+            from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+
+            # A trace learns the values of T.const, so each has arguments of its own.
+            args = {name: TensorArg(name, shape, dtypes[name], "tensor") for name, shape in shapes.items()}
+            return trace_eager(self.func, args, dict(constants))
+
+        label = label_of(self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants})
+        family = key_of(self.name, self.func, list(dtypes.items()), [len(s) for s in shapes.values()], constants, self.instrument)
+        if family is None or env.DUMP.get() is not None:
+            traced = program()
+            self._learn(baked_extents(traced))
+            return kernel_of(*compiled(None, lambda: traced, label, self.instrument), label, program, self.instrument)
+        while True:
+            self._learn(_Family(family).read() or {} if self.baked is None else {})
+            found = cache.lookup(self._key(family, shapes)) if self.baked else None
+            if found is None:
+                with cache.locked(family):
+                    return self._compile(family, shapes, program, label)
+            try:
+                return kernel_of(found, True, label, program, self.instrument)
+            except RuntimeError as error:
+                log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
+                cache.discard(self._key(family, shapes))
+
+    def _compile(self, family: str, shapes: Shapes, program: Callable[[], Any], label: str) -> Kernel:
+        """Under the family's lock: another process may have come first."""
+        self._learn(_Family(family).read() or {})
+        found = cache.lookup(self._key(family, shapes)) if self.baked else None
+        if found is not None:
+            return kernel_of(found, True, label, program, self.instrument)
+        traced = program()
+        self._learn(baked_extents(traced))
+        assert self.baked is not None
+        _Family(family).write(self.baked)
+        entry = compiled(self._key(family, shapes), lambda: traced, label, self.instrument, locked=True)
+        return kernel_of(*entry, label, program, self.instrument)
+
+    def _key(self, family: str, shapes: Shapes) -> str:
+        assert self.baked is not None
+        return digest(f"{family} {sorted(extents(self.baked, shapes))}")
+
+
+def baked_extents(program: Any) -> dict[str, list[int]]:
+    """Parameter → axes whose extents a trace turned into constants."""
+    from tilescale.language.symbolic import settle
+
+    return {p.name: [k for k, e in enumerate(p.spec.shape) if isinstance(settle(e), int)] for p in program.params if not p.output}
+
+
+def extents(baked: Baked, shapes: Shapes) -> tuple[Any, ...]:
+    """The constant extents of a call. A parameter that nothing is known of counts whole."""
+    return tuple(
+        (name, tuple((k, e) for k, e in enumerate(shape) if name not in baked or k in baked[name])) for name, shape in shapes.items()
+    )
+
+
+class _Family:
+    """On disk: which extents the kernels of one function, dtypes and constants bake in."""
+
+    def __init__(self, key: str):
+        self.path = Path(cache.folder().parent, "eager", f"{key}.json")
+
+    def read(self) -> dict[str, list[int]] | None:
+        try:
+            return json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def write(self, baked: Baked) -> None:
+        self.path.parent.mkdir(exist_ok=True)
+        aside = self.path.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps({name: sorted(axes) for name, axes in baked.items()}))
+        os.replace(aside, self.path)
+
+
+def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """One way of calling an eager kernel (so many arguments by position, these by name) as a generated function: it reads dtypes,
+    constant extents and compile-time arguments, looks them up, and calls the kernel."""
+    parameters = eager.signature.parameters
+    names = list(parameters)
+    values = dict(zip(names, args)) | kwargs
+    plain = all(p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and not is_tensor(p.default) for p in parameters.values())
+    if not plain or not all(is_tensor(v) or type(v) in _SIMPLE for v in values.values()):
+        return eager.slow
+    lines, parts = [], []
+    for name, value in values.items():
+        if not is_tensor(value):
+            parts.append(f"type({name}), {name}")
+            continue
+        known = (eager.baked or {}).get(name)
+        lines.append(f"_s_{name} = {name}.shape")
+        if known is None or len(known) == len(value.shape):
+            parts.append(f"{name}.dtype, _s_{name}")
+        else:
+            parts.append(f"{name}.dtype, len(_s_{name}), " + ", ".join(f"_s_{name}[{k}]" for k in sorted(known)))
+    head = ", ".join([*names[: len(args)], *(["*", *kwargs] if kwargs else [])])
+    again = ", ".join([*names[: len(args)], *(f"{k}={k}" for k in kwargs)])
+    tensors = ", ".join(n for n in names if n in values and is_tensor(values[n]))
+    body = "\n".join(f"        {line}" for line in [*lines, f"_key = ({', '.join(parts)},)", "_kernel = _table.get(_key)"])
+    text = f"""def call({head}):
+    try:
+{body}
+    except (AttributeError, TypeError, IndexError):
+        return _slow({again})
+    if _kernel is None:
+        _kernel = _find(_key, {again})
+    return _kernel({tensors})
+"""
+    table: dict[Any, Kernel] = {}
+
+    def find(_key: Any, *args: Any, **kwargs: Any) -> Kernel:
+        kernel = eager.compile(*args, **kwargs)
+        if eager.dispatch.get(pattern) is made:  # else more extents turned out to be baked in, and the key says too little
+            if len(table) >= _TABLE_LIMIT:
+                table.clear()
+            table[_key] = kernel
+        return kernel
+
+    scope: dict[str, Any] = {"_table": table, "_find": find, "_slow": eager.slow}
+    exec(compile(text, f"<call of {eager.name}>", "exec"), scope)
+    made = scope["call"]
+    return made

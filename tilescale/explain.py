@@ -66,7 +66,7 @@ class Refusal:
         self.meta, self.args, self.index, self.axis, self.expected, self.got = meta, args, param, axis, expected, got
         self.p = meta["params"][param] if param >= 0 else {"name": meta["name"], "loc": meta["loc"]}
         self.name = self.p["name"]
-        self.arg = args[param] if 0 <= param < len(args) else None
+        self.arg: Any = args[param] if 0 <= param < len(args) else None
 
     def error(self, kind: type[TileError], message: str, *, expected: str | None = None, hint: str | None = None) -> TileError:
         return kind(f"{self.meta['name']}: {message}", loc=place(self.p["loc"]), expected=expected, hint=hint)
@@ -123,6 +123,10 @@ class Refusal:
         return ""
 
     def contig(self) -> TileError:
+        # The launcher looks at strides first; a shape that is wrong as well is what a person wants to hear of.
+        for axis, (want, got) in enumerate(zip(self.p["shape"], getattr(self.arg, "shape", ()), strict=False)):
+            if isinstance(want, int) and want != got:
+                return Refusal(self.meta, self.args, self.index, axis, str(want), str(got)).shape()
         fix = f"numpy.ascontiguousarray({self.name})" if is_numpy(self.arg) else f"{self.name}.contiguous()"
         return self.error(
             TileValueError,
@@ -185,7 +189,8 @@ class Refusal:
 
     def cluster(self) -> TileError:
         axis = "xyz"[self.axis]
-        return self._launch(f"the grid's axis {axis} is {self.got}, its clusters are {self.expected} wide", f"a multiple of {self.expected}")
+        message = f"the grid's axis {axis} is {self.got}, its clusters are {self.expected} wide"
+        return self._launch(message, f"a multiple of {self.expected}")
 
     def resident(self) -> TileError:
         meta = self.meta

@@ -69,7 +69,8 @@ class _Collect(ast.NodeVisitor):
             names.append(at.attr)
             at = at.value
         if isinstance(at, ast.Name):
-            self.chains[(at.id, *reversed(names))] = None
+            chain = (at.id, *reversed(names))
+            self.chains[chain] = None
         else:
             self.visit(at)
 
@@ -109,7 +110,8 @@ def _names(code: types.CodeType) -> _Names:
 
 
 def _names_in_bytecode(code: types.CodeType) -> _Names:
-    text, chains = [code.co_code.hex(), repr(code.co_names), repr(code.co_varnames)], {(name,): None for name in code.co_names}
+    text = [code.co_code.hex(), repr(code.co_names), repr(code.co_varnames)]
+    chains: dict[tuple[str, ...], None] = {(name,): None for name in (*code.co_names, *code.co_freevars)}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             inner = _names_in_bytecode(constant)
@@ -117,7 +119,6 @@ def _names_in_bytecode(code: types.CodeType) -> _Names:
             chains.update(dict.fromkeys(inner.chains))
         else:
             text.append(repr(constant))
-    chains.update({(name,): None for name in code.co_freevars})
     return _Names("\n".join(text), tuple(chains))
 
 
@@ -196,7 +197,7 @@ class Fingerprint:
         elif isinstance(v, types.FunctionType):
             self.function(v)
         elif isinstance(v, types.MethodType):
-            self.function(v.__func__)
+            self.value(v.__func__, what)
             self.value(v.__self__, f"what {what} is bound to")
         elif isinstance(v, functools.partial):
             self.put("partial")
@@ -240,7 +241,7 @@ class Fingerprint:
                 ):
                     if isinstance(member, types.FunctionType) and not linecache.getlines(member.__code__.co_filename):
                         continue  # what dataclasses and enums generate from the rest
-                    if name.startswith("__dataclass") or name.startswith("_") and issubclass(v, enum.Enum) or name.startswith("__abstract"):
+                    if name.startswith(("__dataclass", "__abstract")) or name.startswith("_") and issubclass(v, enum.Enum):
                         continue
                     self.put(name)
                     self.value(member, f"{what}.{name}")

@@ -6,11 +6,13 @@ body is the kernel; calling it with tensors compiles it for their dtypes and con
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import inspect
 import types
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
 
-TARGETS = ("auto", "cpu")
 _LATER = ("cuda", "hip", "sim")
-_LABEL = 400
 
 
 def resolve_target(target: Any) -> str:
@@ -33,7 +33,7 @@ def resolve_target(target: Any) -> str:
     raise TileValueError(f"there is no target {target!r}", expected='"cpu" or "auto"', hint='target="cpu"')
 
 
-def compile(  # noqa: A001  # the name that users know
+def compile(  # the name that users know
     func: PrimFunc,
     out_idx: int | Iterable[int] | None = None,
     target: Any = None,
@@ -57,9 +57,23 @@ def compile(  # noqa: A001  # the name that users know
     resolve_target(target)
     if not isinstance(func, PrimFunc):
         raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
-    from tilescale import build
+    with without_collection():
+        from tilescale import build
 
-    return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+        return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Python's collector rests: loading and compiling make many objects that live on, and a full collection in the middle would
+    walk all of torch (60 ms) to find nothing."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
@@ -144,6 +158,10 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
 
+    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The kernel for these arguments."""
+        raise NotImplementedError
+
 
 class Factory(Jit):
     """``@tilescale.jit`` over a function that returns a ``@T.prim_func``."""
@@ -156,7 +174,9 @@ class Factory(Jit):
             kernel = self.kernels[key] = self._make(args, kwargs)
         return kernel
 
-    compile = __call__
+    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
+        """The same as a call."""
+        return self(*args, **kwargs)
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """The same as :meth:`prim_func`, under TileLang's name."""
@@ -177,17 +197,18 @@ class Factory(Jit):
         return made
 
     def _make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kernel:
-        return compile(self.prim_func(*args, **kwargs), self.out_idx, self.target, instrument=self.instrument)
+        from tilescale.build import label_of
+
+        made = self.prim_func(*args, **kwargs)
+        # Many kernels are called main; their factory's name tells them apart.
+        label = label_of(self.name if made.name == "main" else made.name, self.bound(args, kwargs).arguments)
+        return compile(made, self.out_idx, self.target, instrument=self.instrument, name=label)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for these constants."""
         return self(*args, **kwargs).get_kernel_source()
 
 
-@overload
-def jit(func: types.FunctionType) -> Any: ...
-@overload
-def jit(func: None = None, **options: Any) -> Callable[[types.FunctionType], Any]: ...
 def jit(
     func: Any = None,
     *,

@@ -78,6 +78,16 @@ class Kernel:
 
     # -- calls that were refused ----------------------------------------------------------------------------------
     @property
+    def symbols(self) -> list[str]:
+        """The names of the kernel's T.dynamic extents."""
+        return list(self._meta["symbols"])
+
+    @property
+    def collective(self) -> bool:
+        """Whether ranks meet in a launch, so that all must make it."""
+        return bool(self._meta["collective"])
+
+    @property
     def inputs(self) -> list[str]:
         """The names of the parameters that a call takes, in order."""
         return [self.params[k]["name"] for k in self._inputs]
@@ -115,7 +125,7 @@ class Kernel:
             if all(a is b for a, b in zip(handed, args, strict=True)):
                 raise self._unusable(args) or error
             try:
-                return self._run(*handed) if not self.out_idx else self._run(*handed)
+                return _given_back(self._run(*handed), handed, args)
             except (TypeError, ValueError, RuntimeError) as second:
                 text = str(second)
                 if not text.startswith("TS:"):
@@ -130,14 +140,13 @@ class Kernel:
         if not is_numpy(arg):
             return arg
         if not arg.flags.writeable:
-            if p["written"] if "written" in p else False:
+            if p["written"]:
                 raise TileValueError(
                     f"{self.name}: {p['name']} is read-only, and the kernel writes it", loc=place(p["loc"]), hint=f"{p['name']}.copy()"
                 )
             arg = _writable_view(arg)
         if arg.dtype.name in _RETYPED:
-            code, bits, integer = _RETYPED[arg.dtype.name]
-            return native.retype(arg.view(integer), code, bits)
+            return _retyped(arg)
         return arg
 
     def _unusable(self, args: tuple[Any, ...]) -> Exception | None:
@@ -202,20 +211,31 @@ def _unchecked(p: dict[str, Any]) -> bool:
     return any(isinstance(e, list) for e in (*p.get("shape", ()), *(p.get("strides") or ())))
 
 
-def _writable_view(array: Any) -> Any:
-    """The memory of a read-only array as one that NumPy shares. The kernel was compiled not to write this parameter."""
-    import ctypes
+def _given_back(result: Any, handed: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+    """A call's result, with the caller's own arguments where it returns what was handed over in their place."""
+    if isinstance(result, tuple):
+        return tuple(_given_back(r, handed, args) for r in result)
+    return next((a for h, a in zip(handed, args, strict=True) if h is result), result)
 
+
+def _retyped(array: Any) -> Any:
+    code, bits, integer = _RETYPED[array.dtype.name]
+    return native.retype(array.view(integer), code, bits)
+
+
+class _Writable:
+    """NumPy's description of an array with the word "read-only" left out; ``array`` keeps the memory alive."""
+
+    def __init__(self, array: Any):
+        held = array.__array_interface__
+        self.array, self.__array_interface__ = array, {**held, "data": (held["data"][0], False)}
+
+
+def _writable_view(array: Any) -> Any:
+    """The memory of a read-only array as one that DLPack shares. The kernel was compiled not to write this parameter."""
     import numpy
 
-    if array.size == 0:
-        return array.copy()
-    low, high = numpy.lib.array_utils.byte_bounds(array) if hasattr(numpy.lib, "array_utils") else numpy.byte_bounds(array)
-    raw = (ctypes.c_ubyte * (high - low)).from_address(low)
-    held = numpy.frombuffer(raw, dtype=numpy.uint8)
-    made = numpy.ndarray(array.shape, array.dtype, held, array.ctypes.data - low, array.strides)
-    raw._keeps = array  # type: ignore[attr-defined]  # the memory lives as long as the view
-    return made
+    return numpy.asarray(_Writable(array)).view(array.dtype)
 
 
 class _Front:
@@ -234,7 +254,7 @@ class _Front:
         self.allocate()
         arguments = ", ".join(f"a{k}" for k in range(len(self.params)))
         self.lines.append(f"launch({arguments})")
-        results = ", ".join(f"a{k}" for k in kernel._returns)
+        results = ", ".join(f"o{k}" if k in kernel.out_idx else f"a{k}" for k in kernel._returns)
         if results:
             self.lines.append(f"return {results}")
         head = ", ".join(f"a{k}" for k in kernel._inputs)
@@ -307,10 +327,14 @@ class _Front:
                     expected="T.Tensor, of which a call can allocate one",
                     hint=f"leave {p['name']} out of out_idx and pass it",
                 )
-            shape = "(" + "".join(f"{self.code(e, k)}, " for e in p["shape"]) + ")"
-            self.lines.append(f"    a{k} = torch_empty({shape}, dtype=torch_{p['dtype']}, device=cpu)")
-            numpy_lines.append(f"    a{k} = numpy_empty({shape}, {p['dtype']!r})")
-        self.names["numpy_empty"] = numpy_empty
+            listed = ", ".join(self.code(e, k) for e in p["shape"])
+            shape = f"({listed},)" if listed else "()"
+            # As separate arguments extents are parsed faster than as a tuple; without any, torch wants the tuple.
+            self.lines.append(f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device=cpu)")
+            numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
+            if p["dtype"] in _RETYPED:
+                numpy_lines.append(f"    a{k} = retyped(o{k})")
+        self.names.update(numpy_empty=numpy_empty, retyped=_retyped)
         self.lines += ["else:", *numpy_lines]
 
     def is_torch_call(self, *tensors: Any) -> bool:

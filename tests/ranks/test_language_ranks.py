@@ -24,8 +24,8 @@ def test_puts_gets_and_signals_of_every_kind():
         C: T.Tensor((3, 8, 16), "float32"), D: T.Tensor((4,), "int64"), launch: T.int32,
     ):  # fmt: skip
         with T.Kernel(2, threads=64) as b:
-            with T.Scale("device") as rank, num:  # noqa: F821
-                nxt, prev = (rank + 1) % num, (rank + num - 1) % num  # noqa: F821
+            with T.Scale("device") as rank, num:
+                nxt, prev = (rank + 1) % num, (rank + num - 1) % num
                 T.copy(A[b * 4 : b * 4 + 4, 0:16], S[0, b * 4, 0], dst=nxt, signal=s[b])  # a put with its signal
                 T.wait(s[b])
                 T.copy(S[0, b * 4, 0], C[0, b * 4 : b * 4 + 4, 0:16])
@@ -35,14 +35,14 @@ def test_puts_gets_and_signals_of_every_kind():
                 T.barrier()
                 T.copy(S[1, b * 4, 0], t, src=prev)  # a get
                 T.copy(t, C[1, b * 4, 0])
-                T.copy(S[1, 0:4, 0:16], C[2, b * 4 : b * 4 + 4, 0:16], src=(rank + 2) % num)  # noqa: F821
+                T.copy(S[1, 0:4, 0:16], C[2, b * 4 : b * 4 + 4, 0:16], src=(rank + 2) % num)
                 if b == 0:
                     T.signal(s[2], 7 + rank, op="set", dst=nxt)
                     T.wait(s[2], 7 + prev, cmp="eq")
                     T.signal(k[0], 2, dst=prev)
                     T.wait(k[0], 2 * launch, cmp="ge")
                     D[0] = launch
-                    D[1] = num  # noqa: F821
+                    D[1] = num
                 T.barrier()
 
     made = run(kernel)

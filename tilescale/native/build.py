@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -68,10 +67,10 @@ def compiler() -> list[str]:
     )
 
 
-@functools.lru_cache(maxsize=4)
-def _compiler_version(command: str) -> str:
-    done = subprocess.run([*shlex.split(command), "--version"], capture_output=True, text=True, check=False)
-    return done.stdout
+def _programs(command: list[str]) -> str:
+    """Which compiler this is, by its file: asking it for its version takes as long as everything else in a warm start."""
+    found = [path for word in command if (path := shutil.which(word))]
+    return " ".join(f"{os.path.realpath(p)} {os.stat(p).st_size} {os.stat(p).st_mtime_ns}" for p in found)
 
 
 def _tvm_ffi_root() -> Path:
@@ -87,7 +86,7 @@ def _key(command: list[str]) -> str:
         h.update(name.encode() + b"\0" + (HERE / name).read_bytes())
     import platform
 
-    parts = [*command, *FLAGS, platform.machine(), _compiler_version(shlex.join(command))]
+    parts = [*command, *FLAGS, platform.machine(), _programs(command)]
     h.update("\0".join([*parts, importlib.metadata.version("apache-tvm-ffi")]).encode())
     return h.hexdigest()[:20]
 

@@ -119,7 +119,7 @@ def test_python_if_for_while_over_python_values():
             if FACTOR == 3:
                 C[at] = FACTOR
             else:
-                C[at] = undefined_name  # noqa: F821  # never run: Python's own if
+                C[at] = undefined_name  # never run: Python's own if
 
     c = ints(8)
     run(kernel)(c)
@@ -276,14 +276,14 @@ def test_both_spellings_of_with_scale():
     @T.prim_func
     def kernel(C: T.Tensor((8,), "int32")):
         with T.Kernel(2, threads=64) as b:
-            with T.Scale("device") as dev_id, dev_num:  # noqa: F821
+            with T.Scale("device") as dev_id, dev_num:
                 C[0] = dev_id
-                C[1] = dev_num  # noqa: F821
+                C[1] = dev_num
             with T.Scale("grid") as (g, ng):
                 C[2 + g] = ng
-            with T.Scale("warp") as w, nw:  # noqa: F821
+            with T.Scale("warp") as w, nw:
                 if b == 0:
-                    C[4 + w] = nw  # noqa: F821
+                    C[4 + w] = nw
             with T.Scale("device") as (rank, n), T.Scale("block") as (me, blocks):
                 C[6] = rank + n + blocks
                 if me == 1:

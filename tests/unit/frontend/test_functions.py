@@ -256,17 +256,17 @@ def test_unknown_names_suggest_what_was_meant():
     @T.prim_func
     def local_typo(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as block_x:
-            C[block_x] = blok_x + A_shared  # noqa: F821
+            C[block_x] = blok_x + A_shared
 
     @T.prim_func
     def global_typo(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
-            C[b] = SCALES * b  # noqa: F821
+            C[b] = SCALES * b
 
     @T.prim_func
     def nothing_close(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
-            C[b] = zzz_unheard_of(b)  # noqa: F821
+            C[b] = zzz_unheard_of(b)
 
     @T.prim_func
     def before_bound(C: T.Tensor((4,), "int32")):
@@ -275,7 +275,7 @@ def test_unknown_names_suggest_what_was_meant():
             late = 3  # noqa: F841
 
     def helper():
-        return colums  # noqa: F821
+        return colums
 
     @T.prim_func
     def in_helper(C: T.Tensor((4,), "int32")):

@@ -1,0 +1,298 @@
+"""Measures a kernel and compares it with a reference, on inputs made from what its parameters declare."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import statistics
+import sys
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.explain import declaration, is_torch, place
+
+if TYPE_CHECKING:
+    from tilescale.kernel import Kernel
+
+RETURN_MODES = ("median", "mean", "min", "max", "all")
+#: A sample shorter than this says more about the clock than about the kernel: calls are timed together up to it.
+_SAMPLE_MS = 0.05
+_MAX_SAMPLES = 10_000
+#: dtype → default rtol and atol of `Profiler.assert_allclose`; integers and bool must be equal
+TOLERANCES = {
+    "float64": 1e-9, "float32": 1e-4, "float16": 1e-2, "bfloat16": 2e-2, "float8_e4m3fn": 1e-1, "float8_e5m2": 2e-1,
+}  # fmt: skip
+
+
+class TensorSupplyType(enum.Enum):
+    """How inputs are filled, by TileLang's names: ``get_profiler(TensorSupplyType.Integer)`` or ``get_profiler("integer")``."""
+
+    Auto = "auto"
+    Normal = "normal"
+    Randn = "randn"
+    Uniform = "uniform"
+    Integer = "integer"
+    Zero = "zero"
+    One = "one"
+
+
+class Profiler:
+    """What `Kernel.get_profiler` returns.
+
+    Args:
+        kernel: the kernel.
+        tensor_supply: "normal" (default), "uniform" in [-1, 1), "integer" (small whole numbers, whose sums are exact), "zero", "one",
+            or a function that takes a parameter (a dict: name, kind, dtype, shape with every extent a number) and gives an argument.
+        extents: T.dynamic extents and scalar parameters, by name (scalars are 1 otherwise).
+
+    Raises:
+        TileValueError: an extent that is missing or unknown.
+    """
+
+    def __init__(self, kernel: Kernel, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
+        self.kernel = kernel
+        self.supply = tensor_supply.value if isinstance(tensor_supply, TensorSupplyType) else tensor_supply or "auto"
+        if not callable(self.supply) and self.supply not in {t.value for t in TensorSupplyType}:
+            raise TileValueError(
+                f"tensor_supply={tensor_supply!r}", expected=", ".join(t.value for t in TensorSupplyType) + " or a function"
+            )
+        self.extents = dict(extents or {})
+        symbols = kernel.symbols
+        scalars = [p["name"] for p in kernel.params if p["kind"] == "scalar"]
+        for name in self.extents:
+            if name not in symbols and name not in scalars:
+                raise TileValueError(f"{kernel.name} has no T.dynamic({name!r})", expected=", ".join([*symbols, *scalars]) or "no extents")
+        missing = [name for name in symbols if name not in self.extents]
+        if missing:
+            raise TileValueError(
+                f"{kernel.name} has dynamic extents, and nothing says what {', '.join(missing)} {'is' if len(missing) == 1 else 'are'}",
+                hint=f"kernel.get_profiler({', '.join(f'{m}=1024' for m in missing)})",
+            )
+        #: Whether the kernel talks to other ranks, so that all of them must call it equally often.
+        self.collective: bool = kernel.collective
+
+    # -- inputs ---------------------------------------------------------------------------------------------------
+    def inputs(self) -> list[Any]:
+        """New arguments for one call, the same ones each time: torch tensors where torch is loaded, NumPy arrays otherwise,
+        symmetric ones in this rank's heap (then this is collective)."""
+        return [self._argument(p) for p in self._concrete() if not p["allocated"]]
+
+    def _concrete(self) -> list[dict[str, Any]]:
+        """The parameters with every extent a number."""
+        out = []
+        for k, p in enumerate(self.kernel.params):
+            made = {**p, "allocated": k in self.kernel.out_idx}
+            for key in ("shape", "strides"):
+                if p.get(key) is not None:
+                    made[key] = tuple(self._value(e) for e in p[key])
+            out.append(made)
+        return out
+
+    def _value(self, e: Any) -> int:
+        if isinstance(e, list):
+            from tilescale.language.symbolic import _FOLD
+
+            return int(_FOLD[e[0]](self._value(e[1]), self._value(e[2])))
+        return int(self.extents[e]) if isinstance(e, str) else int(e)
+
+    def _argument(self, p: dict[str, Any]) -> Any:
+        if callable(self.supply):
+            return self.supply(p)
+        if p["kind"] == "scalar":
+            value = self.extents.get(p["name"], 1)
+            return float(value) if "float" in p["dtype"] else int(value)
+        if p["kind"] == "signal":
+            from tilescale import comm
+
+            return comm.signals(p["shape"])
+        values = self._filled(p)
+        if p["kind"] == "symm":
+            from tilescale import comm
+
+            held = comm.empty(p["shape"], p["dtype"], like="torch" if is_torch(values) else "numpy")
+            held[...] = values
+            return held
+        return values
+
+    def _filled(self, p: dict[str, Any]) -> Any:
+        """An array of the parameter's dtype, shape and strides. A parameter's name seeds it, so that inputs do not depend on one
+        another or on the process."""
+        import numpy
+
+        from tilescale.kernel import numpy_dtype
+
+        rng = numpy.random.default_rng(zlib.crc32(p["name"].encode()))
+        shape, dtype = p["shape"], p["dtype"]
+        if self.supply in ("zero", "one"):
+            flat = numpy.full(shape, float(self.supply == "one"))
+        elif dtype == "bool":
+            flat = rng.integers(0, 2, shape)
+        elif self.supply == "integer" or "int" in dtype:
+            flat = rng.integers(0 if dtype.startswith("uint") else -4, 5, shape)
+        else:
+            flat = rng.uniform(-1, 1, shape) if self.supply == "uniform" else rng.standard_normal(shape, "float32")
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype))
+            if p["strides"] is not None:
+                made = torch.empty_strided(shape, p["strides"], dtype=made.dtype).copy_(made)
+            return made
+        array = numpy.asarray(flat).astype(numpy_dtype(dtype))
+        if p["strides"] is not None:
+            extent = 1 + sum((n - 1) * s for n, s in zip(shape, p["strides"], strict=True))
+            held = numpy.empty(extent, array.dtype)
+            strided = numpy.lib.stride_tricks.as_strided(held, shape, [s * array.itemsize for s in p["strides"]])
+            strided[...] = array
+            return strided
+        return array
+
+    # -- time -----------------------------------------------------------------------------------------------------
+    def do_bench(
+        self,
+        fn: Callable[..., Any] | None = None,
+        *,
+        warmup: float = 25,
+        rep: float = 100,
+        return_mode: str = "median",
+        args: Sequence[Any] | None = None,
+    ) -> Any:
+        """Milliseconds a call takes, as the median of calls over about ``rep`` milliseconds, after ``warmup`` milliseconds.
+
+        Args:
+            fn: what to measure instead of the kernel, called with the same inputs (or with none, if it takes none).
+            return_mode: "median", "mean", "min", "max", or "all" for the list of samples. args: inputs instead of `inputs`.
+
+        Kernels that talk to other ranks run equally often on all of them; each rank returns its own time.
+        """
+        if return_mode not in RETURN_MODES:
+            raise TileValueError(f"return_mode={return_mode!r}", expected="one of " + ", ".join(RETURN_MODES))
+        given = list(self.inputs() if args is None else args)
+        call = self.kernel if fn is None else fn
+        if fn is not None and _takes(fn, 0) and not _takes(fn, len(given)):
+            given = []
+        samples = measure(lambda: call(*given), warmup, rep, self.agreed if self.collective else max)
+        if return_mode == "all":
+            return samples
+        pick: dict[str, Callable[[list[float]], float]] = {
+            "median": statistics.median, "mean": statistics.fmean, "min": min, "max": max,
+        }  # fmt: skip
+        return pick[return_mode](samples)
+
+    @staticmethod
+    def agreed(values: Sequence[float]) -> float:
+        """The largest of what all ranks gave."""
+        from tilescale.tuning.agree import largest
+
+        return largest(values)[0]
+
+    # -- comparison -----------------------------------------------------------------------------------------------
+    def assert_allclose(self, reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None) -> None:
+        """Runs the kernel and ``reference`` on the same inputs and compares what they give.
+
+        ``reference`` takes all arguments of a call, or only those that the kernel merely reads. It returns what the kernel returns,
+        or, where the kernel returns nothing, what it writes, in the order of the parameters; if it returns None, it has written its
+        own arguments in place. ``rtol``, ``atol``: by default by the dtype of each result.
+
+        Raises:
+            AssertionError: they differ; says where most.
+        """
+        kernel = self.kernel
+        given = self.inputs()
+        fresh = [_copy(a) for a in given]
+        result = kernel(*given)
+        inputs = [kernel.params[k] for k in range(len(kernel.params)) if k not in kernel.out_idx]
+        written = [k for k, p in enumerate(inputs) if p.get("written") and p["kind"] in ("tensor", "symm")]
+        names = [inputs[k]["name"] for k in written]
+        found = [given[k] for k in written]
+        if result is not None:
+            found = list(result) if isinstance(result, tuple) else [result]
+            names = [f"result {k}" for k in range(len(found))] if len(found) > 1 else ["the result"]
+        only_read = [a for k, a in enumerate(fresh) if not inputs[k].get("written")]
+        if not _takes(reference, len(fresh)) and not _takes(reference, len(only_read)):
+            raise TileTypeError(
+                f"the reference of {kernel.name} takes neither {len(fresh)} arguments (all) nor {len(only_read)} (those only read)",
+                loc=place(kernel._meta["loc"]),
+                expected=", ".join(f"{p['name']}: {declaration(p)}" for p in inputs),
+            )
+        wanted = reference(*(fresh if _takes(reference, len(fresh)) else only_read))
+        if wanted is None:
+            wanted = [fresh[k] for k in written]
+        wanted = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
+        if len(wanted) != len(found):
+            raise AssertionError(f"{kernel.name} gives {len(found)} tensors, the reference {len(wanted)}")
+        for name, got, want in zip(names, found, wanted, strict=True):
+            compare(f"{kernel.name}: {name}", got, want, rtol, atol)
+
+
+def measure(call: Callable[[], Any], warmup: float, rep: float, agree: Callable[[Sequence[float]], float] = max) -> list[float]:
+    """Samples of a call's milliseconds. ``agree`` makes one number of several ranks' estimates, so that all run equally often."""
+    call()
+    start = time.perf_counter()
+    for _ in range(3):
+        call()
+    estimate = agree([max((time.perf_counter() - start) / 3 * 1e3, 1e-4)])
+    together = max(1, min(1000, round(_SAMPLE_MS / estimate)))
+    for _ in range(round(warmup / estimate) if warmup > 4 * estimate else 0):
+        call()
+    samples = []
+    for _ in range(max(3, min(_MAX_SAMPLES, round(rep / (estimate * together))))):
+        start = time.perf_counter()
+        for _ in range(together):
+            call()
+        samples.append((time.perf_counter() - start) / together * 1e3)
+    return samples
+
+
+def _takes(fn: Callable[..., Any], count: int) -> bool:
+    """Whether a function can be called with so many arguments by position; builtins that do not say can."""
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _copy(value: Any) -> Any:
+    if is_torch(value):
+        return value.clone()
+    return value.copy() if hasattr(value, "copy") else value
+
+
+def as_float64(value: Any) -> Any:
+    """A tensor as a NumPy array of float64, integers as they are."""
+    import numpy
+
+    if is_torch(value):
+        torch = sys.modules["torch"]
+        value = (value.detach().to(torch.float64) if value.is_floating_point() else value.detach()).cpu().numpy()
+    array = numpy.asarray(value)
+    return array if array.dtype.kind in "iub" else array.astype(numpy.float64)
+
+
+def compare(what: str, got: Any, want: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    """AssertionError where two tensors differ by more than ``atol + rtol * |want|``; infinities and NaNs must be in the same places."""
+    import numpy
+
+    dtype = str(getattr(got, "dtype", "")).removeprefix("torch.")
+    default = TOLERANCES.get(dtype, 0.0)
+    rtol, atol = default if rtol is None else rtol, default if atol is None else atol
+    a, b = as_float64(got), as_float64(want)
+    if a.shape != b.shape:
+        raise AssertionError(f"{what} has shape {a.shape}, the reference's {b.shape}")
+    close = numpy.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
+    if close.all():
+        return
+    off = numpy.where(close, 0.0, numpy.nan_to_num(numpy.abs(a.astype(numpy.float64) - b), nan=numpy.inf))
+    worst = numpy.unravel_index(int(off.argmax()), off.shape)
+    at = tuple(int(i) for i in worst)
+    raise AssertionError(
+        f"{what} differs from the reference in {int((~close).sum())} of {close.size} elements (rtol {rtol:g}, atol {atol:g}); "
+        f"most at {list(at)}: {a[at]!s}, expected {b[at]!s}"
+    )

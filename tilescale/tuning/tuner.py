@@ -1,0 +1,298 @@
+"""Measures a kernel's configurations one after the other and remembers the winner, in this process and on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilescale import env, log
+from tilescale.errors import TileError, TileTypeError, TileValueError
+from tilescale.jit import Factory, Jit, frozen, loc_of
+from tilescale.tuning import agree
+
+if TYPE_CHECKING:
+    from tilescale.kernel import Kernel
+    from tilescale.profiler import Profiler
+
+Config = dict[str, Any]
+
+
+@dataclass
+class Trial:
+    """One configuration: its milliseconds a call (the slowest rank's), or what was wrong with it."""
+
+    config: Config
+    latency: float | None = None
+    error: str | None = None
+
+
+def autotune(
+    func: Any = None,
+    *,
+    configs: Iterable[Config] | Config | Callable[..., Iterable[Config]] | None = None,
+    warmup: float = 25,
+    rep: float = 100,
+    ref_prog: Callable[..., Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    tensor_supply: Any = None,
+    extents: dict[str, Any] | None = None,
+) -> Any:
+    """Above ``@tilescale.jit``: a call that leaves the tuned parameters out tries all configurations and keeps the fastest.
+
+        @tilescale.autotune(configs=[{"block_M": 64}, {"block_M": 128}])
+        @tilescale.jit
+        def matmul(M, N, K, block_M=64): ...
+
+        kernel = matmul(1024, 1024, 1024)    # kernel.config, kernel.latency
+
+    A factory gives the fastest kernel; an eager kernel is tuned on copies of the first arguments of their kind, then runs. The choice
+    is kept on disk. With several ranks all tune together (a call is collective), each configuration counts by its slowest rank, and
+    all keep the same one. A configuration that is refused, fails or is wrong is skipped and said; `Autotuned.trials` has them all.
+
+    Args:
+        configs: a list of keyword arguments; or parameter → list of values, for every combination; or a function that the call's
+            arguments are given to and that returns a list.
+        warmup, rep: milliseconds of each measurement, as in `Profiler.do_bench`.
+        ref_prog, rtol, atol: a reference that every configuration must agree with, as in `Profiler.assert_allclose`.
+        tensor_supply, extents: inputs of a factory's kernels, as in `Kernel.get_profiler`.
+
+    Raises (calls):
+        TileTypeError: a configuration names no parameter. TileError: no configuration works.
+    """
+    if func is not None and not isinstance(func, Jit):
+        if callable(func) and configs is not None:
+            raise TileTypeError("@tilescale.autotune stands above a plain function", hint="@tilescale.jit between the two")
+        configs, func = func, None  # autotune([{…}, …])
+    if configs is None:
+        raise TileTypeError("@tilescale.autotune has no configs", hint='configs=[{"block_M": 64}, {"block_M": 128}]')
+
+    def decorate(jitted: Any) -> Autotuned:
+        if not isinstance(jitted, Jit):
+            raise TileTypeError(
+                f"@tilescale.autotune is above a {type(jitted).__name__}", expected="@tilescale.autotune above @tilescale.jit above a def"
+            )
+        return Autotuned(jitted, configs, warmup, rep, ref_prog, rtol, atol, tensor_supply, extents)
+
+    return decorate if func is None else decorate(func)
+
+
+class Autotuned:
+    """A jitted function whose configuration is found by measuring. ``trials``: what the last tuning saw."""
+
+    def __init__(
+        self, jitted: Jit, configs: Any, warmup: float, rep: float, ref_prog: Any, rtol: Any, atol: Any, supply: Any, extents: Any
+    ):
+        functools.update_wrapper(self, jitted.func)
+        self.jitted, self.configs, self.warmup, self.rep = jitted, configs, warmup, rep
+        self.ref_prog, self.rtol, self.atol, self.supply, self.extents = ref_prog, rtol, atol, supply, extents
+        self.trials: list[Trial] = []
+        self.best: dict[Any, tuple[Config, float]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(self.jitted.signature.parameters, args)), **kwargs}
+        key = tuple((name, _kind(value)) for name, value in given.items())
+        config, latency = self.best.get(key) or self._find(key, given, args, kwargs)
+        if not isinstance(self.jitted, Factory):
+            return self.jitted(*args, **kwargs, **config)
+        kernel = self.jitted(*args, **kwargs, **config)
+        if config:
+            kernel.config, kernel.latency = config, latency
+        return kernel
+
+    # -- the list -------------------------------------------------------------------------------------------------
+    def candidates(self, given: Config, args: tuple[Any, ...], kwargs: Config) -> list[Config]:
+        """The configurations to try for a call: those that agree with what it gives, without it, each once."""
+        listed = self.configs(*args, **kwargs) if callable(self.configs) else self.configs
+        if isinstance(listed, dict):
+            listed = [dict(zip(listed, values, strict=True)) for values in itertools.product(*listed.values())]
+        out: dict[Any, Config] = {}
+        for config in listed:
+            unknown = [name for name in config if name not in self.jitted.signature.parameters]
+            if unknown:
+                raise TileTypeError(
+                    f"a configuration of {self.jitted.name} sets {unknown[0]!r}, which is no parameter",
+                    loc=loc_of(self.jitted.func),
+                    expected=", ".join(self.jitted.signature.parameters),
+                )
+            if all(frozen(given[name]) == frozen(value) for name, value in config.items() if name in given):
+                rest = {name: value for name, value in config.items() if name not in given}
+                out.setdefault(frozen(rest), rest)
+        if not out:
+            if any(name in given for config in listed for name in config):
+                return [{}]  # the caller has chosen something that is not on the list
+            raise TileValueError(f"autotune of {self.jitted.name} has no configurations", loc=loc_of(self.jitted.func))
+        return list(out.values())
+
+    # -- the search -----------------------------------------------------------------------------------------------
+    def _find(self, key: Any, given: Config, args: tuple[Any, ...], kwargs: Config) -> tuple[Config, float]:
+        configs = self.candidates(given, args, kwargs)
+        if configs == [{}]:
+            found: tuple[Config, float] = ({}, math.nan)
+        else:
+            disk = self._disk_key(given, configs)
+            found = self._recall(disk, configs) or self._remember(disk, configs, self._search(configs, given, args, kwargs))
+        self.best[key] = found
+        return found
+
+    def _search(self, configs: list[Config], given: Config, args: tuple[Any, ...], kwargs: Config) -> tuple[int, float]:
+        """The index of the fastest and its milliseconds. Collective: whether a step worked is agreed before the next."""
+        self.trials = [Trial(config) for config in configs]
+        with _progress(self.jitted.name, len(configs)) as advance:
+            for trial in self.trials:
+                self._try(trial, given, args, kwargs)
+                if trial.error is not None:
+                    log.say("warning", f"autotune of {self.jitted.name}: {_show(trial.config)} is skipped: {trial.error}")
+                advance(trial)
+        best = min(range(len(configs)), key=lambda k: self.trials[k].latency or math.inf)
+        latency = self.trials[best].latency
+        if latency is None:
+            raise TileError(
+                f"autotune of {self.jitted.name}: none of {len(configs)} configurations works\n"
+                + "\n".join(f"  {_show(t.config)}: {t.error}" for t in self.trials),
+                loc=loc_of(self.jitted.func),
+            )
+        log.say("info", f"autotune of {self.jitted.name}: {_show(configs[best])}, {latency:.4g} ms")
+        return best, latency
+
+    def _try(self, trial: Trial, given: Config, args: tuple[Any, ...], kwargs: Config) -> None:
+        profiler: Profiler | None = None
+        with _failing(trial):
+            profiler = self._profiler(self._compile(trial.config, args, kwargs), given)
+        if not self._all_well(trial) or profiler is None:
+            return
+        if self.ref_prog is not None:
+            with _failing(trial):
+                profiler.assert_allclose(self.ref_prog, rtol=self.rtol, atol=self.atol)
+            if not self._all_well(trial):
+                return
+        latency = math.inf
+        with _failing(trial):
+            latency = profiler.do_bench(warmup=self.warmup, rep=self.rep)
+        (latency,) = agree.largest([latency])
+        if self._all_well(trial):
+            trial.latency = latency
+
+    @staticmethod
+    def _all_well(trial: Trial) -> bool:
+        """Whether no rank has failed."""
+        (failed,) = agree.largest([float(trial.error is not None)])
+        if failed and trial.error is None:
+            trial.error = "failed on another rank"
+        return not failed
+
+    def _compile(self, config: Config, args: tuple[Any, ...], kwargs: Config) -> Kernel:
+        return self.jitted.compile(*args, **kwargs, **config)
+
+    def _profiler(self, kernel: Kernel, given: Config) -> Profiler:
+        from tilescale.profiler import Profiler
+
+        if isinstance(self.jitted, Factory):
+            return Profiler(kernel, self.supply, self.extents)
+        extents: dict[str, int] = {}
+        for p in kernel.params:
+            if p["kind"] != "scalar" and not p["output"]:
+                extents.update({e: n for e, n in zip(p["shape"], given[p["name"]].shape, strict=False) if isinstance(e, str)})
+
+        def supply(p: dict[str, Any]) -> Any:
+            value = given[p["name"]]
+            # What is measured must not change the caller's tensors. Symmetric ones have no copies: they are only lent if not written.
+            if not p["written"]:
+                return value
+            if p["kind"] != "tensor":
+                raise TileValueError(
+                    f"{kernel.name} is eager, writes the symmetric {p['name']}, and cannot be tuned on a copy of it",
+                    loc=loc_of(self.jitted.func),
+                    hint="a factory that returns a @T.prim_func: its kernels are tuned on tensors of their own",
+                )
+            return value.clone() if hasattr(value, "clone") else value.copy()
+
+        return Profiler(kernel, supply, extents)
+
+    # -- the disk -------------------------------------------------------------------------------------------------
+    def _disk_key(self, given: Config, configs: list[Config]) -> str | None:
+        from tilescale.build import key_of
+
+        call = {name: list(_kind(v)) if hasattr(v, "shape") and hasattr(v, "dtype") else v for name, v in given.items()}
+        threads = env.NUM_THREADS.get() or len(os.sched_getaffinity(0))
+        return key_of(
+            f"the choice of {self.jitted.name}", "autotune", self.jitted.func, call, configs, self.extents, agree.ranks(), threads
+        )
+
+    @staticmethod
+    def _path(key: str) -> Path:
+        return env.CACHE_DIR.get() / "tuned" / f"{key}.json"
+
+    def _recall(self, key: str | None, configs: list[Config]) -> tuple[Config, float] | None:
+        """Rank 0 looks, for all: what another job writes meanwhile must not divide the ranks."""
+        index, latency = -1, 0.0
+        if key is not None and agree.rank() == 0:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                held = json.loads(self._path(key).read_text())
+                index, latency = int(held["index"]), float(held["latency"])
+        index_, latency = agree.first([index, latency])
+        if not 0 <= index_ < len(configs):
+            return None
+        log.say("debug", f"autotune of {self.jitted.name}: {_show(configs[int(index_)])} from the cache")
+        return configs[int(index_)], latency
+
+    def _remember(self, key: str | None, configs: list[Config], found: tuple[int, float]) -> tuple[Config, float]:
+        index, latency = found
+        if key is not None and agree.rank() == 0:
+            path = self._path(key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside = path.with_suffix(f".{os.getpid()}")
+            aside.write_text(json.dumps({"index": index, "latency": latency, "config": _show(configs[index])}))
+            os.replace(aside, path)
+        return configs[index], latency
+
+
+def _kind(value: Any) -> Any:
+    """What of an argument decides which configuration is best: a tensor's dtype and extents, anything else itself."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return ("tensor", str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)))
+    return frozen(value)
+
+
+def _show(config: Config) -> str:
+    return ", ".join(f"{k}={v}" for k, v in config.items())
+
+
+@contextlib.contextmanager
+def _failing(trial: Trial) -> Iterator[None]:
+    """Refusals, failed launches and wrong results are the configuration's fault; anything else is not caught."""
+    try:
+        yield
+    except (TileError, AssertionError) as error:
+        text = error.message if isinstance(error, TileError) else str(error)
+        trial.error = text.splitlines()[0] if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[Trial], None]]:
+    """A bar on stderr, where that is a terminal and this is the first rank."""
+    if not sys.stderr.isatty() or agree.rank() != 0:
+        yield lambda trial: None
+        return
+    from tqdm import tqdm
+
+    best: list[Trial] = []
+    with tqdm(total=total, desc=f"autotune {name}", unit="config", leave=False, file=sys.stderr) as bar:
+
+        def advance(trial: Trial) -> None:
+            if trial.latency is not None and (not best or trial.latency < (best[0].latency or math.inf)):
+                best[:] = [trial]
+            if best:
+                bar.set_postfix_str(f"{best[0].latency:.4g} ms: {_show(best[0].config)}")
+            bar.update()
+
+        yield advance
