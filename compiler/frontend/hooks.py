@@ -295,6 +295,8 @@ class Hooks:
             b.emit(tirx.Bind(var, value, b.span()))
             if isinstance(value, ir.TensorLoad):
                 b.origins[var] = value
+            elif str(value.ty) in ("int32", "int64"):
+                b.definitions[var] = value
             return var
         for held in value if isinstance(value, (tuple, list)) else (value,):
             buffer = held.buffer if isinstance(held, Variable) else held
