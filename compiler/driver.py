@@ -16,11 +16,10 @@ from typing import Any
 from tilescale.compiler.cpu import codegen
 from tilescale.compiler.cpu.lower import Lowering
 from tilescale.compiler.ir import spec as levels
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.residency import waits_for_blocks
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc, TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -195,24 +194,8 @@ def _loc(loc: Loc | None) -> list[Any] | None:
 
 
 def written_parameters(program: Any) -> set[int]:
-    """Parameters that the kernel may write, by the effect tables of its operations; writes through a view count for its base."""
-    bases: dict[Any, Any] = {}
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
-    touched: set[Any] = set()
-
-    def note(buffer: Any) -> None:
-        while buffer in bases:
-            buffer = bases[buffer]
-        touched.add(buffer)
-
-    def look(call: Any) -> None:
-        op = base.find(call)
-        for access in op.effects(call) if op is not None else ():
-            if access.mode != "read":
-                note(access.region.source)
-
-    structural_walk(program.func.body, (ir.Call, look))
-    structural_walk(program.func.body, (tirx.BufferStore, lambda s: note(s.buffer)))
+    """Parameters that the kernel may write."""
+    touched = written_buffers(program)
     return {k for k, p in enumerate(program.params) if p.var in touched}
 
 

@@ -14,11 +14,13 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import lit, seq
+from tilescale.compiler.cpu.forward import candidates, reads_well
 from tilescale.compiler.cpu.parallel import ParallelLoops
 from tilescale.compiler.cpu.scalars import Scalars
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.layout import Strided
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
@@ -76,6 +78,9 @@ class Lowering(Scalars, ParallelLoops):
         self.zeroed: list[Any] = []
         self.in_cluster = False
         self.inside: set[Any] = set()
+        #: tiles that products read straight from the tensor they are copied from, and that view once the copy has been met
+        self.forwardable = candidates(program, written_buffers(program))
+        self.forwarded: dict[Any, View] = {}
         self.forks = any_fork(program.func.body)
         self._header_parameters()
 
@@ -218,6 +223,17 @@ class Lowering(Scalars, ParallelLoops):
         valid = tuple(self._valid(m, k, low, e, region) for k, (low, e) in enumerate(zip(mins, shape, strict=True)))
         buf = m.buf if peer is None else self.remote(m, peer, reach, site)
         return View(buf, m.dtype, shape, m.strides, self.analyzer.simplify(offset), valid, m.index_dtype, m.is_global)
+
+    def forward(self, region: Any, src: View) -> bool:
+        """Whether a copy into ``region`` can be left out, because products read ``src`` in place of it (cpu/forward.py)."""
+        if region.source not in self.forwardable or not reads_well(src, _size(convert.storage_dtype(src.dtype))):
+            return False
+        self.forwarded[region.source] = src
+        return True
+
+    def operand(self, region: Any) -> View:
+        """The view of a product's operand: the tile's, or the tensor's where the copy was left out."""
+        return self.forwarded.get(region.source) or self.view(region)
 
     def _valid(self, m: Memory, axis: int, low: Any, extent: Any, node: Any) -> tuple[Any, Any] | None:
         """The part of an axis that lies inside the tensor, None where that is proven to be all of it."""

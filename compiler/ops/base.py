@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -159,10 +158,3 @@ def require_same_shape(a: Region, b: Region, what: str) -> None:
 
 def show(shape: Any) -> str:
     return "(" + ", ".join(map(str, shape or ())) + ("," if shape is not None and len(shape) == 1 else "") + ")"
-
-
-def own(region_: Region) -> Region:
-    return region_
-
-
-Lowering = Callable[[Any, Any], Any]

@@ -96,7 +96,7 @@ class Gemm(TileOp):
         from tilescale.compiler.cpu.view import matrix
         from tilescale.compiler.tvm_compat import tirx
 
-        a, b, c = (matrix(cx.view(r).tile()) for r in call.args[:3])
+        a, b, c = (matrix(v.tile()) for v in (cx.view(call.args[0]), cx.operand(call.args[1]), cx.view(call.args[2])))
         trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}
         known = constant(call.args[3])
         if known is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import token
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -43,7 +44,7 @@ class Schedule:
 def schedule(program: Any, depth: int = 1) -> Any:
     """The program at the scheduled level. ``depth`` bounds the stages of a ring (a loop's num_stages asks for at most that many)."""
     plan = Schedule()
-    uses = _uses(program.func.body)
+    uses = buffer_uses(program.func.body)
 
     def visit(loop: Any) -> Any:
         notes = loop.annotations or {}
@@ -74,19 +75,6 @@ def _touches(stmt: Any) -> set[Any]:
     return found
 
 
-def _uses(body: Any) -> dict[Any, int]:
-    """How many times each buffer appears in the whole kernel."""
-    count: dict[Any, int] = {}
-
-    def add(buffer: Any) -> None:
-        count[buffer] = count.get(buffer, 0) + 1
-
-    structural_walk(body, ((ir.TensorRegion, ir.TensorLoad), lambda n: add(n.source)))
-    structural_walk(body, (tirx.BufferStore, lambda s: add(s.buffer)))
-    structural_walk(body, (tirx.DeclBuffer, lambda s: add(s.data.args[0])))
-    return count
-
-
 def _filled(stmt: Any) -> Any:
     """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else."""
     if not isinstance(stmt, tirx.Evaluate) or base.find(stmt.value) is None or stmt.value.op.name != "ts.copy":
@@ -105,7 +93,7 @@ def _filled(stmt: Any) -> Any:
 
 def _ring(loop: Any, plan: Schedule, uses: dict[Any, int], limit: int) -> Any:
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
-    inside = _uses(loop.body)
+    inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):
         buffer = _filled(s)
