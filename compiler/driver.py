@@ -19,6 +19,7 @@ from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes import pipeline
+from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc, TileValueError
 from tilescale.language.annotations import TensorSpec
@@ -28,9 +29,7 @@ from tilescale.language.symbolic import Sym, SymExpr, settle
 KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4}
 SIGNAL_KEPT = 5
 EQUALS, DEFINES, SAME, UNCHECKED = 0, 1, 2, 3
-WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED = 1, 2, 4, 8, 16
-#: The nominal device of docs/LANGUAGE.md: what is resident at once here is resident on a GPU too.
-SMS, THREADS_PER_SM, SHARED_PER_SM, BLOCKS_PER_SM = 132, 2048, 227 << 10, 32
+WAITS, DEVICE, UNORDERED, CLUSTER, INSTRUMENTED, LOCAL = 1, 2, 4, 8, 16, 32
 
 # Passes keep state while they run, and TVM's analyzers are not meant for several threads.
 _lock = threading.RLock()
@@ -83,7 +82,6 @@ def compile_program(program: Any, path: str | os.PathLike[str], *, instrument: b
     """
     with _lock:
         lowered = lower(program, instrument=instrument)
-        _check_residency(lowered)
         artifact = describe(lowered, instrument, _own_fingerprint(program) if fingerprint is None else fingerprint)
         codegen.build_shared(lowered.funcs, Path(path))
         return artifact
@@ -132,7 +130,7 @@ def describe(lowered: Lowered, instrument: bool, fingerprint: int) -> Artifact:
     launch = program.launch
     clustered = launch.cluster != (1, 1, 1)
     flags = (WAITS * low.waits) | (DEVICE * low.device) | (CLUSTER * clustered) | (INSTRUMENTED * instrument)
-    flags |= UNORDERED * (not launch.ordered)
+    flags |= UNORDERED * (not launch.ordered) | LOCAL * (not waits_for_blocks(program.func.body))
     head = [1, len(program.params), len(program.symbols), low.arena_bytes, launch.threads, flags, *launch.cluster, launch.max_blocks]
     head += [low.shared_bytes, len(low.regions), fingerprint]
     meta = {
@@ -199,7 +197,7 @@ def _loc(loc: Loc | None) -> list[Any] | None:
 def written_parameters(program: Any) -> set[int]:
     """Parameters that the kernel may write, by the effect tables of its operations; writes through a view count for its base."""
     bases: dict[Any, Any] = {}
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.setdefault(s.buffer, s.data.args[0])))
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
     touched: set[Any] = set()
 
     def note(buffer: Any) -> None:
@@ -216,34 +214,6 @@ def written_parameters(program: Any) -> set[int]:
     structural_walk(program.func.body, (ir.Call, look))
     structural_walk(program.func.body, (tirx.BufferStore, lambda s: note(s.buffer)))
     return {k for k, p in enumerate(program.params) if p.var in touched}
-
-
-# ---- residency
-
-
-def resident_blocks(threads: int, shared_bytes: int, max_blocks: int = 0) -> int:
-    """How many blocks of a kernel are resident at once on the nominal device."""
-    per_sm = min(BLOCKS_PER_SM, THREADS_PER_SM // threads, SHARED_PER_SM // (shared_bytes + 1024))
-    return min(SMS * per_sm, max_blocks) if max_blocks else SMS * per_sm
-
-
-def _check_residency(lowered: Lowered) -> None:
-    """Blocks that wait for one another must be resident together; where the grid is constant this is known now."""
-    launch, low = lowered.program.launch, lowered.lowering
-    if not low.waits or not all(isinstance(e, int) for e in launch.grid):
-        return
-    blocks = 1
-    for extent in launch.grid:
-        blocks *= extent
-    room = resident_blocks(launch.threads, low.shared_bytes, launch.max_blocks)
-    if blocks > room:
-        raise TileValueError(
-            f"blocks of {lowered.program.name} wait for others, its grid has {blocks} blocks, and {room} are resident at once "
-            f"({launch.threads} threads and {low.shared_bytes} bytes of shared memory each)",
-            loc=launch.loc,
-            expected=f"at most {room} blocks where blocks wait",
-            hint="a smaller grid whose blocks loop over tiles with T.Persistent",
-        )
 
 
 # ---- for people

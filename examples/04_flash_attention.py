@@ -2,7 +2,7 @@
 
 Look at: two products around a running softmax. When a later tile of keys has a greater score, what was summed so far is scaled
 down; the division by the total comes once, at the end. Causal: a query sees the keys up to its own place, and tiles beyond it
-are not visited.
+are not visited. T.__exp2 is the fast one, where T.exp2 is exact.
 """
 
 import common
@@ -41,9 +41,9 @@ def kernel(batch, heads, S, D, causal=False, BM=64, BN=64, dtype="float32"):
                 T.copy(top, before)
                 T.reduce_max(s, top, dim=1, clear=False)
                 for i, j in T.Parallel(BM, BN):
-                    s[i, j] = T.exp2((s[i, j] - top[i]) * scale)
+                    s[i, j] = T.__exp2((s[i, j] - top[i]) * scale)
                 for i in T.Parallel(BM):
-                    before[i] = T.exp2((before[i] - top[i]) * scale)  # how much what was summed so far shrinks
+                    before[i] = T.__exp2((before[i] - top[i]) * scale)  # how much what was summed so far shrinks
                     total[i] *= before[i]
                 T.reduce_sum(s, total, dim=1, clear=False)
                 for i, j in T.Parallel(BM, D):

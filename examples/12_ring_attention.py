@@ -64,9 +64,9 @@ def kernel(heads, S, D, world, causal=False, BM=64):
                         T.copy(top, before)
                         T.reduce_max(s, top, dim=1, clear=False)
                         for i, j in T.Parallel(BM, BM):
-                            s[i, j] = T.exp2((s[i, j] - top[i]) * scale)
+                            s[i, j] = T.__exp2((s[i, j] - top[i]) * scale)
                         for i in T.Parallel(BM):
-                            before[i] = T.exp2((before[i] - top[i]) * scale)
+                            before[i] = T.__exp2((before[i] - top[i]) * scale)
                             total[i] *= before[i]
                         T.reduce_sum(s, total, dim=1, clear=False)
                         for i, j in T.Parallel(BM, D):

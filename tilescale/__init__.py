@@ -36,6 +36,7 @@ _LAZY = {
     "PassConfigKey": "tilescale.compat",
     "Profiler": "tilescale.profiler",
     "TensorSupplyType": "tilescale.profiler",
+    "TensorSupplyType": "tilescale.profiler",
     "TileError": "tilescale.errors",
     "autotune": "tilescale.tuning",
     "comm": "",

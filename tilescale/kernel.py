@@ -191,15 +191,15 @@ class Kernel:
 
         return driver.steps(self._program(), instrument=self.instrument)
 
-    def get_profiler(self, tensor_supply: Any = None, **extents: int) -> Profiler:
+    def get_profiler(self, tensor_supply: Any = None, *, tensor_supply_type: Any = None, **extents: int) -> Profiler:
         """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents, by name.
 
         ``tensor_supply``: "normal" (default), "uniform", "integer", "zero", "one", or a function from a parameter (an entry of
-        ``params``, its extents put in) to an argument.
+        ``params``, its extents put in) to an argument. ``tensor_supply_type`` is TileLang's word for it.
         """
         from tilescale.profiler import Profiler
 
-        return Profiler(self, tensor_supply, extents)
+        return Profiler(self, tensor_supply if tensor_supply is not None else tensor_supply_type, extents)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{p['name']}: {declaration(p)}" for p in self.params)

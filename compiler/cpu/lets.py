@@ -6,6 +6,9 @@ from typing import Any
 
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
+#: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power of it.
+CHAIN = 4
+
 
 class _Binder:
     """Rewrites one statement: collects its bindings in evaluation order.
@@ -48,6 +51,8 @@ class _Pass:
         self.lane: Any = None
         self.extent = 1
         self.slots: list[Any] = []
+        self.depth: dict[int, int] = {}  # by the variable's address, which `kept` keeps from being used again
+        self.kept: list[Any] = []
 
     def on_for(self, node: Any, mutator: Any) -> Any:
         if node.kind != tirx.ForKind.VECTORIZED or self.lane is not None:
@@ -62,7 +67,7 @@ class _Pass:
         value = binder.rewrite(stmt.value)
         indices = [binder.rewrite(i) for i in stmt.indices] if isinstance(stmt, tirx.BufferStore) else []
         if not binder.binds:
-            return stmt
+            return self.chained(stmt) if isinstance(stmt, tirx.Bind) else stmt
         steps = [part for bind in binder.binds for part in self.held(bind)]
         if isinstance(stmt, tirx.BufferStore):
             steps.append(tirx.BufferStore(stmt.buffer, value, indices, stmt.span))
@@ -70,6 +75,25 @@ class _Pass:
             steps += self.held(tirx.Bind(stmt.var, value, stmt.span))
         else:
             steps.append(tirx.Evaluate(value, stmt.span))
+        if self.lane is None:
+            steps = [*self.slots, *steps]
+            self.slots = []
+        return tirx.SeqStmt(steps)
+
+    def chained(self, bind: Any) -> Any:
+        """A binding of the author's: by way of a slot where it stands on too many others (see `held`)."""
+        depth = 0
+
+        def look(var: Any) -> None:
+            nonlocal depth
+            depth = max(depth, self.depth.get(hash(var), 0))
+
+        tvm_ffi.structural_walk(bind.value, (ir.Var, look))
+        if depth < CHAIN or str(bind.var.ty) == "bool":
+            self.depth[hash(bind.var)] = depth + 1
+            self.kept.append(bind.var)
+            return bind
+        steps = self.held(bind)
         if self.lane is None:
             steps = [*self.slots, *steps]
             self.slots = []
@@ -95,8 +119,8 @@ def bind_lets() -> Any:
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, (tirx.Let, found.append))
-        if not found:
+        tvm_ffi.structural_walk(func.body, ((tirx.Let, tirx.Bind), found.append))
+        if len(found) <= CHAIN and not any(isinstance(node, tirx.Let) for node in found):
             return func
         state = _Pass()
         kinds = (tirx.BufferStore, tirx.Bind, tirx.Evaluate)

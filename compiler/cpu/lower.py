@@ -25,6 +25,8 @@ from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sy
 from tilescale.errors import InternalError, Loc, TileValueError
 
 ALIGN = 64
+#: nodes of an expression that is put in for the variable bound to it
+SMALL_VALUE = 40
 #: threads of each executor below the block
 WIDTHS = {"warp": 32, "warpgroup": 128, "thread": 1}
 _HUGE = 1 << 40
@@ -71,6 +73,8 @@ class Lowering(Scalars, ParallelLoops):
         self.arena_bytes = self.scratch_top = self.shared_bytes = 0
         self.waits = self.device = False
         self.regions: list[Any] = []
+        self.zeroed: list[Any] = []
+        self.in_cluster = False
         self.inside: set[Any] = set()
         self.forks = any_fork(program.func.body)
         self._header_parameters()
@@ -245,7 +249,7 @@ class Lowering(Scalars, ParallelLoops):
             own = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, "int64")]))
             address = tirx.call_extern(pointer("int8"), "ts_peer", self.ctx, own, _narrow(peer, "int32"), site)
         else:
-            self.waits = True
+            self.waits = self.in_cluster = True
             base_ptr = tirx.call_extern(pointer("int8"), "ts_cluster_arena", self.ctx, _narrow(peer, "int32"), site)
             held = tirx.Var("cluster_arena", pointer("int8"))
             self.pending[-1].append(tirx.Bind(held, base_ptr))
@@ -364,7 +368,7 @@ class Lowering(Scalars, ParallelLoops):
             from tilescale.compiler.cpu import move
 
             whole = tirx.BufferRegion(s.buffer, [ir.Range.from_min_extent(0, e) for e in m.shape])
-            return move.fill(self, self.view(whole), lit(0, "int64"))
+            self.zeroed.append(move.fill(self, self.view(whole), lit(0, "int64")))
         return tirx.Evaluate(lit(0, "int32"))
 
     def _s_DeclBuffer(self, s: Any) -> Any:
@@ -397,8 +401,27 @@ class Lowering(Scalars, ParallelLoops):
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
         if "int" in str(value.ty) and _stable(s.value):
-            self.analyzer.bind(var, self.analyzer.simplify(value))
+            self._learn(var, value)
         return tirx.Bind(var, value)
+
+    def _learn(self, var: Any, value: Any) -> None:
+        """Tells the analyzer what a binding is: its value where that is small, else only between what it lies. (Values are put in
+        where the variable is used, so a chain of bindings would grow without bound.)"""
+        known = self.analyzer.simplify(value)
+        size = 0
+
+        def count(_: Any) -> None:
+            nonlocal size
+            size += 1
+
+        structural_walk(known, (object, count))
+        if size <= SMALL_VALUE:
+            self.analyzer.bind(var, known)
+            return
+        bound = self.analyzer.const_int_bound(known)
+        low, high = int(bound.min_value), int(bound.max_value)
+        if -(1 << 31) <= low and high < (1 << 31) - 1:
+            self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
@@ -544,12 +567,21 @@ class Lowering(Scalars, ParallelLoops):
         for buf, dtype, offset in self.header_late:
             self.header.append(self._in_arena(buf, dtype, start + offset))
         self.arena_bytes += self.scratch_top
-        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], seq([*self.header, body, _RETURN]), ret_type=_INT)
+        whole = seq([*self.header, *self._begin(), body, _RETURN])
+        block = tirx.PrimFunc([self.ctx, self.args_ptr, self.arena, *self.block], whole, ret_type=_INT)
         out = {"ts_block": block, "ts_grid": self._grid()}
         for k, (frame, index, inner) in enumerate(self.regions):
             params = [self.ctx, self.args_ptr, self.arena, frame, index]
             out[f"ts_region_{k}"] = tirx.PrimFunc(params, seq([*self.header, inner, _RETURN]), ret_type=_INT)
         return out
+
+    def _begin(self) -> list[Any]:
+        """What a block does before its body. Its counters become zero before any executor of it starts, wherever they are allocated;
+        where other blocks of the cluster signal them, none of those goes on before (the barrier releases the zeroes and acquires
+        those of the others), or a signal that comes early would be wiped out."""
+        if not self.zeroed or not self.in_cluster:
+            return self.zeroed
+        return [*self.zeroed, self.call("ts_barrier", lit(4, "int32"), lit(1, "int32"), self.site("barrier", "cta_cluster", None))]
 
     def _grid(self) -> Any:
         args_ptr, out_ptr = tirx.Var("args", pointer("int64")), tirx.Var("out", pointer("int64"))

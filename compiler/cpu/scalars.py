@@ -16,6 +16,7 @@ _BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Ma
            "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
 
 
+_CLASSES = {"ts.math.isnan": tirx.GT, "ts.math.isinf": tirx.EQ, "ts.math.isfinite": tirx.LT}
 _COMPARISONS = ("LT", "LE", "GT", "GE", "EQ", "NE")
 
 
@@ -40,6 +41,8 @@ class Scalars:
             return tirx.if_then_else(a, decided, b) if isinstance(e, tirx.Or) else tirx.if_then_else(a, b, decided)
         if str(a.ty) == "bool" and type(e).__name__ in _COMPARISONS:  # TVM takes a bool for a float there
             a, b = tirx.Cast("int8", a), tirx.Cast("int8", b)
+        if isinstance(e, tirx.NE) and "float" in str(a.ty):  # LLVM gets an ordered comparison from TVM, and a NaN differs from all
+            return tirx.Not(tirx.EQ(a, b))
         small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
         if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
@@ -105,6 +108,8 @@ class Scalars:
     def _x_Call(self, e: Any) -> Expr:
         name = e.op.name
         dt = str(e.ty)
+        if name in _CLASSES:
+            return _classified(name, self.scalar(e.args[0]))
         if name.startswith("ts.math."):
             from tilescale.compiler.cpu.vmath import lower_call
 
@@ -123,6 +128,12 @@ class Scalars:
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
+
+
+def _classified(name: str, x: Expr) -> Expr:
+    """isnan, isinf, isfinite of a float32 or float64: its bits without the sign against those of infinity."""
+    bits, infinity, magnitude = ("int64", 0x7FF << 52, (1 << 63) - 1) if str(x.ty) == "float64" else ("int32", 0xFF << 23, (1 << 31) - 1)
+    return _CLASSES[name](tirx.reinterpret(bits, x) & tirx.IntImm(bits, magnitude), tirx.IntImm(bits, infinity))
 
 
 def _speculable(e: Any) -> bool:

@@ -53,6 +53,7 @@ class Builder:
         self.buffers: dict[Any, Any] = {}
         self.symbols: dict[str, Any] = {}
         self.origins: dict[Any, Any] = {}
+        self.definitions: dict[Any, Any] = {}
         self.unnamed: set[Any] = set()
         self.renames: dict[Any, str] = {}
         self.annotations: dict[str, Any] = {}

@@ -295,6 +295,8 @@ class Hooks:
             b.emit(tirx.Bind(var, value, b.span()))
             if isinstance(value, ir.TensorLoad):
                 b.origins[var] = value
+            elif str(value.ty) in ("int32", "int64"):
+                b.definitions[var] = value
             return var
         for held in value if isinstance(value, (tuple, list)) else (value,):
             buffer = held.buffer if isinstance(held, Variable) else held
@@ -389,7 +391,8 @@ class Hooks:
         """``range``, ``min``, ``abs`` … over device values; Python's own where nothing is on the device or the name is rebound."""
         name = getattr(func, "__name__", "")
         device = any(is_device(a) for a in args)
-        if getattr(builtins, name, None) is not func or not device:
+        own: Any = getattr(builtins, name, None)
+        if own is not func or not device:
             return func(*(settle(a) for a in args), **kwargs) if name == "range" else func(*args, **kwargs)
         from tilescale.compiler.ops import loops, math
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.tvm_compat import ir, is_expr, tirx
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, structural_walk, tirx
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -124,10 +125,25 @@ def binary(op: str, a: Any, b: Any) -> Any:
 _SMALL_FLOATS = {"float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"}
 
 
+def _is_float(value: Any) -> bool:
+    return is_expr(value) and not isinstance(value, tirx.FloatImm) and "float" in str(value.ty)
+
+
+def _is_zero(value: Any) -> bool:
+    return value == 0 if isinstance(value, (int, float)) else isinstance(value, (tirx.FloatImm, tirx.IntImm)) and value.value == 0
+
+
 def _operate(op: str, a: Any, b: Any) -> Any:
+    # TVM folds x * 0.0 to zero and fails on x / 0.0; IEEE 754 has infinities, and no number, there (x / 0.0 is x * infinity)
+    if op == "/" and _is_float(a) and _is_zero(b):
+        sign = math.copysign(1.0, float(b if isinstance(b, (int, float)) else b.value))
+        return tirx.Mul(a, const(sign * math.inf, str(a.ty)))
+    if op == "*" and (_is_float(a) and _is_zero(b) or _is_float(b) and _is_zero(a)):
+        x, zero = (a, b) if _is_zero(b) else (b, a)
+        return tirx.Mul(x, const(float(zero if isinstance(zero, (int, float)) else zero.value), str(x.ty)))
     try:
         return BINARY[op](a, b)
-    except Exception as error:  # noqa: BLE001  # whatever TVM raises, the reason is the operands' dtypes
+    except Exception as error:  # whatever TVM raises, the reason is the operands' dtypes
         hint = "a // b for the integer quotient, or T.cast(a, \"float32\") / b" if op == "/" else "T.cast(…) one of them"
         raise TileTypeError(
             f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint
@@ -408,7 +424,7 @@ class Buffer(_Tile):
             raise TileValueError(f"a slice of {self.name} has a step", loc=source.current(), hint="index with a loop over T.Parallel")
         low = index_expr(0 if item.start is None else item.start)
         high = index_expr(self.shape[axis] if item.stop is None else item.stop)
-        extent = simplify(high - low)
+        extent = difference(high, low)
         known = constant(extent)
         if known is not None and known <= 0:
             raise TileValueError(f"the slice {low}:{high} of {self.name} is empty", loc=source.current())
@@ -489,3 +505,20 @@ def simplify(value: Any) -> Any:
     e = _analyzer[0].simplify(value)
     known = constant(e)
     return known if known is not None else e
+
+
+def difference(a: Any, b: Any) -> Any:
+    """``a - b``, an int where it is one once named values are put in: ``low = i * 64; high = low + 64; A[low:high]``."""
+    plain = simplify(a - b)
+    if isinstance(plain, int) or not bld.active():
+        return plain
+    known = bld.current().definitions
+    e = a - b
+    for _ in range(8):  # names of names; a longer chain stays symbolic
+        found: list[Any] = []
+        structural_walk(e, (ir.Var, lambda v, found=found: found.append(v) if v in known else None))
+        if not found:
+            break
+        e = structural_map(e, (ir.Var, lambda v: known.get(v, v)))
+    full = simplify(e)
+    return full if isinstance(full, int) else plain

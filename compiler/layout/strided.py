@@ -19,7 +19,9 @@ class Strided:
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.strides) or any(e <= 0 for e in self.shape):
-            raise TileValueError(f"a layout of shape {self.shape} with strides {self.strides}", expected="one stride an axis, positive extents")
+            raise TileValueError(
+                f"a layout of shape {self.shape} with strides {self.strides}", expected="one stride an axis, positive extents"
+            )
 
     @classmethod
     def row_major(cls, shape: Sequence[int], pad: int = 0) -> Strided:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Poison, Region, Variable, constant, simplify
+from tilescale.compiler.frontend.values import Buffer, Poison, Region, Variable, constant, difference
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.errors import InternalError, TileTypeError, TileValueError
 
@@ -139,7 +139,7 @@ def same_extent(a: Any, b: Any) -> bool:
     x, y = constant(a), constant(b)
     if x is not None and y is not None:
         return x == y
-    return constant(simplify(a - b)) == 0
+    return constant(difference(a, b)) == 0
 
 
 def require_same_shape(a: Region, b: Region, what: str) -> None:

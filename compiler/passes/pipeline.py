@@ -12,6 +12,7 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.remove_unused import remove_unused
+from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.env import DUMP
@@ -36,6 +37,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("remove_unused", remove_unused, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.
     Pass("schedule", schedule, spec.SCHEDULED),
+    # Behind the schedule, whose rings decide how much shared memory a block has and so how many blocks are resident.
+    Pass("residency", residency, spec.SCHEDULED),
     # Layouts behind the rings: a stage axis is part of a tile's shape by now.
     Pass("layouts", layouts, spec.SCHEDULED),
 )

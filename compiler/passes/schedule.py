@@ -126,7 +126,7 @@ def _ring(loop: Any, plan: Schedule, uses: dict[Any, int], limit: int) -> Any:
     now = tirx.BufferLoad(counter, [tirx.IntImm("int32", 0)])
     stage = tirx.IntImm("int32", 0) if depth == 1 else tirx.floormod(now, tirx.IntImm("int32", depth))
     staged = {b: _staged(b, depth) for b in fills}
-    plan.stages.update({new: asked // depth for new in staged.values()})
+    plan.stages.update(dict.fromkeys(staged.values(), asked // depth))
     inner = [_in_stage(s, staged, stage) for s in stmts]
     body = [
         *inner[:first],

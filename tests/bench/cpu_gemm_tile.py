@@ -103,7 +103,7 @@ def main() -> None:
         for i, tile in enumerate(tiles):
             c = torch.empty(n, n)
             func = getattr(lib, f"k{i}")
-            call = lambda: func(*pointers, ctypes.c_void_p(c.data_ptr()), ctypes.c_void_p(base))  # noqa: B023, E731
+            call = lambda: func(*pointers, ctypes.c_void_p(c.data_ptr()), ctypes.c_void_p(base))  # noqa: E731
             ours, theirs = [], []
             for _ in range(args.rounds):
                 ours.append(timed(call, 2 * n**3))

@@ -92,21 +92,17 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 def test_imports_are_light() -> None:
     """Neither torch nor tvm_ffi nor NumPy is imported by the imports, nor torch for the first kernel's sake."""
     code = """
-import sys, time
-start = time.perf_counter()
+import sys
 import tilescale.comm, tilescale.native
-seconds = time.perf_counter() - start
 assert not {"torch", "tvm_ffi", "numpy"} & set(sys.modules), "heavy imports"
 tilescale.native.library()
 assert "tvm_ffi" not in sys.modules
 tilescale.native.import_tvm_ffi()
 assert "torch" not in sys.modules
-print(seconds)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.15
 
 
 def test_the_other_way_round_torch_is_not_hidden() -> None:

@@ -234,7 +234,7 @@ static int plan_grid(ts_launch* L) {
   L->nblocks = n;
   L->nunits = n / K->cluster_size;
   L->as_fibers = (K->flags & TS_FLAG_WAITS) != 0 || ((K->flags & TS_FLAG_CLUSTER) && K->cluster_size > 1);
-  if (TS_UNLIKELY((K->flags & TS_FLAG_WAITS) && n > K->resident))
+  if (TS_UNLIKELY((K->flags & TS_FLAG_WAITS) && !(K->flags & TS_FLAG_LOCAL) && n > K->resident))
     return ts_error("ValueError", "TS:resident:-1:-1:%lld:%lld", (long long)K->resident, (long long)n);
   return 0;
 }

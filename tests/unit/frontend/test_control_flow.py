@@ -119,7 +119,7 @@ def test_python_if_for_while_over_python_values():
             if FACTOR == 3:
                 C[at] = FACTOR
             else:
-                C[at] = undefined_name  # noqa: F821  # never run: Python's own if
+                C[at] = undefined_name  # never run: Python's own if
 
     c = ints(8)
     run(kernel)(c)

@@ -131,7 +131,7 @@ def test_methods_can_make_kernels_and_be_macros():
         @T.macro
         def activation(self, x):
             if x > self.width:
-                y = x
+                y = x  # noqa: F841  # only under the device if, used nowhere
             return T.max(x, self.width)
 
         def kernel(self):
@@ -181,7 +181,8 @@ def notebook(source: str, space: dict, name: str = "<ipython-input-7-abcdef>") -
 
 def test_errors_in_a_notebook_cell_show_its_line():
     space: dict = {"__name__": "__main__"}
-    source = "import tilescale.language as T\n@T.prim_func\ndef kernel(C: T.Tensor((3,), T.int32)):\n    with T.Kernel(3) as b:\n        C[b] = T.foo(b)\n"
+    source = "import tilescale.language as T\n@T.prim_func\ndef kernel(C: T.Tensor((3,), T.int32)):\n"
+    source += "    with T.Kernel(3) as b:\n        C[b] = T.foo(b)\n"
     notebook(source, space, "/tmp/ipykernel_12/345.py")
     with refused(TileError, "the language has no T.foo", at="T.foo"):
         space["kernel"].trace()
@@ -255,26 +256,26 @@ def test_unknown_names_suggest_what_was_meant():
     @T.prim_func
     def local_typo(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as block_x:
-            C[block_x] = blok_x + A_shared  # noqa: F821
+            C[block_x] = blok_x + A_shared
 
     @T.prim_func
     def global_typo(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
-            C[b] = SCALES * b  # noqa: F821
+            C[b] = SCALES * b
 
     @T.prim_func
     def nothing_close(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
-            C[b] = zzz_unheard_of(b)  # noqa: F821
+            C[b] = zzz_unheard_of(b)
 
     @T.prim_func
     def before_bound(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
-            C[b] = late
-            late = 3
+            C[b] = late  # noqa: F821
+            late = 3  # noqa: F841
 
     def helper():
-        return colums  # noqa: F821
+        return colums
 
     @T.prim_func
     def in_helper(C: T.Tensor((4,), "int32")):

@@ -253,7 +253,7 @@ def test_extents_that_cannot_be():
 
         @T.prim_func
         def kernel(A: T.Tensor((4,), "float32")):
-            with T.Kernel(*grid):
+            with T.Kernel(*grid):  # noqa: B023
                 A[0] = 0
 
         with refused(TileValueError, message, at="T.Kernel(*grid)"):
@@ -288,7 +288,8 @@ def test_shapes_of_launches_that_cannot_be():
 
 
 def test_arithmetic_of_every_dtype_follows_python():
-    dtypes = ("bool", "int8", "uint8", "int16", "int32", "int64", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+    dtypes = ("bool", "int8", "uint8", "int16", "int32", "int64")
+    dtypes += ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
 
     def make(dt):
         @T.prim_func
@@ -371,3 +372,21 @@ def test_arithmetic_that_is_not_defined():
     refuse(TileValueError, "// 0", by_zero, at="C[b] // 0")
     refuse(TileTypeError, "int32 ** int32 is not defined", power, at="C[b] ** b", write="T.pow")
     refuse(TileTypeError, "'one' (str) has no meaning as value", text, at='C[b] + "one"')
+
+
+def test_slices_between_names_have_the_extent_of_their_difference():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), C: T.Tensor((64,), "int32")):
+        with T.Kernel(4) as b:
+            low = b * 16
+            middle = low + 4
+            high = middle + 12
+            t = T.alloc_shared((16,), "int32")
+            T.copy(A[low:high], t)
+            T.copy(t, C[low:high])
+            n = high - low
+            T.copy(A[low : low + n], C[low:high])
+
+    a, c = torch.arange(64, dtype=torch.int32), ints(64)
+    run(kernel)(a, c)
+    assert c.equal(a)

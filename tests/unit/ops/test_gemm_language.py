@@ -54,7 +54,9 @@ def test_transposes_and_dtypes(operand: str, accumulator: str):
 
 def test_clear_accum_and_mixed_fp8_and_parts_of_tiles():
     @T.prim_func
-    def kernel(A: T.Tensor((32, 32), "float8_e4m3fn"), B: T.Tensor((32, 32), "float8_e5m2"), C: T.Tensor((4, 32, 32), "float32"), n: T.int32):
+    def kernel(
+        A: T.Tensor((32, 32), "float8_e4m3fn"), B: T.Tensor((32, 32), "float8_e5m2"), C: T.Tensor((4, 32, 32), "float32"), n: T.int32
+    ):  # fmt: skip
         with T.Kernel(1):
             a, b = T.alloc_shared((2, 32, 32), "float8_e4m3fn"), T.alloc_shared((32, 32), "float8_e5m2")
             c = T.alloc_fragment((32, 32), "float32")

@@ -1,0 +1,82 @@
+"""Blocks that wait for other blocks must be resident together: a static grid that cannot be is refused here, at compile time.
+
+The device is nominal (132 SMs with 2048 threads, 32 blocks and 227 KiB of shared memory each), so that what passes on one target
+passes on all. A grid known only at launch is checked there, by the same formula (tilescale/native/launch.c). Waits for executors of
+the own block and for blocks of the own cluster ask for nothing: a block and a cluster are always resident whole.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import TileValueError
+from tilescale.language.dtypes import canonical
+
+SMS, SM_THREADS, SM_BLOCKS, SM_SHARED, BLOCK_SHARED = 132, 2048, 32, 227 << 10, 1 << 10
+
+
+def residency(program: Any) -> Any:
+    """Refuses a static grid of blocks that wait for other blocks and cannot all be resident; the program is unchanged.
+
+    Raises:
+        TileValueError: at the first such wait.
+    """
+    grid = program.launch.grid
+    waits = waits_for_blocks(program.func.body)
+    if not waits or not all(isinstance(e, int) for e in grid):
+        return program
+    blocks, limit = prod(grid), resident_blocks(program)
+    if blocks > limit:
+        from tilescale.compiler.cpu.lower import loc_of
+
+        raise TileValueError(
+            f"blocks of {program.name} wait for others here, its grid has {blocks} blocks, and {limit} are resident at once "
+            f"({program.launch.threads} threads and {shared_bytes(program)} bytes of shared memory each)",
+            loc=loc_of(getattr(waits[0], "span", None)) or program.launch.loc,
+            expected=f"at most {limit} blocks where blocks wait",
+            hint="a smaller grid whose blocks loop over tiles with T.Persistent",
+        )
+    return program
+
+
+def waits_for_blocks(body: Any) -> list[Any]:
+    """The operations of a kernel that wait for blocks other than those of the own cluster."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        op = base.find(call)
+        if op is None:
+            return
+        if op.name == "team_sync" or op.name == "barrier" and str(call.attrs["reach"]) in ("grid", "device"):
+            found.append(call)
+        elif op.name == "wait" and call.args[0].source.ty.storage_scope == "global.signal":
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    return found
+
+
+def shared_bytes(program: Any) -> int:
+    """Shared memory of one block."""
+    total = 0
+
+    def add(s: Any) -> None:
+        nonlocal total
+        ty = s.buffer.ty
+        if ty.storage_scope.startswith("shared"):
+            total += prod(int(e) for e in ty.shape) * canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes
+
+    structural_walk(program.func.body, (tirx.AllocBuffer, add))
+    return total
+
+
+def resident_blocks(program: Any) -> int:
+    """How many blocks of a kernel the nominal device holds at once: whole clusters, and no more than ``T.Kernel(max_blocks=…)``."""
+    launch = program.launch
+    per_sm = min(SM_BLOCKS, SM_THREADS // launch.threads, SM_SHARED // (shared_bytes(program) + BLOCK_SHARED))
+    total = min(SMS * per_sm, launch.max_blocks or SMS * per_sm)
+    cluster = prod(launch.cluster)
+    return total // cluster * cluster

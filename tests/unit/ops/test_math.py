@@ -1,0 +1,156 @@
+"""T.exp and its kin as kernels use them, against float64: exact ones within 2 units in the last place, fast ones within their bounds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import tilescale.language as T
+from tests.kernels import refused, run
+from tilescale.errors import TileTypeError, TileValueError
+
+
+def root(x: torch.Tensor) -> torch.Tensor:
+    """Correctly rounded, which torch.sqrt is not everywhere."""
+    return torch.from_numpy(np.sqrt(x.numpy()))
+
+
+UNIT = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+#: name → (reference, range, greatest error in units of the last place)
+UNARY = {
+    "exp": (torch.exp, (-8, 8), 2), "exp2": (torch.exp2, (-8, 8), 2), "exp10": (lambda x: 10.0**x, (-4, 4), 2),
+    "log": (torch.log, (0.01, 90), 2), "log2": (torch.log2, (0.01, 90), 2), "log10": (torch.log10, (0.01, 90), 2),
+    "log1p": (torch.log1p, (-0.5, 9), 2), "sqrt": (root, (0, 90), 0.5001), "rsqrt": (torch.rsqrt, (0.01, 90), 2),
+    "sin": (torch.sin, (-6, 6), 2), "cos": (torch.cos, (-6, 6), 2), "tan": (torch.tan, (-1.4, 1.4), 4),
+    "tanh": (torch.tanh, (-4, 4), 2.1),
+    "sigmoid": (torch.sigmoid, (-8, 8), 3), "erf": (torch.erf, (-3, 3), 3), "floor": (torch.floor, (-9, 9), 0),
+    "ceil": (torch.ceil, (-9, 9), 0),
+    "trunc": (torch.trunc, (-9, 9), 0), "round": (torch.round, (-9, 9), 0), "abs": (torch.abs, (-9, 9), 0), "asin": (torch.asin, (-1, 1), 3),
+    "acos": (torch.acos, (-1, 1), 3), "atan": (torch.atan, (-9, 9), 3), "sinh": (torch.sinh, (-4, 4), 3), "cosh": (torch.cosh, (-4, 4), 3),
+    "ieee_sqrt": (root, (0, 90), 0.5001), "ieee_frcp": (torch.reciprocal, (0.1, 90), 0.5001), "ieee_frsqrt": (torch.rsqrt, (0.1, 90), 2),
+}  # fmt: skip
+FAST = {"__exp": 16, "__exp2": 16, "__exp10": 32, "__log": 32, "__log2": 32, "__log10": 32, "__sin": 16, "__cos": 16, "__tan": 32}
+
+
+def worst(got: torch.Tensor, want: torch.Tensor, name: str) -> float:
+    """The greatest error in units of the last place of the wanted value (absolute near zero, where the fast ones are)."""
+    unit = UNIT[name] * torch.exp2(torch.floor(torch.log2(want.abs().clamp_min(2.0**-14))))
+    return float(((got.double() - want).abs() / unit).max())
+
+
+@pytest.mark.parametrize("name", list(UNIT))
+def test_functions_of_one_argument(name: str):
+    functions = [*UNARY, *(FAST if name == "float32" else ())]
+
+    @T.prim_func
+    def kernel(A: T.Tensor((len(functions), 500), name), C: T.Tensor((len(functions), 500), name)):
+        with T.Kernel(1):
+            for k, function in enumerate(functions):
+                for i in T.Parallel(500):
+                    C[k, i] = getattr(T, function)(A[k, i])
+
+    low_high = [UNARY[f.removeprefix("__")][1] for f in functions]
+    g = torch.Generator().manual_seed(0)
+    a = torch.stack([torch.rand(500, generator=g, dtype=torch.float64) * (h - l) + l for l, h in low_high]).to(getattr(torch, name))
+    c = torch.zeros_like(a)
+    run(kernel)(a, c)
+    for k, function in enumerate(functions):
+        reference, _, bound = UNARY[function.removeprefix("__")]
+        bound = FAST.get(function, bound) + (0.51 if name in ("float16", "bfloat16") and bound else 0)
+        error = worst(c[k], reference(a[k].double()), name)
+        assert error <= bound, f"{function}({name}) is {error:.2f} units off, {bound} are allowed"
+
+
+def test_functions_of_several_arguments_and_special_values():
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((10, 64), "float32"), D: T.Tensor((6, 64), "bool")
+    ):  # fmt: skip
+        with T.Kernel(1):
+            for i in T.Parallel(64):
+                x, y = A[i], B[i]
+                C[0, i] = T.pow(T.abs(x) + 0.1, y)
+                C[1, i] = T.fmod(x, y)
+                C[2, i] = T.atan2(x, y)
+                C[3, i] = T.copysign(x, y)
+                C[4, i] = T.hypot(x, y)
+                C[5, i] = T.ieee_fmaf(x, y, 1.5)
+                C[6, i] = T.clamp(x, -0.5, 0.5)
+                C[7, i] = T.max(x, y, 0.25)
+                C[8, i] = T.min(x, -y)
+                C[9, i] = T.ieee_fdiv(x, y)
+                big = T.if_then_else(i % 3 == 0, T.infinity("float32"), T.if_then_else(i % 3 == 1, x / 0.0 * 0.0, x))
+                D[0, i] = T.isinf(big)
+                D[1, i] = T.isnan(big)
+                D[2, i] = T.isfinite(big)
+                D[3, i] = big != big
+                D[4, i] = big == big or big < 0 or big >= 0
+                D[5, i] = not big > 0
+
+    a, b = torch.randn(64), torch.randn(64)
+    c, d = torch.zeros(10, 64), torch.zeros(6, 64, dtype=torch.bool)
+    run(kernel)(a, b, c, d)
+    x, y = a.double(), b.double()
+    want = [(x.abs() + 0.1) ** y, torch.fmod(x, y), torch.atan2(x, y), torch.copysign(x, y), torch.hypot(x, y), x * y + 1.5,
+            x.clamp(-0.5, 0.5), torch.maximum(torch.maximum(x, y), torch.tensor(0.25)), torch.minimum(x, -y), x / y]  # fmt: skip
+    for k, w in enumerate(want):
+        assert worst(c[k], w, "float32") <= 3, k
+    assert c[9].equal(a / b), "division is correctly rounded"
+    third = torch.arange(64) % 3
+    assert d[0].equal(third == 0) and d[1].equal(third == 1) and d[2].equal(third == 2)
+    assert d[3].equal(third == 1) and d[4].equal(third != 1) and d[5].equal((third == 1) | (third == 2) & (a <= 0))
+
+
+def test_python_values_stay_pythons():
+    @T.prim_func
+    def kernel(C: T.Tensor((6,), "float64")):
+        with T.Kernel(1):
+            for k, value in enumerate((T.exp(1.0), T.max(2, 7), T.pow(2, 10), T.ceildiv(7, 2), T.clamp(5, 0, 3), T.abs(-4))):
+                C[k] = T.cast(value, "float64") if isinstance(value, int) else value * 1.0
+
+    c = torch.zeros(6, dtype=torch.float64)
+    run(kernel)(c)
+    assert torch.allclose(c, torch.tensor([math.e, 7, 1024, 4, 3, 4], dtype=torch.float64), rtol=1e-7)
+
+
+def test_limits_of_dtypes():
+    dtypes = ("int8", "uint8", "int16", "int32", "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64")
+
+    @T.prim_func
+    def kernel(C: T.Tensor((len(dtypes), 2), "float64"), D: T.Tensor((2,), "int64")):
+        with T.Kernel(1):
+            for k, name in enumerate(dtypes):
+                C[k, 0] = T.max_value(name)
+                C[k, 1] = T.min_value(name)
+            D[0] = T.max_value("int64")
+            D[1] = T.min_value("int64")
+
+    c, d = torch.zeros(len(dtypes), 2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+    run(kernel)(c, d)
+    for k, name in enumerate(dtypes):
+        info = (torch.finfo if "float" in name else torch.iinfo)(getattr(torch, name))
+        assert c[k].tolist() == [info.max, info.min], name
+    assert d.tolist() == [2**63 - 1, -(2**63)]
+    with refused(TileTypeError, "float8_e4m3fn has no infinity", write="T.max_value"):
+        T.infinity("float8_e4m3fn")
+    with refused(TileTypeError, "int32 has no infinity"):
+        T.infinity("int32")
+
+    @T.prim_func
+    def sizes(C: T.Tensor((4,), "float32")):
+        with T.Kernel(4) as b:
+            C[b] = T.reinterpret(b, "float16")
+
+    with refused(TileValueError, "int32 and float16 have different sizes", at='T.reinterpret(b, "float16")'):
+        sizes.trace()
+
+    @T.prim_func
+    def rounding(C: T.Tensor((4,), "float32")):
+        with T.Kernel(4) as b:
+            C[b] = T.ieee_add(C[b], 1.0, rounding_mode="rz")
+
+    with refused(TileValueError, "T.ieee_add with rounding 'rz'", expected='"rn"'):
+        rounding.trace()
