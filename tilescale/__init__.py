@@ -36,7 +36,6 @@ _LAZY = {
     "PassConfigKey": "tilescale.compat",
     "Profiler": "tilescale.profiler",
     "TensorSupplyType": "tilescale.profiler",
-    "TensorSupplyType": "tilescale.profiler",
     "TileError": "tilescale.errors",
     "autotune": "tilescale.tuning",
     "comm": "",

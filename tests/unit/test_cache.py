@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import importlib
 import json
 import os
@@ -254,8 +256,9 @@ def test_code_that_does_not_load_is_rebuilt(place: Path, fresh: Fresh, capfd: py
     """Sound by its hash, and yet not loadable: a file system or an architecture that changed."""
     fresh.shift()
     (entry,) = entries(place)
-    import hashlib
-
+    # While this process holds the library, the loader would give it again by its name.
+    sys.modules.pop("model")
+    gc.collect()
     bad = b"not an object"
     replace(entry / "kernel.so", bad)
     held = json.loads((entry / "kernel.json").read_text())
@@ -400,7 +403,9 @@ def test_sources_are_hashed_by_content(tmp_path: Path):
         import sys
         from tilescale import fingerprint
         folder = Path(sys.argv[1])
-        (folder / "a").mkdir(); (folder / "a" / "x.py").write_text("1"); (folder / "y.py").write_text("2"); (folder / "z.txt").write_text("3")
+        (folder / "a").mkdir()
+        for name in ("a/x.py", "y.py", "z.txt"):
+            (folder / name).write_text(name)
         print(sorted(p[len(str(folder)):] for p in fingerprint._python_files(folder)))
         """
     )

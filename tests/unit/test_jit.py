@@ -328,5 +328,6 @@ def test_pass_configs_are_named_and_ignored(capfd: pytest.CaptureFixture[str], m
 def test_the_style_is_seen_without_running_or_reading_the_source():
     namespace = {"T": T}
     exec("def eager(A):\n    with T.Kernel(1):\n        A[0] = 0\n", namespace)
-    exec("def factory(n):\n    @T.prim_func\n    def main(A):\n        with T.Kernel(1):\n            A[0] = 0\n    return main\n", namespace)
+    inner = "    @T.prim_func\n    def main(A):\n        with T.Kernel(1):\n            A[0] = 0\n"
+    exec(f"def factory(n):\n{inner}    return main\n", namespace)
     assert isinstance(tilescale.jit(namespace["eager"]), Eager) and isinstance(tilescale.jit(namespace["factory"]), Factory)

@@ -29,7 +29,7 @@ def add(
 def twice(dtype: str, n: int = 16):
     @T.prim_func
     def main(A: T.Tensor((n,), dtype), B: T.Tensor((n,), dtype)):
-        with T.Kernel(1) as bx:
+        with T.Kernel(1):
             for i in T.Parallel(n):
                 B[i] = A[i] + A[i]
 
@@ -38,7 +38,7 @@ def twice(dtype: str, n: int = 16):
 
 @T.prim_func
 def scaled(A: T.Tensor((4,), "float32"), k: T.int8, f: T.float32, B: T.Tensor((4,), "float32")):
-    with T.Kernel(1) as bx:
+    with T.Kernel(1):
         for i in T.Parallel(4):
             B[i] = A[i] * f + k
 
@@ -407,7 +407,7 @@ def test_a_waiting_grid_that_cannot_be_resident():
         return main
 
     text = "at most 264 blocks where blocks wait"
-    with refused(TileValueError, "its grid has 265 blocks, and 264 are resident", expected=text, at="T.Kernel(blocks, threads=1024)"):
+    with refused(TileValueError, "its grid has 265 blocks, and 264 are resident", expected=text, at="T.barrier()"):
         tilescale.compile(waiting(265))
     kernel = tilescale.compile(waiting(m))
     kernel(torch.zeros(8))

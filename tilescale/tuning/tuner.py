@@ -270,9 +270,10 @@ def _show(config: Config) -> str:
 @contextlib.contextmanager
 def _failing(trial: Trial, *more: type[Exception]) -> Iterator[None]:
     """Refusals, failed launches, assertions and ``more`` are the configuration's fault; anything else is not caught."""
+    faults: tuple[type[Exception], ...] = (TileError, AssertionError, *more)
     try:
         yield
-    except (TileError, AssertionError, *more) as error:
+    except faults as error:
         text = error.message if isinstance(error, TileError) else str(error)
         trial.error = text.splitlines()[0] if text else type(error).__name__
 
