@@ -131,7 +131,7 @@ def test_methods_can_make_kernels_and_be_macros():
         @T.macro
         def activation(self, x):
             if x > self.width:
-                y = x  # noqa: F841  # only under the device if, used nowhere
+                y = x  # only under the device if, used nowhere
             return T.max(x, self.width)
 
         def kernel(self):
@@ -271,8 +271,8 @@ def test_unknown_names_suggest_what_was_meant():
     @T.prim_func
     def before_bound(C: T.Tensor((4,), "int32")):
         with T.Kernel(4) as b:
-            C[b] = late  # noqa: F821
-            late = 3  # noqa: F841
+            C[b] = late
+            late = 3
 
     def helper():
         return colums

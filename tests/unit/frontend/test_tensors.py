@@ -253,7 +253,7 @@ def test_extents_that_cannot_be():
 
         @T.prim_func
         def kernel(A: T.Tensor((4,), "float32")):
-            with T.Kernel(*grid):  # noqa: B023
+            with T.Kernel(*grid):
                 A[0] = 0
 
         with refused(TileValueError, message, at="T.Kernel(*grid)"):

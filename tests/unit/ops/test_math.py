@@ -28,7 +28,8 @@ UNARY = {
     "tanh": (torch.tanh, (-4, 4), 2.1),
     "sigmoid": (torch.sigmoid, (-8, 8), 3), "erf": (torch.erf, (-3, 3), 3), "floor": (torch.floor, (-9, 9), 0),
     "ceil": (torch.ceil, (-9, 9), 0),
-    "trunc": (torch.trunc, (-9, 9), 0), "round": (torch.round, (-9, 9), 0), "abs": (torch.abs, (-9, 9), 0), "asin": (torch.asin, (-1, 1), 3),
+    "trunc": (torch.trunc, (-9, 9), 0), "round": (torch.round, (-9, 9), 0), "abs": (torch.abs, (-9, 9), 0),
+    "asin": (torch.asin, (-1, 1), 3),
     "acos": (torch.acos, (-1, 1), 3), "atan": (torch.atan, (-9, 9), 3), "sinh": (torch.sinh, (-4, 4), 3), "cosh": (torch.cosh, (-4, 4), 3),
     "ieee_sqrt": (root, (0, 90), 0.5001), "ieee_frcp": (torch.reciprocal, (0.1, 90), 0.5001), "ieee_frsqrt": (torch.rsqrt, (0.1, 90), 2),
 }  # fmt: skip

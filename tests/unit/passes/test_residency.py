@@ -80,8 +80,8 @@ def test_the_limit(limit: int, launch: dict):
     from tests.kernels import scheduled
 
     scheduled(make_at(limit))
-    with refused(TileValueError, f"blocks of kernel wait for others here, its grid has {limit + step} blocks, and {limit} are resident at once",
-                 at="T.barrier()", expected=f"at most {limit} blocks where", write="T.Persistent"):  # fmt: skip
+    message = f"blocks of kernel wait for others here, its grid has {limit + step} blocks, and {limit} are resident at once"
+    with refused(TileValueError, message, at="T.barrier()", expected=f"at most {limit} blocks where", write="T.Persistent"):
         scheduled(make_at(limit + step))
 
 
@@ -134,5 +134,6 @@ def test_a_grid_known_at_launch_is_refused_there():
     c = torch.zeros(264, dtype=torch.int32)
     made(c)
     assert c.all()
-    with refused(TileValueError, "kernel: blocks wait for others, the grid has 265 blocks, and 264 are resident", expected="at most 264", write="T.Persistent"):
+    message = "kernel: blocks wait for others, the grid has 265 blocks, and 264 are resident"
+    with refused(TileValueError, message, expected="at most 264", write="T.Persistent"):
         made(torch.zeros(265, dtype=torch.int32))
