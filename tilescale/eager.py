@@ -237,7 +237,7 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
         if known is None or len(known) == len(value.shape):
             parts.append(f"{name}.dtype, _s_{name}")
         else:
-            parts.append(f"{name}.dtype, len(_s_{name}), " + ", ".join(f"_s_{name}[{k}]" for k in sorted(known)))
+            parts += [f"{name}.dtype", f"len(_s_{name})", *(f"_s_{name}[{k}]" for k in sorted(known))]
     head = ", ".join([*names[: len(args)], *(["*", *kwargs] if kwargs else [])])
     again = ", ".join([*names[: len(args)], *(f"{k}={k}" for k in kwargs)])
     tensors = ", ".join(n for n in names if n in values and is_tensor(values[n]))

@@ -89,7 +89,8 @@ class Refusal:
             hint = f"{self.name}.astype({'ml_dtypes.' + self.expected if exotic else repr(self.expected)})"
         if self.p["kind"] == "signal":
             hint = f"tilescale.comm.signals({shape_text(self.p['shape'])})"
-        return self.error(TileTypeError, f"{self.name} is a tensor of {self.got}", expected=declaration(self.p), hint=hint)
+        got = str(getattr(self.arg, "dtype", self.got)).removeprefix("torch.")
+        return self.error(TileTypeError, f"{self.name} is a tensor of {got}", expected=declaration(self.p), hint=hint)
 
     def device(self) -> TileError:
         where = str(self.arg.device) if is_torch(self.arg) else _DEVICES.get(int(self.got), f"device type {self.got}")

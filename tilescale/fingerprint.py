@@ -78,28 +78,32 @@ class _Collect(ast.NodeVisitor):
         self.chains[(node.id,)] = None
 
 
-def source_of(code: types.CodeType) -> str:
-    """The source text of a function. Raises Unhashable where there is none."""
+#: id of a code object → it and its names. By identity: two that are equal may differ in the annotations of their local names, and
+#: come from different files.
+_known: dict[int, tuple[types.CodeType, _Names]] = {}
+
+
+def _names(code: types.CodeType) -> _Names:
+    held = _known.get(id(code))
+    if held is None:
+        held = _known[id(code)] = (code, _names_in_source(code) or _names_in_bytecode(code))
+    return held[1]
+
+
+def _names_in_source(code: types.CodeType) -> _Names | None:
+    """None where a function has no source that stands alone: lambdas, and what dataclasses and enums generate. Such functions are no
+    kernels, so their local annotations mean nothing and the bytecode has everything."""
     import inspect
 
+    linecache.checkcache(code.co_filename)  # as the trace reads it: what is hashed is what would be compiled
     lines = linecache.getlines(code.co_filename)
-    if not lines or code.co_firstlineno > len(lines):
-        raise Unhashable(f"the source of {code.co_name} cannot be read")
+    if code.co_name == "<lambda>" or code.co_firstlineno > len(lines):
+        return None
     try:
-        return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
-    except (SyntaxError, IndentationError) as error:
-        raise Unhashable(f"the source of {code.co_name} cannot be read: {error}") from error
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> _Names:
-    if code.co_name == "<lambda>":  # its lines may not stand alone; it has no local annotations, so the bytecode has every name
-        return _names_in_bytecode(code)
-    text = source_of(code)
-    try:
+        text = "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
         tree = ast.parse(textwrap.dedent(text))
-    except SyntaxError as error:
-        raise Unhashable(f"the source of {code.co_name} at {code.co_filename}:{code.co_firstlineno} does not stand alone") from error
+    except SyntaxError:
+        return None
     collect = _Collect()
     for node in tree.body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -239,8 +243,6 @@ class Fingerprint:
                 if name not in ("__dict__", "__weakref__", "__doc__", "__module__") and not isinstance(
                     member, (types.MemberDescriptorType, types.GetSetDescriptorType)
                 ):
-                    if isinstance(member, types.FunctionType) and not linecache.getlines(member.__code__.co_filename):
-                        continue  # what dataclasses and enums generate from the rest
                     if name.startswith(("__dataclass", "__abstract")) or name.startswith("_") and issubclass(v, enum.Enum):
                         continue
                     self.put(name)

@@ -311,15 +311,17 @@ def _place(node: Any, at: ast.AST) -> Any:
     return ast.copy_location(node, at)
 
 
-_compiled: dict[types.CodeType, tuple[types.CodeType, tuple[str, ...]]] = {}
+#: id of a code object → it and its rewritten form. By identity: two equal ones may differ in the annotations of local names, which
+#: the bytecode does not hold, and come from different files (a notebook's cells).
+_compiled: dict[int, tuple[types.CodeType, types.CodeType]] = {}
 
 
 def _inner_code(func: types.FunctionType) -> types.CodeType:
     """The rewritten code object of ``func``; cached by the original's code, since a factory defines the same kernel many times."""
     original = func.__code__
-    hit = _compiled.get(original)
+    hit = _compiled.get(id(original))
     if hit is not None:
-        return hit[0]
+        return hit[1]
     filename = original.co_filename
     try:
         lines, first = inspect.getsourcelines(func)
@@ -350,7 +352,7 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     compiled = compile(module, filename, "exec")
     code = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
     inner = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == definition.name)
-    _compiled[original] = (inner, inner.co_freevars)
+    _compiled[id(original)] = (original, inner)
     return inner
 
 

@@ -166,7 +166,7 @@ class Autotuned:
 
     def _try(self, trial: Trial, given: Config, args: tuple[Any, ...], kwargs: Config) -> None:
         profiler: Profiler | None = None
-        with _failing(trial):
+        with _failing(trial, ArithmeticError, ValueError):  # a factory's own arithmetic on block sizes
             profiler = self._profiler(self._compile(trial.config, args, kwargs), given)
         if not self._all_well(trial) or profiler is None:
             return
@@ -268,11 +268,12 @@ def _show(config: Config) -> str:
 
 
 @contextlib.contextmanager
-def _failing(trial: Trial) -> Iterator[None]:
-    """Refusals, failed launches and wrong results are the configuration's fault; anything else is not caught."""
+def _failing(trial: Trial, *more: type[Exception]) -> Iterator[None]:
+    """Refusals, failed launches, assertions and ``more`` are the configuration's fault; anything else is not caught."""
+    faults: tuple[type[Exception], ...] = (TileError, AssertionError, *more)
     try:
         yield
-    except (TileError, AssertionError) as error:
+    except faults as error:
         text = error.message if isinstance(error, TileError) else str(error)
         trial.error = text.splitlines()[0] if text else type(error).__name__
 
@@ -286,7 +287,7 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Trial], None]]:
     from tqdm import tqdm
 
     best: list[Trial] = []
-    with tqdm(total=total, desc=f"autotune {name}", unit="config", leave=False, file=sys.stderr) as bar:
+    with tqdm(total=total, desc=f"autotune {name}", unit="config", leave=False, mininterval=0, file=sys.stderr) as bar:
 
         def advance(trial: Trial) -> None:
             if trial.latency is not None and (not best or trial.latency < (best[0].latency or math.inf)):

@@ -1,0 +1,333 @@
+"""``@tilescale.jit`` in both its styles, and ``tilescale.compile``."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.kernels import refused
+from tilescale.eager import Eager
+from tilescale.errors import TileError, TileTypeError, TileValueError
+from tilescale.jit import Factory, frozen
+
+
+@tilescale.jit(out_idx=-1)
+def scale(n, factor=2, dtype="float32"):
+    @T.prim_func
+    def main(A: T.Tensor((n,), dtype), B: T.Tensor((n,), dtype)):
+        with T.Kernel(T.ceildiv(n, 16)) as bx:
+            for i in T.Parallel(16):
+                B[bx * 16 + i] = A[bx * 16 + i] * factor
+
+    return main
+
+
+@tilescale.jit
+def matmul(A, B, block: int = 16, dtype=T.float32):
+    K, N = T.const("K, N")
+    M = T.dynamic("m")
+    A: T.Tensor((M, K), dtype)
+    B: T.Tensor[[K, N], dtype]
+    C = T.empty((M, N), dtype)
+    with T.Kernel(T.ceildiv(N, block), T.ceildiv(M, block)) as (bx, by):
+        a = T.alloc_shared((block, block), dtype)
+        b = T.alloc_shared((block, block), dtype)
+        c = T.alloc_fragment((block, block), T.float32)
+        T.clear(c)
+        for k in T.Pipelined(T.ceildiv(K, block), num_stages=2):
+            T.copy(A[by * block, k * block], a)
+            T.copy(B[k * block, bx * block], b)
+            T.gemm(a, b, c)
+        T.copy(c, C[by * block, bx * block])
+    return C
+
+
+def close(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(c.float(), a.float() @ b.float(), rtol=1e-4, atol=1e-4)
+
+
+# ---- factories
+
+
+def test_a_factory_makes_one_kernel_for_equal_arguments():
+    assert isinstance(scale, Factory) and scale.__name__ == "scale"
+    kernel = scale(40)
+    a = torch.randn(40)
+    assert kernel(a).equal(a * 2)
+    assert scale(40) is kernel and scale(n=40) is not scale(41) and scale(40, 3)(a).equal(a * 3)
+    assert scale.compile(40) is kernel
+    assert scale.get_tir(40).name == "main" and kernel.label == "scale(n=40, factor=2, dtype=float32)"
+
+
+def test_arguments_that_only_look_equal_make_different_kernels():
+    a = torch.tensor([1.25] * 16)
+    whole, real, true = scale(16, 1), scale(16, 1.0), scale(16, True)
+    assert len({id(whole), id(real), id(true)}) == 3
+    assert whole(a).equal(a) and real(a).equal(a)
+
+
+def test_symbolic_extents_are_arguments_by_name():
+    kernel = scale(T.dynamic("n"))
+    assert scale(T.dynamic("n")) is kernel and scale(T.dynamic("other")) is not kernel
+    for n in (1, 16, 50):
+        a = torch.randn(n)
+        assert kernel(a).equal(a * 2)
+
+
+def test_arguments_without_a_hash():
+    @tilescale.jit(out_idx=-1)
+    def table(values, names):
+        @T.prim_func
+        def main(B: T.Tensor((3,), "int32")):
+            with T.Kernel(1):
+                for i in range(3):
+                    B[i] = values[i] + names["x"]
+
+        return main
+
+    assert table([1, 2, 3], {"x": 1})().tolist() == [2, 3, 4]
+    assert table([1, 2, 3], {"x": 1}) is table([1, 2, 3], {"x": 1}) is not table([1, 2, 3], {"x": 2})
+    assert table([1, 2, 4], {"x": 1})().tolist() == [2, 3, 5]
+
+
+def test_frozen_keys():
+    class Thing:
+        __hash__ = None  # type: ignore[assignment]
+
+    one, other = Thing(), Thing()
+    assert frozen(one) == frozen(one) != frozen(other) and hash(frozen(one)) == hash(frozen(one))
+    assert frozen(1) != frozen(True) != frozen(1.0) and frozen((1, 2)) != frozen([1, 2])
+    assert frozen(T.dynamic("a")) == frozen(T.dynamic("a")) != frozen(T.dynamic("a", "int64"))
+    assert frozen({"a": [1, {2: 3}]}) == frozen({"a": [1, {2: 3}]})
+    assert frozen(torch.float16) == frozen(torch.float16) != frozen(torch.float32)
+
+
+def test_a_factory_that_returns_no_kernel():
+    @tilescale.jit
+    def nothing(n):
+        return n
+
+    with refused(TileTypeError, "nothing returned a int", expected="a @T.prim_func that it defines"):
+        nothing(3)
+    with refused(TileTypeError, "scale: missing a required argument: 'n'", expected="scale(n, factor=2"):
+        scale()
+    with refused(TileTypeError, "scale: got an unexpected keyword argument 'm'"):
+        scale(3, m=4)
+
+
+def test_factories_as_methods():
+    class Layer:
+        factor = 5
+
+        @tilescale.jit(out_idx=-1)
+        def kernel(self, n):
+            factor = self.factor
+
+            @T.prim_func
+            def main(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
+                with T.Kernel(1):
+                    for i in T.Parallel(n):
+                        B[i] = A[i] * factor
+
+            return main
+
+    a = torch.randn(4)
+    assert Layer().kernel(4)(a).equal(a * 5)
+
+
+# ---- eager kernels
+
+
+def test_an_eager_kernel_compiles_runs_and_returns():
+    assert isinstance(matmul, Eager)
+    a, b = torch.randn(37, 24), torch.randn(24, 40)
+    c = matmul(a, b)
+    assert type(c) is torch.Tensor and c.shape == (37, 40) and close(c, a, b)
+
+
+def test_dynamic_extents_share_a_kernel_and_constant_ones_do_not():
+    b = torch.randn(20, 30)
+    for rows in (5, 50, 1):
+        a = torch.randn(rows, 20)
+        assert close(matmul(a, b), a, b)
+    kernels = {id(matmul.compile(torch.randn(rows, 20), b)) for rows in (5, 50, 77)}
+    assert len(kernels) == 1 and matmul.baked == {"A": {1}, "B": {0, 1}}
+    assert id(matmul.compile(torch.randn(5, 20), torch.randn(20, 31))) not in kernels
+
+
+def test_arguments_by_name_and_constants():
+    a, b = torch.randn(16, 16), torch.randn(16, 16)
+    for c in (matmul(a, b, 32), matmul(a, B=b, block=8), matmul(B=b, A=a), matmul(a, b, block=32), matmul(a, B=b, block=8)):
+        assert close(c, a, b)
+    assert matmul.compile(a, b, block=8) is not matmul.compile(a, b, block=32) is matmul.compile(a, b, 32)
+
+
+def test_dtypes_and_libraries():
+    a, b = torch.randn(9, 16), torch.randn(16, 8)
+    with refused(TileTypeError, "A is of bfloat16", expected="float32"):
+        matmul(a.bfloat16(), b.bfloat16())
+    c = matmul(a.bfloat16(), b.bfloat16(), dtype=T.bfloat16)
+    assert c.dtype == torch.bfloat16 and torch.allclose(c.float(), a.bfloat16().float() @ b.bfloat16().float(), rtol=2e-2, atol=2e-2)
+    n = matmul(a.numpy(), b.numpy())
+    assert type(n) is np.ndarray and matmul.compile(a, b) is matmul.compile(a.numpy(), b.numpy())
+    x = matmul(a.numpy().astype(ml_dtypes.bfloat16), b.numpy().astype(ml_dtypes.bfloat16), dtype=T.bfloat16)
+    assert x.dtype == ml_dtypes.bfloat16 and (x.astype("float32") == c.float().numpy()).all()
+
+
+def test_the_fast_path_sees_every_change():
+    """The second call of a kind goes through a generated function: what decides the code must still be looked at."""
+
+    @tilescale.jit
+    def tag(A, kind: int = 0):
+        N = T.const("N")
+        A: T.Tensor((N,), T.float32)
+        B = T.empty((2,), T.int32)
+        with T.Kernel(1):
+            B[0] = N
+            B[1] = kind
+        return B
+
+    for _ in range(3):
+        assert tag(torch.zeros(4)).tolist() == [4, 0] and tag(torch.zeros(5)).tolist() == [5, 0]
+        assert tag(torch.zeros(4), 7).tolist() == [4, 7] and tag(torch.zeros(4), kind=8).tolist() == [4, 8]
+        assert tag(np.zeros(4, "float32")).tolist() == [4, 0]
+        with refused(TileTypeError, "A is of float64"):
+            tag(torch.zeros(4, dtype=torch.float64))
+        with refused(TileValueError, "A has 2 axes"):
+            tag(torch.zeros(4, 1))
+        with refused(TileTypeError, "missing a required argument: 'A'"):
+            tag()
+        with refused(TileError, "A is annotated as a tensor and is not a tensor argument"):
+            tag(3)
+    assert tag(torch.zeros(4), kind=True).tolist() == [4, 1] and tag(torch.zeros(4), kind=1).tolist() == [4, 1]
+
+
+def test_more_extents_may_turn_out_to_be_baked_in():
+    """What the first trace calls dynamic another one may bake in; nothing that was found under the smaller key is used then."""
+
+    @tilescale.jit
+    def odd(A, B):
+        N = T.const("N")
+        B: T.Tensor((N,), T.float32)
+        M = T.dynamic("m")
+        if int(N) > 4:
+            M = T.const("M")
+        A: T.Tensor((M,), T.float32)
+        C = T.empty((2,), T.int32)
+        with T.Kernel(1):
+            C[0] = N
+            C[1] = M
+        return C
+
+    for _ in range(2):
+        for n, rows in [(2, 3), (2, 4), (8, 3), (8, 5), (2, 5), (2, 3)]:
+            assert odd(torch.zeros(rows), torch.zeros(n)).tolist() == [n, rows]
+    assert odd.baked == {"A": {0}, "B": {0}}
+
+
+def test_kernels_that_return_several_things_or_nothing():
+    @tilescale.jit
+    def both(A):
+        A: T.Tensor((4,), T.float32)
+        B = T.empty((4,), T.float32)
+        C = T.empty((), T.int32) if False else T.empty((1,), T.int32)
+        with T.Kernel(1):
+            for i in T.Parallel(4):
+                B[i] = A[i] + 1
+                A[i] = 0
+            C[0] = 3
+        return C, A, B
+
+    a = torch.ones(4)
+    c, same, b = both(a)
+    assert c.tolist() == [3] and same is a and a.tolist() == [0] * 4 and b.tolist() == [2] * 4
+
+    @tilescale.jit
+    def fill(A, value: int):
+        A: T.Tensor((4,), T.float32)
+        with T.Kernel(1):
+            for i in T.Parallel(4):
+                A[i] = value
+
+    assert fill(a, 3) is None and a.tolist() == [3] * 4
+
+
+def test_tensors_declared_in_the_signature():
+    @tilescale.jit
+    def negate(A: T.Tensor((8,), T.float32)):
+        B = T.empty((8,), T.float32)
+        with T.Kernel(1):
+            for i in T.Parallel(8):
+                B[i] = -A[i]
+        return B
+
+    a = torch.randn(8)
+    assert negate(a).equal(-a)
+
+
+def test_compiled_ahead_of_a_call():
+    ahead = matmul.compile(K=24, N=40, block=8)
+    a, b = torch.randn(37, 24), torch.randn(24, 40)
+    assert close(ahead(a, b), a, b)
+    assert close(matmul.compile(a.to("meta"), b.to("meta"))(a, b), a, b)
+    assert "ts_block" in matmul.get_kernel_source(a, b)
+    with refused(TileValueError, "extent N of B is not given", write="matmul.compile(N=…)"):
+        matmul.compile(K=24)
+    with refused(TileTypeError, "matmul has no parameter 'size'"):
+        matmul.compile(K=24, N=40, size="big")
+
+
+def test_an_eager_kernels_arguments_are_checked_by_the_launcher():
+    a, b = torch.randn(16, 16), torch.randn(16, 16)
+    matmul(a, b)
+    with refused(TileValueError, "B is not contiguous: axis 1 has stride 16", at="B: T.Tensor[[K, N], dtype]"):
+        matmul(a, b.T)
+    with refused(TileTypeError, "A is on meta"):
+        matmul(a.to("meta"), b)
+    with refused(TileTypeError, "matmul: B is a tensor of torch.complex64, which the language does not have", at="B"):
+        matmul(a, b.to(torch.complex64))
+
+
+# ---- the decorator
+
+
+def test_targets():
+    assert tilescale.compile(scale.get_tir(8), target="cpu").inputs == ["A", "B"]
+    for name in ("cuda", "hip", "sim"):
+        with refused(TileValueError, f"the target {name!r} is not built in this version", write='target="cpu"'):
+            tilescale.compile(scale.get_tir(8), target=name)
+    with refused(TileValueError, "the target 'cuda' is not built"):
+        tilescale.jit(target="cuda")(scale.func)
+    with refused(TileValueError, "there is no target 'tpu'"):
+        tilescale.compile(scale.get_tir(8), target="tpu")
+
+
+def test_what_the_decorators_refuse():
+    with refused(TileTypeError, "@tilescale.jit takes a plain function, and this is a PrimFunc", write="tilescale.compile"):
+        tilescale.jit(scale.get_tir(8))
+    with refused(TileTypeError, "tilescale.compile takes a @T.prim_func, and this is a Factory"):
+        tilescale.compile(scale)
+    with refused(TileError, "matmul is an eager kernel, whose outputs are not named by out_idx", write="return C"):
+        tilescale.jit(out_idx=-1)(matmul.func)
+    with pytest.raises(TypeError):
+        tilescale.jit(fast=True)(scale.func)
+
+
+def test_pass_configs_are_named_and_ignored(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_LOG", "info")
+    made = tilescale.jit(out_idx=-1, pass_configs={tilescale.PassConfigKey.TL_DISABLE_WARP_SPECIALIZED: True})(scale.func)
+    a = torch.randn(8)
+    assert made(8)(a).equal(a * 2)
+    assert "pass_configs are not used" in capfd.readouterr().err
+
+
+def test_the_style_is_seen_without_running_or_reading_the_source():
+    namespace = {"T": T}
+    exec("def eager(A):\n    with T.Kernel(1):\n        A[0] = 0\n", namespace)
+    inner = "    @T.prim_func\n    def main(A):\n        with T.Kernel(1):\n            A[0] = 0\n"
+    exec(f"def factory(n):\n{inner}    return main\n", namespace)
+    assert isinstance(tilescale.jit(namespace["eager"]), Eager) and isinstance(tilescale.jit(namespace["factory"]), Factory)

@@ -1,0 +1,145 @@
+"""The profiler: inputs from declarations, times, and comparisons that fail when they should."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import tilescale
+import tilescale.language as T
+from tests.kernels import refused
+from tilescale import TensorSupplyType
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.profiler import compare, measure
+
+m = T.dynamic("m")
+
+
+@T.prim_func
+def scale(A: T.Tensor((m, 4), "float32"), n: T.int32, f: T.float32, B: T.Tensor((m, 4), "float32")):
+    with T.Kernel(m) as bx:
+        for j in T.Parallel(4):
+            B[bx, j] = A[bx, j] * f + n
+
+
+def kernel(**options) -> tilescale.Kernel:
+    return tilescale.compile(scale, **options)
+
+
+def test_inputs_fit_and_repeat():
+    profiler = kernel().get_profiler(m=6, f=2.5)
+    a, n, f, b = profiler.inputs()
+    assert a.shape == b.shape == (6, 4) and a.dtype == torch.float32 and (n, f) == (1, 2.5)
+    assert profiler.inputs()[0].equal(a) and not a.equal(b)
+    assert len(kernel(out_idx=-1).get_profiler(m=6).inputs()) == 3
+
+
+@pytest.mark.parametrize(
+    ("supply", "fits"),
+    [
+        (None, lambda a: 0.3 < a.std() < 3),
+        ("uniform", lambda a: a.abs().max() <= 1 and a.std() > 0),
+        (TensorSupplyType.Integer, lambda a: a.equal(a.round()) and a.std() > 0),
+        (TensorSupplyType.Zero, lambda a: not a.any()),
+        ("one", lambda a: a.eq(1).all()),
+        (lambda p: torch.full(p["shape"], 7.0) if p["kind"] == "tensor" else 2, lambda a: a.eq(7).all()),
+    ],
+)
+def test_supplies(supply, fits):
+    assert fits(kernel().get_profiler(supply, m=50).inputs()[0])
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "float16", "bfloat16", "float8_e4m3fn", "float64"])
+def test_every_dtype_has_inputs(dtype: str):
+    s = T.dynamic("s")
+
+    @T.prim_func
+    def main(A: T.StridedTensor((5, 3), (s, 1), dtype), B: T.Tensor((5, 3), dtype)):
+        with T.Kernel(1):
+            for i, j in T.Parallel(5, 3):
+                B[i, j] = A[i, j]
+
+    profiler = tilescale.compile(main, -1).get_profiler(s=8)
+    (a,) = profiler.inputs()
+    assert a.stride() == (8, 1) and a.dtype == getattr(torch, dtype) and len(set(a.flatten().tolist())) > 1
+    profiler.assert_allclose(lambda a: a.contiguous())
+
+
+def test_extents_are_asked_for():
+    with refused(TileValueError, "nothing says what m is", write="kernel.get_profiler(m=1024)"):
+        kernel().get_profiler()
+    with refused(TileValueError, "scale has no T.dynamic('k')", expected="m, n, f"):
+        kernel().get_profiler(m=3, k=4)
+    with refused(TileValueError, "tensor_supply='much'"):
+        kernel().get_profiler("much", m=3)
+
+
+def test_times():
+    profiler = kernel(out_idx=-1).get_profiler(m=8)
+    median = profiler.do_bench(warmup=1, rep=5)
+    samples = profiler.do_bench(warmup=1, rep=5, return_mode="all")
+    assert 1e-4 < median < 50 and len(samples) >= 3
+    low, high = (profiler.do_bench(warmup=1, rep=5, return_mode=mode) for mode in ("min", "max"))
+    assert low <= high
+    slow = profiler.do_bench(lambda a, n, f: time.sleep(0.003), warmup=0, rep=10)
+    assert 3 <= slow < 30 and 3 <= profiler.do_bench(lambda: time.sleep(0.003), warmup=0, rep=10, return_mode="mean") < 30
+    with refused(TileValueError, "return_mode='best'", expected="median, mean, min, max, all"):
+        profiler.do_bench(return_mode="best")
+
+
+def test_ranks_that_agree_call_equally_often():
+    """Two ranks of different speed: the slower one's estimate decides for both."""
+    calls = {"fast": 0, "slow": 0}
+
+    def rank(name: str, seconds: float) -> list[float]:
+        def call() -> None:
+            calls[name] += 1
+            time.sleep(seconds)
+
+        return measure(call, 0, 20, lambda estimate: 2.0)
+
+    rank("fast", 0.0002)
+    rank("slow", 0.002)
+    assert calls["fast"] == calls["slow"] == 1 + 3 + 10
+
+
+def test_comparisons():
+    profiler = kernel(out_idx=-1).get_profiler(m=8, f=3.0)
+    profiler.assert_allclose(lambda a, n, f: a * f + n)
+    with pytest.raises(AssertionError, match=r"scale: the result differs from the reference in 32 of 32 elements .* most at \["):
+        profiler.assert_allclose(lambda a, n, f: a * f)
+    with pytest.raises(AssertionError, match=r"has shape \(8, 4\), the reference's \(4, 8\)"):
+        profiler.assert_allclose(lambda a, n, f: (a * f + n).T)
+    with pytest.raises(AssertionError, match="gives 1 tensors, the reference 2"):
+        profiler.assert_allclose(lambda a, n, f: (a, a))
+    profiler.assert_allclose(lambda a, n, f: a * f + n + 0.01, atol=0.02)
+
+
+def test_kernels_that_write_their_arguments():
+    profiler = kernel().get_profiler(m=8)
+
+    def in_place(a, n, f, b):
+        b.copy_(a * f + n)
+
+    profiler.assert_allclose(in_place)
+    profiler.assert_allclose(lambda a, n, f: a * f + n)  # takes what is only read, returns what is written
+    with pytest.raises(AssertionError, match="scale: B differs"):
+        profiler.assert_allclose(lambda a, n, f, b: None)
+    with refused(TileTypeError, "takes neither 4 arguments (all) nor 3 (those only read)"):
+        profiler.assert_allclose(lambda a: a)
+
+
+def test_compare_sees_infinities_and_nans():
+    x = torch.tensor([1.0, float("inf"), float("nan")])
+    compare("x", x, x.clone())
+    for k, value in [(1, 1.0), (1, float("-inf")), (2, 0.0), (0, float("nan"))]:
+        y = x.clone()
+        y[k] = value
+        with pytest.raises(AssertionError, match=rf"in 1 of 3 elements .*most at \[{k}\]"):
+            compare("x", y, x)
+    compare("n", np.array([1, 2]), torch.tensor([1, 2]))
+    with pytest.raises(AssertionError):
+        compare("n", np.array([1 << 60]), np.array([(1 << 60) + 1]))
