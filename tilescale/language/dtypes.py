@@ -49,6 +49,12 @@ class dtype(str):
     def is_integer(self) -> bool:
         return "int" in self
 
+    def as_torch(self) -> Any:
+        """The torch dtype of the same name."""
+        import torch
+
+        return getattr(torch, str(self))
+
     def __repr__(self) -> str:
         return f"T.{str(self)}"
 
