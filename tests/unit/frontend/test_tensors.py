@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 import tilescale.language as T
@@ -390,3 +391,23 @@ def test_slices_between_names_have_the_extent_of_their_difference():
     a, c = torch.arange(64, dtype=torch.int32), ints(64)
     run(kernel)(a, c)
     assert c.equal(a)
+
+
+@pytest.mark.parametrize("dt", ["int8", "int32", "int64", "uint8"])
+def test_integer_division_by_what_is_only_known_at_run_time(dt):
+    """Zero, and the least number by -1: the processor raises SIGFPE for them; we give zero and wrap."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((36,), dt), B: T.Tensor((36,), dt), Q: T.Tensor((36,), dt), R: T.Tensor((36,), dt)):
+        with T.Kernel(1):
+            for i in T.Parallel(36):
+                Q[i] = A[i] // B[i]
+                R[i] = A[i] % B[i]
+
+    info = np.iinfo(dt)
+    few = np.array([info.min, info.max, 0, 1, 7, -1 if info.min else 3], dt)
+    a, b = (x.ravel().copy() for x in np.meshgrid(few, few))
+    q, r = np.full(36, 77, dt), np.full(36, 77, dt)
+    run(kernel)(a, b, q, r)
+    with np.errstate(all="ignore"):
+        assert (q == a // b).all() and (r == a % b).all()
