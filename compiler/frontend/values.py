@@ -390,15 +390,39 @@ class Buffer(_Tile):
                 expected=f"0 ≤ index < {size}",
             )
 
+    def _from_the_end(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Negative Python numbers count from the end of their axis, as Python's do; device values do not.
+
+        Raises:
+            TileValueError: more indices than axes, or a number before the first element.
+        """
+        if len(items) > self.ndim:
+            axes = "1 axis" if self.ndim == 1 else f"{self.ndim} axes"
+            raise TileValueError(f"{self.name} has {axes} and is indexed with {len(items)}", loc=source.current())
+
+        def counted(axis: int, i: Any) -> Any:
+            if not isinstance(i, int) or i >= 0:
+                return i
+            size = self.shape[axis]
+            if isinstance(size, int) and size + i < 0:
+                raise TileValueError(
+                    f"index {i} lies outside axis {axis} of {self.name}, whose extent is {size}",
+                    loc=source.current(),
+                    expected=f"{-size} ≤ index < {size}",
+                )
+            return size + i
+
+        return tuple(
+            slice(counted(axis, i.start), counted(axis, i.stop), i.step) if isinstance(i, slice) else counted(axis, i)
+            for axis, i in enumerate(items)
+        )
+
     def __getitem__(self, index: Any) -> Any:
         items = index if isinstance(index, tuple) else (index,)
         if Ellipsis in [i for i in items if i is Ellipsis]:
             at = next(k for k, i in enumerate(items) if i is Ellipsis)
             items = items[:at] + (slice(None),) * (self.ndim - len(items) + 1) + items[at + 1 :]
-        if len(items) > self.ndim:
-            raise TileValueError(
-                f"{self.name} has {self.ndim} axes and is indexed with {len(items)}", loc=source.current()
-            )
+        items = self._from_the_end(items)
         if len(items) == self.ndim and not any(isinstance(i, slice) for i in items):
             indices = [index_expr(i) for i in items]
             for axis, i in enumerate(indices):
@@ -431,7 +455,7 @@ class Buffer(_Tile):
         return low, extent if known is None else known
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        items = index if isinstance(index, tuple) else (index,)
+        items = self._from_the_end(index if isinstance(index, tuple) else (index,))
         if len(items) != self.ndim or any(isinstance(i, slice) for i in items):
             raise TileSyntaxError(
                 f"a whole part of {self.name} is assigned at once",
