@@ -471,7 +471,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
             flat = flat + widened(i, m.index_dtype) * stride
             size = m.shape[axis]
             known = const(i)
-            if known is not None and isinstance(size, int) and not m.is_global and not 0 <= known < size:
+            if known is not None and isinstance(size, int) and not 0 <= known < size:
                 raise self.outside(m, axis, f"index {known}", node)
             for test in (i >= 0, i < size):
                 if not self.proven(test) and not self.hoisted(test):

@@ -86,9 +86,12 @@ def canonical(value: Any) -> dtype:
     if found is None:
         import difflib
 
+        from tilescale.compiler.frontend import source  # free of TVM, as this module is
+
         close = difflib.get_close_matches(name, [*ALL, *_ALIASES], 1)
         raise TileTypeError(
             f"unknown dtype {value!r}",
+            loc=source.current(),
             expected="one of " + ", ".join(ALL),
             hint=f'"{close[0]}"' if close else None,
         )
