@@ -149,7 +149,7 @@ class Copy(TileOp):
 
         side = str(call.attrs["side"])
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
-        signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"])) if len(call.args) > 3 else None
+        signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if len(call.args) > 3 else None
 
         def run(ex: Any) -> None:
             owner = peer(ex) if side else None

@@ -166,8 +166,8 @@ class Signal(TileOp):
         return cx.signal(flag, cx.scalar(call.args[1]), str(call.attrs["op"]))
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        signal = cx.signalling(call, call.args[0], call.args[1], str(call.attrs["op"]))
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
+        signal = cx.signalling(call, call.args[0], call.args[1], str(call.attrs["op"]), peer)
         return lambda ex: signal(ex, None if peer is None else peer(ex))
 
 

@@ -18,7 +18,8 @@ def owned(storage: Storage) -> str:
     if not storage.owner:
         return ""
     rank, *block = storage.owner
-    return f" (memory of rank {rank}{f', block {block[0]}' if block else ''})"
+    where = f", block {', '.join(map(str, block[0]))}" if block else ""
+    return f" (memory of rank {rank}{where})"
 
 
 def race(machine: Machine, ex: Executor, storage: Storage, site: Site, mode: str, key: Any, event: int, other: str, bad: Any) -> Finding:
@@ -26,7 +27,8 @@ def race(machine: Machine, ex: Executor, storage: Storage, site: Site, mode: str
     name, there, _, their_key = machine.events.said[event]
     number, when = int(machine.events.who[event]), int(machine.events.clock[event])
     region = describe(storage.name, key, bad if isinstance(bad, type(machine.events.who)) and bad.ndim else None)
-    earlier = Where(there.what, there.loc, *name, describe(storage.name, their_key))
+    rank, block, path = name
+    earlier = Where(there.what, there.loc, rank, block, path, describe(storage.name, their_key))
     sent = next((s for s in machine.signals.get(number, []) if s[0] >= when), None)
     text = f"this {_DID[mode]} {region}{owned(storage)}, which {earlier.who} {_DID[other]} with nothing that orders the two"
     if sent is not None:
@@ -79,7 +81,10 @@ def _waits_for(machine: Machine, ex: Executor) -> str:
 
 def _cycle(machine: Machine, waiting: list[Executor]) -> list[Executor] | None:
     """A cycle in who could still end whose wait; None where there is none."""
-    follows = {ex.number: [other for other in waiting if other is not ex and _could_end(machine, other, ex)] for ex in waiting}
+    follows: dict[int, list[Executor]] = {}
+    for ex in waiting:
+        able = [(rank, other.number, other) for other in waiting if other is not ex and (rank := _could_end(machine, other, ex)) < NEVER]
+        follows[ex.number] = [other for _, _, other in sorted(able, key=lambda a: a[:2])]
     for start in waiting:
         path: list[Executor] = []
         at: Executor | None = start
@@ -91,14 +96,23 @@ def _cycle(machine: Machine, waiting: list[Executor]) -> list[Executor] | None:
     return None
 
 
-def _could_end(machine: Machine, other: Executor, ex: Executor) -> bool:
-    """Whether a statement that ``other`` may still run could end the wait of ``ex``: one behind the own wait, or in a loop around it."""
+SURELY, PERHAPS, NEVER = 0, 1, 2
+
+
+def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
+    """Whether a statement that ``other`` may still run, one behind its own wait or in a loop around it, could end the wait of ``ex``.
+    Surely where, by what its variables hold now, it names that very counter."""
     mine, theirs = ex.waiting, other.waiting
     assert mine is not None and theirs is not None
     if mine.meeting is not None:
-        return all(came is not other for came, _ in mine.meeting.came)
+        near = other.rank is ex.rank or mine.meeting.key[0] not in ("grid", "cta_cluster")
+        return SURELY if near and all(came is not other for came, _ in mine.meeting.came) else NEVER
     assert mine.counter is not None
-    prepared = machine.prepared
-    buffer = mine.counter.name.split("[")[0]
-    loops = prepared.loops_of.get(theirs.site.number, ())
-    return any(n > theirs.site.number or set(loops) & set(prepared.loops_of.get(n, ())) for n in prepared.signalled.get(buffer, ()))
+    loops = machine.prepared.loops_of
+    around = set(loops.get(theirs.site.number, ()))
+    best = NEVER
+    for sending in machine.prepared.signalled.get(mine.counter.name.split("[")[0], ()):
+        number = sending.site.number
+        if number > theirs.site.number or around & set(loops.get(number, ())):
+            best = min(best, SURELY if sending.target(other) == (mine.counter.home, mine.counter.name) else PERHAPS)
+    return best

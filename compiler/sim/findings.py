@@ -44,11 +44,13 @@ class Where:
         parts += [f"{scale} {index}" for scale, index in self.executor]
         return ", ".join(parts)
 
-    def lines(self, prefix: str) -> list[str]:
+    def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:
+        """One line, and the source below it unless it is among those ``shown``."""
         place = f"{self.loc}: " if self.loc else ""
         out = [f"{prefix}{place}{self.what}{' of ' + self.region if self.region else ''}{' by ' + self.who if self.who else ''}"]
-        if self.loc is not None and (excerpt := self.loc.excerpt()):
+        if self.loc is not None and self.loc not in shown and (excerpt := self.loc.excerpt()):
             out.append(excerpt)
+        shown.add(self.loc)
         return out
 
 
@@ -79,8 +81,9 @@ class Finding:
         lines = [f"{place}{self.kind}: {self.message}{who}"]
         if self.where.loc is not None and (excerpt := self.where.loc.excerpt()):
             lines.append(excerpt)
+        shown = {self.where.loc}
         for other in self.others:
-            lines += other.lines("  and " if self.kind != "deadlock" else "  waits ")
+            lines += other.lines("  and " if self.kind != "deadlock" else "  waits ", shown)
         if self.hint:
             lines.append(f"  write instead: {self.hint}")
         if self.schedule:

@@ -71,7 +71,7 @@ class Counter:
 class Meeting:
     """A barrier: how many have come this time, and their joined clocks."""
 
-    name: str
+    key: tuple[Any, ...]
     expected: int
     came: list[tuple[Executor, Site]] = field(default_factory=list)
     clock: Any = None
@@ -288,7 +288,7 @@ class Machine:
         """Until ``expected`` executors have come; everyone acquires what all released."""
         ex.flush()
         if key not in self.meetings:
-            self.meetings[key] = Meeting(site.what, expected)
+            self.meetings[key] = Meeting(key, expected)
         meeting = self.meetings[key]
         if key[0] == "team" and meeting.came and meeting.came[0][1].loc != site.loc:
             other, there = meeting.came[0]

@@ -39,6 +39,24 @@ class BufferInfo:
     base: int | None = None
 
 
+@dataclass(frozen=True)
+class Sending:
+    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without)."""
+
+    site: Site
+    flag: View
+    peer: Value | None
+
+    def target(self, ex: Any) -> tuple[Any, str] | None:
+        """Home and name of the counter that it would signal by the variables of an executor as they are; None where one has no value."""
+        try:
+            counters = self.flag.storage(ex, None if self.peer is None else self.peer(ex))
+            index = self.flag.index(ex)
+        except (TypeError, LookupError):
+            return None
+        return counters.home, f"{counters.name}[{', '.join(map(str, index))}]"
+
+
 @dataclass
 class Prepared:
     """A program that a machine can run."""
@@ -54,7 +72,7 @@ class Prepared:
     executors: int = 1
     #: loops around a statement, by the statement's number; the statements that signal a buffer, by its name
     loops_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    signalled: dict[str, list[int]] = field(default_factory=dict)
+    signalled: dict[str, list[Sending]] = field(default_factory=dict)
     awaited: set[str] = field(default_factory=set)
     sites: list[Site] = field(default_factory=list)
     slots: dict[Any, int] = field(default_factory=dict)
@@ -188,7 +206,7 @@ class Preparation(Expressions):
             if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in _read(func.body))
         }
         grid = [*program.launch.grid, 1, 1][:3]
-        x, y, z = ((lambda ex, n=n: n) if isinstance(n, int) else self.scalar(n) for n in grid)
+        x, y, z = (self.scalar(tirx.IntImm("int32", n) if isinstance(n, int) else n) for n in grid)
         self.made.grid = (x, y, z)
         self.made.body = self.stmt(func.body)
         self.made.variables = len(self.made.names)
@@ -218,10 +236,11 @@ class Preparation(Expressions):
     def _site_of(self, call: Any) -> Site:
         return self.current if self.current is not None else self.site(call, f"T.{call.op.name[3:]}")
 
-    def signalling(self, call: Any, region: Any, amount: Any, op: str) -> Callable[[Any, int | None], None]:
-        """A signal of a counter: ``signal(ex, owner)``. A release: everything that the executor posted has landed by then."""
+    def signalling(self, call: Any, region: Any, amount: Any, op: str, peer: Value | None) -> Callable[[Any, int | None], None]:
+        """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
+        by then."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
-        self.made.signalled.setdefault(flag.info.name, []).append(site.number)
+        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer))
 
         def run(ex: Any, owner: int | None) -> None:
             counter = flag.counter(ex, owner)

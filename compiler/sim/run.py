@@ -128,9 +128,9 @@ def _static(machine: Machine, blocks: int) -> None:
         hint = "a smaller grid whose blocks loop over tiles with T.Persistent"
         machine.report.add(Finding("not-resident", text, Where(site.what, site.loc), hint=hint))
     kept = {p.name for p in made.program.params if getattr(p.spec, "keep", False)}
-    for name, numbers in made.signalled.items():
+    for name, sendings in made.signalled.items():
         if name not in made.awaited | kept:
-            site = made.sites[numbers[0]]
+            site = sendings[0].site
             text = f"{name} is signalled, and no statement of {made.program.name} waits for it"
             machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=f"T.wait({name}[…]) where its news is needed"))
 
