@@ -19,6 +19,7 @@ def device_assert(condition: Any, msg: str = "") -> None:
 @register
 class Assert(TileOp):
     name = "assert"
+    in_lanes = True
 
     def effects(self, call: Any) -> list[Access]:
         return []
@@ -26,3 +27,16 @@ class Assert(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         site = cx.site("assert", "", call, str(call.args[1].value))
         return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), cx.call("ts_fail", site), None)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim.findings import Finding
+        from tilescale.compiler.sim.nest import fails
+
+        test, message = cx.scalar(call.args[0]), str(call.args[1].value)
+        site = cx.site(call, "T.device_assert")
+
+        def run(ex: Any) -> None:
+            if fails(ex, test(ex)):
+                ex.machine.report.add(Finding("assertion", message or "the condition does not hold", ex.where(site)))
+
+        return run

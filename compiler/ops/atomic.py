@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, convert
+from tilescale.compiler.frontend.values import Buffer, Region, constant, convert
 from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
@@ -89,6 +89,7 @@ def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
 @register
 class Atomic(TileOp):
     name = "atomic"
+    in_lanes = True
 
     def effects(self, call: Any) -> list[Access]:
         out = [Access(call.args[0], "update")]
@@ -118,3 +119,15 @@ class Atomic(TileOp):
             cx._require_inside(v, call.args[0])
             return conversions.decode(one(v.offset, None), v.dtype)
         return move.each(cx, v, frm, lambda target, src: tirx.Evaluate(one(target, src)))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import atomics
+
+        target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
+        if isinstance(call.args[1], ir.TensorRegion):
+            source = cx.view(call.args[1], call)
+            return lambda ex: atomics.tile(ex, target, kind, lambda: source.read(ex))
+        value, single = cx.scalar(call.args[1]), all(constant(r.extent) == 1 for r in call.args[0].region)
+        if single:
+            return lambda ex: atomics.elements(ex, target, kind, value(ex))
+        return lambda ex: atomics.tile(ex, target, kind, lambda: value(ex))

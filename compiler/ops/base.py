@@ -20,19 +20,25 @@ class Access:
 
     region: what is touched (a TensorRegion). mode: "read", "write" or "update" (atomic read-modify-write).
     owner: None where the executor's own memory is touched, else the rank or block index that owns it.
-    asynchronous: issued here, complete only at a later wait.
+    asynchronous: issued here, complete only at a later wait. when: None, or an expression: it happens only where that holds.
     """
 
     region: Any
     mode: str
     owner: Any = None
     asynchronous: bool = False
+    when: Any = None
 
 
 class TileOp:
-    """An operation. Subclasses give ``name``, ``effects`` and one ``lower_<target>`` a target; instances have no state."""
+    """An operation. Subclasses give ``name``, ``effects``, one ``lower_<target>`` a target and ``simulate``, its meaning; instances
+    have no state."""
 
     name: ClassVar[str]
+    #: what ``simulate`` gives is a generator, which stops where it has to wait for others
+    waits: ClassVar[bool] = False
+    #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
+    in_lanes: ClassVar[bool] = False
 
     def effects(self, call: Any) -> list[Access]:
         """What the call reads and writes."""
@@ -40,6 +46,11 @@ class TileOp:
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         """The call as thread IR for the CPU; ``cx`` is a :class:`tilescale.compiler.cpu.lower.Lowering`."""
+        raise NotImplementedError
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        """The call as a function of the executor that performs it; ``cx`` is a :class:`tilescale.compiler.sim.prepare.Preparation`.
+        What it reads and writes by the effect table is recorded by then."""
         raise NotImplementedError
 
 

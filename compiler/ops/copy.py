@@ -143,3 +143,19 @@ class Copy(TileOp):
             flag = cx.address(call.args[3], peer=peer, reach=reach, site=site)
             body.append(cx.signal(flag, cx.scalar(call.args[4]), call.attrs["signal_op"]))
         return bld.sequence(body)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import tiles
+
+        side = str(call.attrs["side"])
+        src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
+        signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if len(call.args) > 3 else None
+
+        def run(ex: Any) -> None:
+            owner = peer(ex) if side else None
+            values = tiles.converted(src.read(ex, owner if side == "src" else None), src.dtype, dst.dtype)
+            dst.write(ex, values, owner if side == "dst" else None)
+            if signal is not None:
+                signal(ex, owner)
+
+        return run

@@ -49,3 +49,10 @@ class CumSum(TileOp):
         src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
         axis = int(call.attrs["axis"]) + len(src.shape)
         return emit_cumsum(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]), str(call.attrs["op"]))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import tiles
+
+        src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
+        axis, op, reverse = int(call.attrs["axis"]), str(call.attrs["op"]), bool(call.attrs["reverse"])
+        return lambda ex: dst.write(ex, tiles.scan(src.read(ex), axis, op, reverse, (src.dtype, dst.dtype)))

@@ -30,3 +30,9 @@ class Fill(TileOp):
         from tilescale.compiler.cpu import move
 
         return move.fill(cx, cx.view(call.args[0]), cx.scalar(call.args[1]))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import numerics
+
+        target, value = cx.view(call.args[0], call), cx.scalar(call.args[1])
+        return lambda ex: target.write(ex, numerics.encode(value(ex), target.dtype))

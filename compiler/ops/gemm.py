@@ -8,6 +8,7 @@ from typing import Any
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import as_expr, constant
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, show
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 
 
@@ -89,12 +90,13 @@ class Gemm(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c = call.args[:3]
-        return [Access(a, "read"), Access(b, "read"), Access(c, "read"), Access(c, "write")]
+        clears = call.args[3]  # what C holds is read unless it starts from zero
+        held = [] if constant(clears) else [Access(c, "read", when=None if constant(clears) is not None else tirx.Not(clears))]
+        return [Access(a, "read"), Access(b, "read"), *held, Access(c, "write")]
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu.gemm import emit_gemm
         from tilescale.compiler.cpu.view import matrix
-        from tilescale.compiler.tvm_compat import tirx
 
         a, b, c = (matrix(v.tile()) for v in (cx.view(call.args[0]), cx.operand(call.args[1]), cx.view(call.args[2])))
         trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}
@@ -106,3 +108,17 @@ class Gemm(TileOp):
             done = tirx.IfThenElse(cx.scalar(call.args[3]), fresh, more)
         # instrumented kernels log their products too: what computing overlaps with is half of a timeline
         return cx.observed(done, cx.site("gemm", cx.name_of(call.args[2]), call)) if cx.instrument else done
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import tiles
+
+        a, b, c = (cx.view(region, call) for region in call.args[:3])
+        clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
+        across, down = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"])
+
+        def run(ex: Any) -> None:
+            x, y = tiles.matrix(a.read(ex)), tiles.matrix(b.read(ex))
+            held = None if clear(ex) else tiles.matrix(c.read(ex))
+            c.write(ex, tiles.product(x.T if across else x, y.T if down else y, held, dtypes))
+
+        return run

@@ -68,3 +68,13 @@ class Print(TileOp):
         strides = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", rank)]))
         stmts.append(cx.call("ts_print_buf", site, where, as_expr(dtype_code(v.dtype)), as_expr(rank), shape, strides))
         return bld.sequence(stmts)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        value, label = call.args[0], str(call.attrs["msg"])
+        if isinstance(value, ir.StringImm):
+            return lambda ex: ex.machine.show(ex, label, None)
+        if isinstance(value, ir.TensorRegion):
+            view, dropped = cx.view(value, call), tuple(k for k, d in enumerate(call.attrs["dropped"]) if d)
+            return lambda ex: ex.machine.show(ex, label, view.read(ex).squeeze(axis=dropped))
+        number = cx.scalar(value)
+        return lambda ex: ex.machine.show(ex, label, number(ex))

@@ -91,3 +91,15 @@ class Reduce(TileOp):
         axis = int(call.attrs["axis"]) + len(src.shape)
         dst = like(dst, [e for k, e in enumerate(src.shape) if k != axis])
         return emit_reduce(cx, src, dst, axis, str(call.attrs["op"]), bool(call.attrs["clear"]))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import tiles
+
+        src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
+        axis, op, clear = int(call.attrs["axis"]), str(call.attrs["op"]), bool(call.attrs["clear"])
+
+        def run(ex: Any) -> None:
+            before = None if clear else dst.read(ex)
+            dst.write(ex, tiles.reduction(src.read(ex), before, axis, op, (src.dtype, dst.dtype)))
+
+        return run

@@ -114,6 +114,7 @@ def is_signal(value: Any) -> bool:
 @register
 class Barrier(TileOp):
     name = "barrier"
+    waits = True
 
     def effects(self, call: Any) -> list[Access]:
         return []
@@ -128,10 +129,15 @@ class Barrier(TileOp):
         site = cx.site("barrier", reach, call)
         return cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site)
 
+    def simulate(self, call: Any, cx: Any) -> Any:
+        reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
+        return lambda ex: ex.machine.barrier(ex, reach, each, site)
+
 
 @register
 class TeamSync(TileOp):
     name = "team_sync"
+    waits = True
 
     def effects(self, call: Any) -> list[Access]:
         return []
@@ -139,6 +145,11 @@ class TeamSync(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         cx.waits = cx.device = True
         return cx.call("ts_team_sync", cx.site("collective", "", call))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        site = cx.site(call, "the collective")
+        # the same block of every rank; below the block the same executor of it
+        return lambda ex: ex.machine.meet(ex, ("team", ex.block.number, ex.path), len(ex.machine.ranks), site)
 
 
 @register
@@ -154,10 +165,16 @@ class Signal(TileOp):
         flag = cx.address(call.args[0], peer=peer, reach=str(call.attrs["reach"]), site=site)
         return cx.signal(flag, cx.scalar(call.args[1]), str(call.attrs["op"]))
 
+    def simulate(self, call: Any, cx: Any) -> Any:
+        peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
+        signal = cx.signalling(call, call.args[0], call.args[1], str(call.attrs["op"]), peer)
+        return lambda ex: signal(ex, None if peer is None else peer(ex))
+
 
 @register
 class Wait(TileOp):
     name = "wait"
+    waits = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]
@@ -168,3 +185,13 @@ class Wait(TileOp):
         code = COMPARISONS.index(str(call.attrs["cmp"]))
         waiting = cx.call("ts_wait", cx.address(call.args[0]), cx.scalar(call.args[1]), as_expr(code), site)
         return cx.observed(waiting, site)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])
+        site = cx.awaiting(call.args[0], call)
+
+        def run(ex: Any) -> Any:
+            counter = flag.counter(ex)
+            return None if counter is None else ex.machine.wait(ex, counter, cmp, value(ex), site)
+
+        return run

@@ -1,0 +1,67 @@
+"""Atomic updates: one element after another, each with what its predecessors released (they are sequentially consistent)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.compiler.sim import nest, numerics, tiles
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Executor
+    from tilescale.compiler.sim.prepare import View
+
+
+def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
+    """The update of one element, or of one for each lane; the value before it."""
+    ex.flush()
+    storage, index = target.storage(ex, None), target.index(ex)
+    if ex.lanes is not None:
+        active, chosen = nest.select(ex, storage, index, target.site)
+        assert chosen is not None
+        given = np.broadcast_to(value, ex.lanes)
+        keys = list(zip(*(c.ravel().tolist() for c in chosen), strict=True))
+        amounts = (given if active is None else given[active]).ravel()
+        for key, amount in zip(keys, amounts, strict=True):
+            storage.data[key] = tiles.updated(numerics.decode(storage.data[key], target.dtype), amount, kind, target.dtype)
+        _published(ex, storage, keys)
+        return None
+    if not nest.inside(index, storage.shape):
+        return numerics.scalar(0, target.dtype)  # a finding where it is a tile's, by the effect table
+    before = numerics.decode(storage.data[index], target.dtype)
+    _published(ex, storage, [index])
+    storage.data[index] = tiles.updated(before, value, kind, target.dtype)
+    return before
+
+
+def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> None:
+    """The update of a whole tile by a tile (as it lies in memory) or by one value; what lies outside is dropped."""
+    ex.flush()
+    storage, dtype = target.storage(ex, None), target.dtype
+    key, part, shape = target.cut(ex, storage)
+    if kind != "load":
+        given = np.asarray(value())
+        amount = np.broadcast_to(given, shape) if given.ndim == 0 else given.reshape(shape)
+        amount = amount if part is None else amount[part]
+        if kind == "store":
+            storage.data[key] = amount
+        else:
+            wide = numerics.decode(np.atleast_1d(storage.data[key]), dtype)
+            made = tiles.ATOMIC[kind](wide, numerics.decode(np.atleast_1d(amount), dtype))
+            storage.data[key] = made.astype(numerics.storage(dtype))
+    _published(ex, storage, list(np.ndindex(*(k.stop - k.start for k in key))), tuple(k.start for k in key))
+
+
+def _published(ex: Executor, storage: Any, keys: list[tuple[int, ...]], origin: tuple[int, ...] = ()) -> None:
+    """Acquires what earlier updates of these elements released, and releases in turn."""
+    released = ex.machine.released
+    shadow = id(storage.shadow)
+    places = [(shadow, int(np.ravel_multi_index([o + k for o, k in zip(origin, key)] if origin else key, storage.shape))) for key in keys]
+    for place in places:
+        if place in released:
+            ex.acquire(released[place])
+    clock = ex.release()
+    for place in places:
+        released[place] = clock  # it has acquired what stood there

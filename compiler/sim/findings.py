@@ -1,0 +1,116 @@
+"""What the simulator reports: objects to ask, texts to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tilescale.errors import Loc
+
+#: every kind of finding, and what it means
+KINDS = {
+    "race": "two accesses of one element, one of them a write, that nothing orders",
+    "collision": "two iterations of a T.Parallel loop touch one element, one of them writing it",
+    "deadlock": "nobody can run, and somebody still waits",
+    "uninitialised": "a read of memory that nothing wrote",
+    "out-of-bounds": "an access outside a tile or a set of counters",
+    "no-such-rank": "a remote operation aims at a rank or block that is not there",
+    "unawaited": "a signal is sent, and no statement of the kernel awaits it",
+    "mismatch": "the ranks of a collective meet at different statements",
+    "different-programs": "the ranks of a launch run different programs",
+    "not-resident": "blocks wait for others, and not all of them are resident at once",
+    "assertion": "a T.device_assert does not hold",
+    "arithmetic": "an integer division by zero",
+    "schedule": "the tokens of a ring come in another order than acquire, commit, wait, release",
+    "endless": "the launch does not end within the limit of steps",
+}
+
+
+@dataclass(frozen=True)
+class Where:
+    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index."""
+
+    what: str
+    loc: Loc | None
+    rank: int | None = None
+    block: tuple[int, ...] | None = None
+    executor: tuple[tuple[str, int], ...] = ()
+    region: str = ""
+
+    @property
+    def who(self) -> str:
+        parts = [] if self.rank is None else [f"rank {self.rank}"]
+        if self.block is not None:
+            parts.append(f"block {self.block[0] if len(self.block) == 1 else self.block}")
+        parts += [f"{scale} {index}" for scale, index in self.executor]
+        return ", ".join(parts)
+
+    def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:
+        """One line, and the source below it unless it is among those ``shown``."""
+        place = f"{self.loc}: " if self.loc else ""
+        out = [f"{prefix}{place}{self.what}{' of ' + self.region if self.region else ''}{' by ' + self.who if self.who else ''}"]
+        if self.loc is not None and self.loc not in shown and (excerpt := self.loc.excerpt()):
+            out.append(excerpt)
+        shown.add(self.loc)
+        return out
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault of a kernel. ``where``: the statement that met it; ``others``: the other access, or everyone who waits."""
+
+    kind: str
+    message: str
+    where: Where
+    others: tuple[Where, ...] = ()
+    hint: str = ""
+    schedule: str = ""
+
+    @property
+    def loc(self) -> Loc | None:
+        return self.where.loc
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Two findings with one key are the same fault, met twice."""
+        places = sorted({str((w.loc, w.what)) for w in (self.where, *self.others)})
+        return (self.kind, *places)
+
+    def __str__(self) -> str:
+        place = f"{self.where.loc}: " if self.where.loc else ""
+        who = f" ({self.where.who})" if self.where.who else ""
+        lines = [f"{place}{self.kind}: {self.message}{who}"]
+        if self.where.loc is not None and (excerpt := self.where.loc.excerpt()):
+            lines.append(excerpt)
+        shown = {self.where.loc}
+        for other in self.others:
+            lines += other.lines("  and " if self.kind != "deadlock" else "  waits ", shown)
+        if self.hint:
+            lines.append(f"  write instead: {self.hint}")
+        if self.schedule:
+            lines.append(f"  seen with: {self.schedule}")
+        return "\n".join(lines)
+
+
+@dataclass
+class Report:
+    """All that one `check` found; true where it found nothing."""
+
+    findings: list[Finding] = field(default_factory=list)
+    runs: int = 0
+
+    def add(self, finding: Finding) -> None:
+        """Keeps a finding unless the same fault is known."""
+        if all(f.key != finding.key for f in self.findings):
+            self.findings.append(finding)
+
+    @property
+    def kinds(self) -> set[str]:
+        return {f.kind for f in self.findings}
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+    def __str__(self) -> str:
+        if not self.findings:
+            return f"no finding in {self.runs} run{'s' * (self.runs != 1)}"
+        return "\n\n".join(map(str, self.findings))

@@ -1,0 +1,388 @@
+"""The machine of a launch: ranks, blocks and executors as coroutines, counters and barriers with vector clocks, the main loop."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.sim import diagnose, numerics
+from tilescale.compiler.sim.findings import Finding, Report, Where
+from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage, describe
+
+COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "ge": operator.ge, "eq": operator.eq, "gt": operator.gt, "ne": operator.ne, "le": operator.le, "lt": operator.lt,
+}  # fmt: skip
+_SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<"}
+
+
+@dataclass
+class Waiting:
+    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it."""
+
+    site: Site
+    text: str
+    counter: Counter | None = None
+    meeting: Meeting | None = None
+
+
+class Counter:
+    """One counter of a signal. Its history tells a wait whose signals made the value that it saw, and no more than those."""
+
+    def __init__(self, name: str, value: int, clocks: int, home: tuple[Any, ...]):
+        self.name, self.value, self.home = name, value, home
+        self.waiters: list[Executor] = []
+        #: (value, clock acquired with it, who signalled, at which own time)
+        self.history: list[tuple[int, Any, int, int]] = [(value, np.zeros(clocks, np.int64), 0, 0)]
+
+    def signal(self, ex: Executor, amount: int, op: str) -> None:
+        """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
+        self.value = numerics.wrap(self.value + amount, "int64") if op == "add" else amount
+        at = ex.now
+        clock = ex.release()
+        if op == "add":  # an addition continues the release sequence of those before it; a store starts anew
+            clock = np.maximum(clock, self.history[-1][1])
+        self.history.append((self.value, clock, ex.number, at))
+        for waiter in self.waiters:
+            ex.machine.wake(waiter)
+        self.waiters.clear()
+
+    def observe(self, ex: Executor, cmp: str, value: int) -> bool:
+        """Whether the condition holds; if so the executor acquires what the earliest value that it may have seen releases. What came
+        later may be there by luck and is not waited for."""
+        holds = COMPARE[cmp]
+        if not holds(self.value, value):
+            return False
+        first = 0
+        for k in range(len(self.history) - 1, -1, -1):  # no older value than one that already happened before this wait
+            _, _, who, at = self.history[k]
+            if at <= ex.vc[who]:
+                first = k
+                break
+        clock = next(clock for v, clock, _, _ in self.history[first:] if holds(v, value))
+        ex.acquire(clock)
+        return True
+
+
+@dataclass
+class Meeting:
+    """A barrier: how many have come this time, and their joined clocks."""
+
+    key: tuple[Any, ...]
+    expected: int
+    came: list[tuple[Executor, Site]] = field(default_factory=list)
+    clock: Any = None
+    round: int = 0
+
+
+class Counters:
+    """The counters of one signal in one memory."""
+
+    def __init__(self, name: str, values: Any, clocks: int, home: tuple[Any, ...]):
+        self.name, self.clocks, self.home = name, clocks, home
+        self.shape = values.shape
+        self.values = values
+        self.made: dict[tuple[int, ...], Counter] = {}
+
+    def at(self, index: tuple[int, ...]) -> Counter | None:
+        """The counter of that index; None outside."""
+        if not all(0 <= i < n for i, n in zip(index, self.shape, strict=True)):
+            return None
+        if index not in self.made:
+            name = f"{self.name}[{', '.join(map(str, index))}]"
+            self.made[index] = Counter(name, int(self.values[index]), self.clocks, self.home)
+        return self.made[index]
+
+
+class Block:
+    """A block of a launch on one rank, with its shared memory; tiles appear when somebody first names them."""
+
+    def __init__(self, machine: Machine, rank: Rank, number: int, index: tuple[int, int, int]):
+        self.machine, self.rank, self.number, self.index = machine, rank, number, index
+        dims, grid = machine.prepared.cluster, machine.grid
+        self.cluster = tuple(b // d for b, d in zip(index, dims, strict=True))
+        x, y, z = (b % d for b, d in zip(index, dims, strict=True))
+        self.cluster_index = x + dims[0] * (y + dims[1] * z)
+        self.shown = index[: len(machine.prepared.launch.grid)]
+        self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
+        self.tiles: dict[int, Any] = {}
+
+    def tile(self, slot: int) -> Any:
+        """This block's shared tile (or counters) of a buffer."""
+        made = self.tiles.get(slot)
+        if made is None:
+            made = self.tiles[slot] = self.machine.allocate(slot, (self.rank.number, self.shown), self.tile)
+        return made
+
+
+class Rank:
+    """One rank: its tensors by buffer."""
+
+    def __init__(self, number: int, memory: dict[int, Any]):
+        self.number, self.memory = number, memory
+
+
+class Executor:
+    """A block, or a warp, warpgroup or thread of one: a coroutine with its variables and its vector clock."""
+
+    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int], ...] = ()):
+        self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
+        self.path = path
+        self.root, self.linear = number, 0  # a block's first executor, and the own place among those of the same scales
+        self.name = (block.rank.number, block.shown, path)
+        self.v: list[Any] = []
+        self.mem: list[Any] = []
+        self.scales: dict[str, tuple[int, int]] = {}
+        self.lanes: tuple[int, ...] | None = None
+        self.lane_index: tuple[Any, ...] = ()
+        self.mask: Any = None
+        self.touched: dict[int, Any] = {}
+        self.vc = np.zeros(machine.clocks, np.int64)
+        self.vc[number] = self.now = 1
+        self.steps: Any = None
+        self.intent = "run"
+        self.waiting: Waiting | None = None
+        self.outbox: list[Callable[[], None]] = []
+        self.rings: dict[int, tuple[int, int]] = {}
+        self.parent: Executor | None = None
+        self.children = 0
+
+    # -- clocks ---------------------------------------------------------------------------------------------------
+    def release(self) -> Any:
+        """What others acquire from here; later steps of this executor are not in it."""
+        clock = self.vc.copy()
+        self.now += 1
+        self.vc[self.number] = self.now
+        return clock
+
+    def acquire(self, clock: Any) -> None:
+        np.maximum(self.vc, clock, out=self.vc)
+
+    # -- remote writes --------------------------------------------------------------------------------------------
+    def post(self, land: Callable[[], None]) -> None:
+        """A remote write: lands now, or as late as the order allows."""
+        if self.machine.late:
+            self.outbox.append(land)
+        else:
+            land()
+
+    def flush(self) -> None:
+        """Everything posted lands: before this executor releases, or looks into others' memory itself."""
+        for land in self.outbox:
+            land()
+        self.outbox.clear()
+
+    def where(self, site: Site, region: str = "") -> Where:
+        return Where(site.what, site.loc, *self.name, region)
+
+
+class Machine:
+    """A launch of a prepared program on ``len(memories)`` ranks.
+
+    Args:
+        memories: for each rank, buffer slot → Storage or Counters of its parameters.
+        schedule: see schedule.py. limit: choices after which a launch counts as endless.
+    """
+
+    def __init__(self, prepared: Any, grid: tuple[int, int, int], schedule: Any, events: Events, limit: int):
+        self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
+        self.late = schedule.late
+        self.report = Report()
+        self.printed: list[str] = []
+        self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
+        self.signals: dict[int, list[tuple[int, str, Any]]] = {}  # executor → its signals: when, which counter, where
+        self.ready: list[Executor] = []
+        self.blocked: list[Executor] = []
+        self.ranks: list[Rank] = []
+        self.blocks: dict[tuple[int, int], Block] = {}
+        self.clocks = 0
+
+    def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]]) -> None:
+        """Puts every block of every rank at its beginning. ``scalars``: for each rank, variable slot → value."""
+        gx, gy, gz = self.grid
+        self.ranks = [Rank(r, m) for r, m in enumerate(memories)]
+        for rank in self.ranks:
+            for n in range(gx * gy * gz):
+                block = Block(self, rank, n, (n % gx, n // gx % gy, n // (gx * gy)))
+                self.blocks[rank.number, n] = block
+                number = 1 + (rank.number * gx * gy * gz + n) * self.prepared.executors
+                ex = Executor(self, number, block)
+                ex.v = [None] * self.prepared.variables
+                ex.mem = [None] * len(self.prepared.buffers)
+                for slot, value in scalars[rank.number].items():
+                    ex.v[slot] = value
+                for slot, memory in rank.memory.items():
+                    ex.mem[slot] = memory
+                ex.steps = self._whole(ex, self.prepared.body)
+                self.ready.append(ex)
+
+    def _whole(self, ex: Executor, body: Any) -> Generator[str, None, None]:
+        """An executor from its first statement to its end."""
+        if body.yields:
+            yield from body.run(ex)
+        else:
+            body.run(ex)
+        ex.flush()
+
+    def clustered(self, ex: Executor, index: int) -> Block:
+        """Block ``index`` of the executor's cluster."""
+        dims = self.prepared.cluster
+        offsets = (index % dims[0], index // dims[0] % dims[1], index // (dims[0] * dims[1]))
+        x, y, z = (c * d + o for c, d, o in zip(ex.block.cluster, dims, offsets, strict=True))
+        return self.blocks[ex.rank.number, x + self.grid[0] * (y + self.grid[1] * z)]
+
+    def allocate(self, slot: int, owner: tuple[Any, ...], base: Callable[[int], Any]) -> Any:
+        """New memory for a buffer of the kernel; ``base`` gives the memory of the buffer that this one is a view of."""
+        info = self.prepared.buffers[slot]
+        if info.base is not None:
+            old = base(info.base)
+            data = old.data.view(np.uint8).reshape(-1).view(numerics.storage(info.dtype)).reshape(info.shape)
+            return Storage(info.name, info.dtype, data, old.shadow, scope=info.scope, owner=owner)
+        if info.scope == "shared.signal":
+            return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner)
+        data = np.zeros(info.shape, numerics.storage(info.dtype))
+        shadow = Shadow(data.size * info.cells, self.events, tracked=info.tracked, written=False)
+        return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
+
+    # -- the main loop --------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """Until everyone has ended or nobody can go on."""
+        left = self.limit
+        while self.ready:
+            ex = self.ready.pop(self.schedule.pick(self.ready))
+            left -= 1
+            if left < 0:
+                self.report.add(Finding("endless", f"the launch has not ended after {self.limit} steps", ex.where(self.prepared.site)))
+                return
+            try:
+                ex.intent = next(ex.steps)
+            except StopIteration:
+                if ex.parent is not None:
+                    self._joined(ex, ex.parent)
+                continue
+            if ex.waiting is None:
+                self.ready.append(ex)
+            else:
+                self.blocked.append(ex)
+        if self.blocked:
+            self.report.add(diagnose.deadlock(self))
+
+    def wake(self, ex: Executor) -> None:
+        self.blocked.remove(ex)
+        ex.waiting, ex.intent = None, "resume"
+        self.ready.append(ex)
+
+    def wait(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site) -> Generator[str, None, None]:
+        """Until ``counter cmp value``; an acquire."""
+        while not counter.observe(ex, cmp, value):
+            counter.waiters.append(ex)
+            text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
+            ex.waiting = Waiting(site, text, counter=counter)
+            yield "wait"
+
+    def meet(self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site) -> Generator[str, None, None]:
+        """Until ``expected`` executors have come; everyone acquires what all released."""
+        ex.flush()
+        if key not in self.meetings:
+            self.meetings[key] = Meeting(key, expected)
+        meeting = self.meetings[key]
+        if key[0] == "team" and meeting.came and meeting.came[0][1].loc != site.loc:
+            other, there = meeting.came[0]
+            text = f"rank {ex.rank.number} meets here whom rank {other.rank.number} meets in another statement"
+            self.report.add(Finding("mismatch", text, ex.where(site), (other.where(there),), "the same collectives in the same order"))
+        clock = ex.release()
+        meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
+        meeting.came.append((ex, site))
+        if len(meeting.came) == expected:
+            joined, came = meeting.clock, meeting.came
+            meeting.came, meeting.clock, meeting.round = [], None, meeting.round + 1
+            for other, _ in came:
+                other.acquire(joined)
+                if other is not ex:
+                    self.wake(other)
+            return
+        mine = meeting.round
+        while meeting.round == mine:
+            ex.waiting = Waiting(site, f"{expected} at {site.what}", meeting=meeting)
+            yield "wait"
+
+    def fork(self, ex: Executor, scale: str, count: int, first: int, body: Any, site: Site) -> Generator[str, None, None]:
+        """``body`` by each of ``count`` executors below this one, concurrently; returns when all have ended. ``first``: where the
+        numbers of executors of these scales begin within a block."""
+        clock = ex.release()
+        for index in range(count):
+            linear = ex.linear * count + index
+            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, (scale, index)))
+            child.root, child.linear = ex.root, linear
+            child.now = int(clock[child.number]) + 1
+            child.vc = clock.copy()
+            child.vc[child.number] = child.now
+            child.v, child.mem = list(ex.v), list(ex.mem)
+            child.scales = {**ex.scales, scale: (index, count)}
+            child.steps, child.parent = self._whole(child, body), ex
+            self.ready.append(child)
+        ex.children = count
+        while ex.children:
+            ex.waiting = Waiting(site, f"the end of {ex.children} {scale}s")
+            yield "wait"
+
+    def _joined(self, child: Executor, parent: Executor) -> None:
+        parent.acquire(child.vc)
+        parent.children -= 1
+        if not parent.children:
+            self.wake(parent)
+
+    def barrier(self, ex: Executor, reach: str, each: int, site: Site) -> Generator[str, None, None]:
+        """T.barrier at the scale ``reach``, which ``each`` executors of a block call."""
+        blocks = self.grid[0] * self.grid[1] * self.grid[2]
+        dims = self.prepared.cluster
+        if reach == "cta_cluster":
+            yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * dims[0] * dims[1] * dims[2], site)
+        elif reach == "grid":
+            yield from self.meet(ex, (reach, ex.rank.number), each * blocks, site)
+        elif reach == "device":
+            yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
+        # an executor's own threads act as one: their program order is enough
+
+    def token(self, ex: Executor, kind: str, ring: int, counter: int, site: Site) -> None:
+        """A token of a ring that one role runs alone: acquire, commit, wait and release follow one another for each stage."""
+        order = ("acquire", "commit", "wait", "release")
+        state = ex.rings.get(ring, (0, 0))
+        if (order[state[1]], state[0]) != (kind, counter):
+            text = f"ring {ring} does {kind} of round {counter}, and {order[state[1]]} of round {state[0]} is next"
+            self.report.add(Finding("schedule", text, ex.where(site)))
+        ex.rings[ring] = (counter + (kind == "release"), (order.index(kind) + 1) % 4)
+
+    def show(self, ex: Executor, label: str, value: Any) -> None:
+        """What T.print shows."""
+        who = ex.where(self.prepared.site).who
+        self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
+
+    # -- findings -------------------------------------------------------------------------------------------------
+    def report_race(
+        self, ex: Executor, storage: Storage, site: Site, mode: str, key: Any, event: int, other: str, bad: Any
+    ) -> None:
+        self.report.add(diagnose.race(self, ex, storage, site, mode, key, event, other, bad))
+
+    def report_unwritten(self, ex: Executor, storage: Storage, site: Site, key: Any, bad: Any) -> None:
+        region = describe(storage.name, key, bad)
+        text = f"{region} is read, and nothing has written it{diagnose.owned(storage)}"
+        self.report.add(Finding("uninitialised", text, ex.where(site, region)))
+
+    def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str) -> None:
+        self.report.add(Finding("out-of-bounds", f"{region} lies outside {name}, whose shape is {shape}", ex.where(site, region)))
+
+    def reaches(self, ex: Executor, owner: int, reach: str, site: Site) -> bool:
+        """Whether there is a rank (a block of the cluster) ``owner``; a finding where not."""
+        dims = self.prepared.cluster
+        count = len(self.ranks) if reach == "device" else dims[0] * dims[1] * dims[2]
+        if 0 <= owner < count:
+            return True
+        who = "rank" if reach == "device" else "block of the cluster"
+        text = f"there is no {who} {owner}, there are {count}"
+        self.report.add(Finding("no-such-rank", text, ex.where(site), hint=f"0 ≤ index < {count}, for example (rank + 1) % n"))
+        return False

@@ -1,0 +1,164 @@
+"""Memory with a memory: beside every element the epochs of its last write, and of the reads and atomic updates since.
+
+An *event* is one access by one statement: a number, behind which stand the executor, its clock at that time and what to say of it.
+An event of executor e at clock c happens before executor f's next step exactly when f's vector clock has at least c at e (Lamport 1978,
+Mattern 1989). Per element one last write is enough, since a write that is no race follows everything before it; reads and atomic
+updates may be concurrent among themselves and lie in as many planes as it takes (the scheme of FastTrack, Flanagan and Freund,
+PLDI 2009, with planes in place of per-element vectors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Executor
+
+#: events that are not of a kernel: memory that nothing wrote, and what the host wrote before the launch
+UNWRITTEN, HOST = 0, 1
+
+
+@dataclass(frozen=True)
+class Site:
+    """A statement that touches memory, as the author wrote it."""
+
+    what: str
+    loc: Any
+    number: int
+
+
+class Events:
+    """All accesses of a run: who and when as arrays, so that whole tiles are checked at once; what to say of them as a list."""
+
+    def __init__(self) -> None:
+        self.who = np.zeros(1024, np.int32)
+        self.clock = np.zeros(1024, np.int64)
+        self.said: list[tuple[Any, ...]] = [(), ()]
+
+    def add(self, ex: Executor, site: Site, mode: str, key: Any) -> int:
+        number = len(self.said)
+        if number == len(self.who):
+            self.who, self.clock = np.resize(self.who, 2 * number), np.resize(self.clock, 2 * number)
+        self.who[number], self.clock[number] = ex.number, ex.now
+        self.said.append((ex.name, site, mode, key))
+        return number
+
+
+class Shadow:
+    """What is known of the elements of one piece of memory. ``cells``: the smallest element under which it is seen.
+
+    tracked: accesses of several executors are compared; else only what was written is remembered.
+    reads: whether reads are remembered as well (useless where the kernel never writes).
+    """
+
+    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool):
+        self.events, self.tracked = events, tracked
+        self.last = np.full(cells, HOST if written else UNWRITTEN, np.int32)
+        self.whole = written  # every cell has been written
+        self.reads: list[Any] = []
+        self.updates: list[Any] = []
+
+    def access(self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage) -> None:
+        """Records the access of ``key`` (anything that indexes an array of ``shape``) and reports what it collides with."""
+        last = self.last.reshape(shape)
+        if mode == "read" and not self.whole:
+            seen = last[key]
+            if seen.size and seen.min() == UNWRITTEN:
+                if (last != UNWRITTEN).all():
+                    self.whole = True
+                else:
+                    ex.machine.report_unwritten(ex, storage, site, key, np.asarray(seen) == UNWRITTEN)
+        if not self.tracked:
+            if mode != "read":
+                last[key] = HOST
+            return
+        self._conflicts(ex, last[key], mode, site, storage, key, "write")
+        if mode != "update":
+            for plane in self.updates:
+                self._conflicts(ex, plane.reshape(shape)[key], mode, site, storage, key, "update")
+        if mode != "read":
+            for plane in self.reads:
+                self._conflicts(ex, plane.reshape(shape)[key], mode, site, storage, key, "read")
+        event = self.events.add(ex, site, mode, key)
+        if mode == "write":
+            last[key] = event
+            for plane in (*self.reads, *self.updates):
+                plane.reshape(shape)[key] = 0
+        else:
+            self._remember(ex, self.reads if mode == "read" else self.updates, shape, key, event)
+            if mode == "update":  # what is updated is written, and ordered by its own plane
+                now = last[key]
+                last[key] = np.where(now == UNWRITTEN, HOST, now)
+
+    def _remember(self, ex: Executor, planes: list[Any], shape: tuple[int, ...], key: Any, event: int) -> None:
+        """Into the first plane where nothing is forgotten: what stands there happened before, so that whoever is ordered behind
+        this access is ordered behind that one."""
+        for plane in planes:
+            view = plane.reshape(shape)
+            if self._unordered(ex, view[key]) is None:
+                view[key] = event
+                return
+        fresh = np.zeros(self.last.shape, np.int32)
+        fresh.reshape(shape)[key] = event
+        planes.append(fresh)
+
+    def _unordered(self, ex: Executor, ids: Any) -> Any:
+        """Where events do not happen before the executor's next step; None where all do."""
+        if not ids.size:
+            return None
+        first = int(ids.flat[0])
+        if ids.size == 1 or (ids == first).all():
+            if self.events.clock[first] <= ex.vc[self.events.who[first]]:
+                return None
+            return np.ones(ids.shape, bool)
+        bad = self.events.clock[ids] > ex.vc[self.events.who[ids]]
+        return bad if bad.any() else None
+
+    def _conflicts(self, ex: Executor, ids: Any, mode: str, site: Site, storage: Storage, key: Any, other: str) -> None:
+        bad = self._unordered(ex, ids)
+        if bad is not None:
+            event = int(np.asarray(ids)[bad].flat[0])
+            ex.machine.report_race(ex, storage, site, mode, key, event, other, bad)
+
+
+class Storage:
+    """A tensor or a tile: the elements, and what is known of them. Views share the shadow."""
+
+    def __init__(self, name: str, dtype: str, data: Any, shadow: Shadow, *, scope: str, owner: tuple[Any, ...] = ()):
+        self.name, self.dtype, self.data, self.shadow = name, dtype, data, shadow
+        self.scope, self.owner = scope, owner
+        self.shape: tuple[int, ...] = data.shape
+        self.is_global = scope.startswith("global")
+        parts = len(shadow.last) // max(1, data.size)
+        self.cells = (*self.shape, parts) if parts > 1 else self.shape
+
+    def record(self, ex: Executor, key: Any, mode: str, site: Site) -> None:
+        """An access of the elements that ``key`` indexes."""
+        shadow = self.shadow
+        if mode == "read" and shadow.whole and not shadow.tracked:
+            return
+        shadow.access(ex, self.cells, key, mode, site, self)
+
+
+def describe(name: str, key: Any, bad: Any = None) -> str:
+    """``X[0:64, 3]``: the rectangle around the elements that ``key`` indexes (those where ``bad`` holds)."""
+    parts = []
+    for axis, k in enumerate(key if isinstance(key, tuple) else (key,)):
+        if isinstance(k, slice):
+            low, high = k.start, k.stop
+            if bad is not None and bad.ndim == len(key):
+                hit = np.flatnonzero(bad.any(axis=tuple(a for a in range(bad.ndim) if a != axis)))
+                if hit.size:
+                    low, high = low + int(hit[0]), low + int(hit[-1]) + 1
+        elif isinstance(k, np.ndarray):
+            chosen = k
+            if bad is not None and bad.shape == np.broadcast_shapes(bad.shape, k.shape):
+                chosen = np.broadcast_to(k, bad.shape)[bad]
+            low, high = int(chosen.min()), int(chosen.max()) + 1
+        else:
+            low, high = int(k), int(k) + 1
+        parts.append(str(low) if high == low + 1 else f"{low}:{high}")
+    return f"{name}[{', '.join(parts)}]"

@@ -1,0 +1,279 @@
+"""T.Parallel: a nest's iterations as lanes of NumPy arrays, or one after another where lanes go different ways; single elements.
+
+Iterations are independent, so their order says nothing: what one writes and another touches is reported as a collision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.ops import base
+from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim.findings import Finding
+from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.step import Step
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+
+#: lanes that have not touched an element, and elements that several lanes have read
+NOBODY, SEVERAL = -1, -2
+
+
+@contextlib.contextmanager
+def masked(ex: Any, where: Any) -> Iterator[bool]:
+    """Inside, only the lanes where ``where`` holds (of those that run) run; gives whether there are any."""
+    outer = ex.mask
+    ex.mask = where if outer is None else where & outer
+    try:
+        yield bool(ex.mask.any())
+    finally:
+        ex.mask = outer
+
+
+def fails(ex: Any, test: Any) -> bool:
+    """Whether a condition does not hold, in some lane that runs."""
+    if not numerics.is_vector(test):
+        return not test and (ex.mask is None or bool(ex.mask.any()))
+    return bool((~test if ex.mask is None else ~test & ex.mask).any())
+
+
+# ---- single elements
+
+
+def load(cx: Any, e: Any) -> Any:
+    """``A[i, j]`` as a value; zero outside a tensor."""
+    slot, dtype = cx.slots[e.source], cx.buffers[cx.slots[e.source]].dtype
+    indices = [cx.scalar(i) for i in e.indices]
+    site, private = cx.site(e, "read"), e.source in cx.lane_buffers
+    tested = e.source in cx.tested
+
+    def run(ex: Any) -> Any:
+        storage = ex.mem[slot]
+        key = tuple([i(ex) for i in indices])
+        if not isinstance(storage, Storage):  # a counter, looked at without waiting
+            counter = storage.at(key)
+            return 0 if counter is None else counter.value
+        if ex.lanes is not None:
+            return _gather(ex, storage, ex.lane_index + key if private else key, site, tested)
+        if inside(key, storage.shape):
+            storage.record(ex, key, "read", site)
+            return numerics.decode(storage.data[key], dtype)
+        if not storage.is_global:
+            ex.machine.report_outside(ex, storage.name, storage.shape, site, describe(storage.name, key))
+        return numerics.scalar(0, dtype)
+
+    return run
+
+
+def store(cx: Any, s: Any) -> Any:
+    """``A[i, j] = value``; nothing is written outside a tensor."""
+    slot = cx.slots[s.buffer]
+    indices, value = [cx.scalar(i) for i in s.indices], cx.scalar(s.value)
+    site, private, tested = cx.site(s, "assignment"), s.buffer in cx.lane_buffers, s.buffer in cx.tested
+
+    def run(ex: Any) -> None:
+        storage = ex.mem[slot]
+        made, key = value(ex), tuple([i(ex) for i in indices])
+        if ex.lanes is not None:
+            _scatter(ex, storage, ex.lane_index + key if private else key, made, site, tested)
+        elif inside(key, storage.shape):
+            storage.record(ex, key, "write", site)
+            storage.data[key] = made
+        elif not storage.is_global:
+            ex.machine.report_outside(ex, storage.name, storage.shape, site, describe(storage.name, key))
+
+    return run
+
+
+def inside(key: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    for i, n in zip(key, shape, strict=True):
+        if not 0 <= i < n:
+            return False
+    return True
+
+
+def select(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site) -> tuple[Any, tuple[Any, ...] | None]:
+    """The lanes that touch an element of ``storage`` (None: all of them), and their indices, one array an axis; an index outside a
+    tile is reported."""
+    good: Any = None
+    for i, n in zip(key, storage.shape, strict=True):
+        low, high = (int(i.min()), int(i.max())) if numerics.is_vector(i) else (i, i)
+        if low < 0 or high >= n:
+            test = np.asarray((i >= 0) & (i < n))
+            good = test if good is None else good & test
+    if good is not None:
+        good = np.broadcast_to(good, ex.lanes)
+        wrong = ~good if ex.mask is None else ~good & ex.mask
+        if not storage.is_global and wrong.any():
+            out = tuple(np.broadcast_to(i, ex.lanes)[wrong] for i in key)
+            ex.machine.report_outside(ex, storage.name, storage.shape, site, describe(storage.name, out))
+    active = ex.mask if good is None else good if ex.mask is None else good & ex.mask
+    if active is None:
+        return None, tuple(np.broadcast_to(i, ex.lanes) for i in key)
+    active = np.broadcast_to(active, ex.lanes)
+    return active, tuple(np.broadcast_to(i, ex.lanes)[active] for i in key)
+
+
+def _gather(ex: Any, storage: Storage, key: tuple[Any, ...], site: Site, tested: bool) -> Any:
+    active, chosen = select(ex, storage, key, site)
+    storage.record(ex, chosen, "read", site)
+    if tested:
+        _meet(ex, storage, active, chosen, "read", site)
+    value = numerics.decode(np.asarray(storage.data[chosen]), storage.dtype)
+    if active is None:
+        return value
+    out = np.zeros(ex.lanes, numerics.compute(storage.dtype))
+    out[active] = value
+    return out
+
+
+def _scatter(ex: Any, storage: Storage, key: tuple[Any, ...], value: Any, site: Site, tested: bool) -> None:
+    active, chosen = select(ex, storage, key, site)
+    storage.record(ex, chosen, "write", site)
+    if tested:
+        _meet(ex, storage, active, chosen, "write", site)
+    if numerics.is_vector(value):
+        value = np.broadcast_to(value, ex.lanes)
+        value = value if active is None else value[active]
+    storage.data[chosen] = value
+
+
+def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Site) -> None:
+    """Compares with what other lanes of this nest did to the same elements."""
+    if id(storage) not in ex.touched:
+        ex.touched[id(storage)] = np.full(storage.shape, NOBODY, np.int64), np.full(storage.shape, NOBODY, np.int64)
+    writers, readers = ex.touched[id(storage)]
+    lanes = np.arange(int(np.prod(ex.lanes)), dtype=np.int64).reshape(ex.lanes)
+    me = lanes if active is None else lanes[active]
+    wrote = writers[key]
+    bad = (wrote != NOBODY) & (wrote != me)
+    if mode == "write":
+        read = readers[key]
+        bad |= (read != NOBODY) & (read != me)
+        writers[key] = me
+        bad |= writers[key] != me
+    else:
+        before = readers[key]
+        readers[key] = np.where((before == NOBODY) | (before == me), me, SEVERAL)
+        again = readers[key]
+        readers[key] = np.where((again == me) | (again == SEVERAL), again, SEVERAL)
+    if bad.any():
+        region = describe(storage.name, key, bad)
+        what = "writes" if mode == "write" else "reads"
+        text = f"an iteration of this T.Parallel loop {what} {region}, which another iteration touches too, one of them writing"
+        ex.machine.report.add(Finding("collision", text, ex.where(site, region), hint="T.serial, an atomic update, or one of T.reduce_*"))
+
+
+# ---- the loops
+
+
+def parallel(cx: Any, s: Any) -> Step:
+    """A nest of T.Parallel (or T.vectorized) loops."""
+    loops = [s]
+    depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
+    while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
+        loops.append(loops[-1].body)
+    body = loops[-1].body
+    variables = [cx.slot(x.loop_var) for x in loops]
+    extents = [cx.scalar(x.extent) for x in loops]
+    if _diverges(body, {x.loop_var for x in loops}):
+        return _one_by_one(cx, variables, extents, body)
+    outer = cx.lane_buffers, cx.tested
+    cx.lane_buffers = {*outer[0], *_allocated(body)}
+    cx.tested = _to_test(body, [x.loop_var for x in loops]) - cx.lane_buffers
+    inner = cx.stmt(body, quiet=True)
+    cx.lane_buffers, cx.tested = outer
+
+    def run(ex: Any) -> None:
+        lanes = tuple(n(ex) for n in extents)
+        if min(lanes) <= 0:
+            return
+        for axis, (slot, n) in enumerate(zip(variables, lanes, strict=True)):
+            shape = [1] * len(lanes)
+            shape[axis] = n
+            ex.v[slot] = np.arange(n, dtype=np.int32).reshape(shape)
+        ex.lanes, ex.lane_index = lanes, tuple(np.ogrid[tuple(slice(n) for n in lanes)])
+        ex.touched = {}
+        inner.run(ex)
+        ex.lanes, ex.mask, ex.lane_index = None, None, ()
+
+    return Step(run)
+
+
+def _one_by_one(cx: Any, variables: list[int], extents: list[Any], body: Any) -> Step:
+    inner = cx.stmt(body)
+
+    def rounds(ex: Any) -> Iterator[None]:
+        for index in np.ndindex(*(max(0, n(ex)) for n in extents)):
+            for slot, i in zip(variables, index, strict=True):
+                ex.v[slot] = i
+            yield
+
+    def run(ex: Any) -> None:
+        for _ in rounds(ex):
+            inner.run(ex)
+
+    def slowly(ex: Any) -> Iterator[str]:
+        for _ in rounds(ex):
+            yield from inner.run(ex)
+
+    return Step(slowly, True) if inner.yields else Step(run)
+
+
+def _allocated(body: Any) -> set[Any]:
+    found: set[Any] = set()
+    structural_walk(body, (tirx.AllocBuffer, lambda s: found.add(s.buffer)))
+    return found
+
+
+def _diverges(body: Any, variables: set[Any]) -> bool:
+    """Whether lanes may need different control flow than masks give: loops whose bounds depend on the lane, operations on tiles."""
+    own = set(variables)
+    structural_walk(body, (tirx.Bind, lambda s: own.add(s.var)))
+    found: list[Any] = []
+
+    def loop(s: Any) -> None:
+        if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
+            found.append(s)
+        structural_walk(s.extent, (ir.Var, lambda v: found.append(v) if v in own else None))
+        structural_walk(s.extent, (ir.TensorLoad, found.append))
+
+    def call(c: Any) -> None:
+        op = base.find(c)
+        if op is not None and not (op.in_lanes and str(c.ty) == str(base.VOID) and _single(c)):
+            found.append(c)
+
+    structural_walk(body, (tirx.For, loop))
+    structural_walk(body, ((tirx.While, tirx.DeclBuffer), found.append))
+    structural_walk(body, (ir.Call, call))
+    return bool(found)
+
+
+def _single(call: Any) -> bool:
+    """Whether every region of a call is one element."""
+    regions = [a for a in call.args if isinstance(a, ir.TensorRegion)]
+    return all(isinstance(r.extent, tirx.IntImm) and int(r.extent.value) == 1 for region in regions for r in region.region)
+
+
+def _to_test(body: Any, variables: list[Any]) -> set[Any]:
+    """Buffers that the nest stores to, unless every access of one has the same indices and they name each loop variable: then every
+    iteration has elements of its own."""
+    accesses: dict[Any, list[Any]] = {}
+    stored: set[Any] = set()
+    structural_walk(body, (ir.TensorLoad, lambda e: accesses.setdefault(e.source, []).append(list(e.indices))))
+
+    def note(s: Any) -> None:
+        stored.add(s.buffer)
+        accesses.setdefault(s.buffer, []).append(list(s.indices))
+
+    structural_walk(body, (tirx.BufferStore, note))
+
+    def safe(lists: list[Any]) -> bool:
+        first = lists[0]
+        texts = [str(i) for i in first]
+        return all(any(i.same_as(v) for i in first) for v in variables) and all([str(i) for i in other] == texts for other in lists)
+
+    return {buffer for buffer in stored if not safe(accesses[buffer])}

@@ -1,0 +1,555 @@
+"""A tile program (or a scheduled one) → Python functions of an executor, made once and run by every executor of every rank.
+
+Each operation gives its own: ``TileOp.simulate`` in compiler/ops, beside its lowerings. What an operation reads and writes is recorded
+here, from its effect table, so that the clocks read what the compiler derives its fences from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.cpu.scales import WIDTHS
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ops import base
+from tilescale.compiler.sim import nest
+from tilescale.compiler.sim.expr import Expressions, Value
+from tilescale.compiler.sim.machine import Counter, Counters
+from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.step import Step
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import InternalError
+from tilescale.language.dtypes import BITS
+
+
+@dataclass
+class BufferInfo:
+    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of."""
+
+    name: str
+    dtype: str
+    shape: tuple[Any, ...]
+    scope: str
+    cells: int = 1
+    tracked: bool = False
+    base: int | None = None
+
+
+@dataclass(frozen=True)
+class Sending:
+    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without)."""
+
+    site: Site
+    flag: View
+    peer: Value | None
+
+    def target(self, ex: Any) -> tuple[Any, str] | None:
+        """Home and name of the counter that it would signal by the variables of an executor as they are; None where one has no value."""
+        try:
+            counters = self.flag.storage(ex, None if self.peer is None else self.peer(ex))
+            index = self.flag.index(ex)
+        except (TypeError, LookupError):
+            return None
+        return counters.home, f"{counters.name}[{', '.join(map(str, index))}]"
+
+
+@dataclass
+class Prepared:
+    """A program that a machine can run."""
+
+    program: Any
+    launch: Any
+    cluster: tuple[int, int, int]
+    site: Site
+    body: Step = Step(lambda ex: None)
+    variables: int = 0
+    buffers: list[BufferInfo] = field(default_factory=list)
+    #: executors of a block, those of all its scales
+    executors: int = 1
+    #: loops around a statement, by the statement's number; the statements that signal a buffer, by its name
+    loops_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    signalled: dict[str, list[Sending]] = field(default_factory=dict)
+    awaited: set[str] = field(default_factory=set)
+    sites: list[Site] = field(default_factory=list)
+    slots: dict[Any, int] = field(default_factory=dict)
+    names: dict[Any, int] = field(default_factory=dict)
+    grid: tuple[Value, Value, Value] = (lambda ex: 1, lambda ex: 1, lambda ex: 1)
+
+
+def prepare(program: Any) -> Prepared:
+    """A traced program behind the passes of the tile level, or at the scheduled level."""
+    return Preparation(program).run()
+
+
+class View:
+    """A region of a buffer, its place computed by whoever runs the statement."""
+
+    def __init__(self, cx: Preparation, region: Any, reach: str, site: Site):
+        self.slot = cx.slots[region.source]
+        self.info = cx.buffers[self.slot]
+        self.dtype, self.reach, self.site = self.info.dtype, reach, site
+        self.mins = [cx.scalar(r.min) for r in region.region]
+        self.extents = [cx.scalar(r.extent) for r in region.region]
+
+    def storage(self, ex: Any, owner: int | None) -> Any:
+        """The executor's own memory, or that of rank (block of the cluster) ``owner``."""
+        if owner is None:
+            return ex.mem[self.slot]
+        machine = ex.machine
+        if self.reach == "device":
+            return machine.ranks[owner].memory[self.slot]
+        return machine.clustered(ex, owner).tile(self.slot)
+
+    def index(self, ex: Any) -> tuple[Any, ...]:
+        """The indices of its first element; arrays in the lanes of a nest."""
+        return tuple([m(ex) for m in self.mins])
+
+    def counter(self, ex: Any, owner: int | None = None) -> Counter | None:
+        """The counter that the region names; None, and a finding, outside."""
+        counters, index = self.storage(ex, owner), self.index(ex)
+        assert isinstance(counters, Counters)
+        made = counters.at(index)
+        if made is None:
+            ex.machine.report_outside(ex, counters.name, counters.shape, self.site, describe(counters.name, index))
+        return made
+
+    def cut(self, ex: Any, storage: Storage) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:
+        """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and the region's shape."""
+        shape = tuple([n(ex) for n in self.extents])
+        key, part, whole = [], [], True
+        for low, extent, n in zip(self.index(ex), shape, storage.shape, strict=True):
+            first, last = max(low, 0), min(low + extent, n)
+            last = max(first, last)
+            whole = whole and last - first == extent
+            key.append(slice(first, last))
+            part.append(slice(first - low, last - low))
+        return tuple(key), None if whole else tuple(part), shape
+
+    def read(self, ex: Any, owner: int | None = None) -> Any:
+        """The region's elements as they lie in memory; zero outside."""
+        storage = self.storage(ex, owner)
+        key, part, shape = self.cut(ex, storage)
+        if part is None:
+            return storage.data[key]
+        out = np.zeros(shape, storage.data.dtype)
+        out[part] = storage.data[key]
+        return out
+
+    def write(self, ex: Any, values: Any, owner: int | None = None) -> None:
+        """Stores ``values``, as they lie in memory; what is outside is dropped."""
+        storage = self.storage(ex, owner)
+        key, part, shape = self.cut(ex, storage)
+        values = np.broadcast_to(values, shape) if np.ndim(values) == 0 else values.reshape(shape)
+        chosen = values if part is None else values[part]
+        if owner is None or (self.reach == "device" and owner == ex.rank.number):
+            storage.data[key] = chosen
+            return
+        kept = chosen.copy() if ex.machine.late else chosen
+
+        def land() -> None:
+            storage.data[key] = kept
+
+        ex.post(land)
+
+    def record(self, ex: Any, mode: str, owner: int | None) -> None:
+        """An access by the operation's effect table."""
+        storage = self.storage(ex, owner)
+        if ex.lanes is not None:
+            _, chosen = nest.select(ex, storage, self.index(ex), self.site)
+            storage.record(ex, chosen, mode, self.site)
+            return
+        key, part, shape = self.cut(ex, storage)
+        if part is not None and not storage.is_global:
+            wanted = tuple(slice(low, low + n) for low, n in zip(self.index(ex), shape, strict=True))
+            ex.machine.report_outside(ex, storage.name, storage.shape, self.site, describe(storage.name, wanted))
+        if all(k.stop > k.start for k in key):
+            storage.record(ex, key, mode, self.site)
+
+
+class Preparation(Expressions):
+    """One program on its way to functions; what ``TileOp.simulate`` is given."""
+
+    def __init__(self, program: Any):
+        self.program = program
+        launch = program.launch
+        x, y, z = (*launch.cluster, 1, 1, 1)[:3]
+        self.made = Prepared(program, launch, (x, y, z), Site(program.name, launch.loc, 0))
+        self.made.sites.append(self.made.site)
+        self.slots: dict[Any, int] = self.made.slots
+        self.buffers: list[BufferInfo] = self.made.buffers
+        self.lane_buffers: set[Any] = set()
+        self.tested: set[Any] = set()
+        self.loops: list[Any] = []
+        self.scales: list[tuple[str, int]] = []
+        self.first: dict[tuple[tuple[str, int], ...], int] = {}
+        self.quiet = False
+
+    def run(self) -> Prepared:
+        func, program = self.program.func, self.program
+        written = written_buffers(program)
+        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1)
+        cell_bits = _cell_bits(func.body)
+        for p in program.params:
+            if hasattr(p.spec, "shape"):
+                bits = BITS[str(p.spec.dtype)]
+                cells = bits // cell_bits.get(p.var, bits)
+                info = BufferInfo(p.name, str(p.spec.dtype), (), p.var.ty.storage_scope, cells, p.var in written)
+                self._add(p.var, info)
+        self.cell_bits = cell_bits
+        self.contended = {
+            p.var
+            for p in program.params
+            if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in _read(func.body))
+        }
+        grid = [*program.launch.grid, 1, 1][:3]
+        x, y, z = (self.scalar(tirx.IntImm("int32", n) if isinstance(n, int) else n) for n in grid)
+        self.made.grid = (x, y, z)
+        self.made.body = self.stmt(func.body)
+        self.made.variables = len(self.made.names)
+        return self.made
+
+    def _add(self, var: Any, info: BufferInfo) -> int:
+        self.slots[var] = len(self.buffers)
+        self.buffers.append(info)
+        return self.slots[var]
+
+    def slot(self, var: Any) -> int:
+        """Where executors keep a variable."""
+        return self.made.names.setdefault(var, len(self.made.names))
+
+    def site(self, node: Any, what: str) -> Site:
+        """A statement for findings, numbered in program order."""
+        made = Site(what, loc_of(getattr(node, "span", None)) or self.here, len(self.made.sites))
+        self.made.sites.append(made)
+        self.made.loops_of[made.number] = tuple(self.loops)
+        return made
+
+    def view(self, region: Any, call: Any) -> View:
+        """A region that ``call`` touches."""
+        reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
+        return View(self, region, reach, self._site_of(call))
+
+    def _site_of(self, call: Any) -> Site:
+        return self.current if self.current is not None else self.site(call, f"T.{call.op.name[3:]}")
+
+    def signalling(self, call: Any, region: Any, amount: Any, op: str, peer: Value | None) -> Callable[[Any, int | None], None]:
+        """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
+        by then."""
+        flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
+        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer))
+
+        def run(ex: Any, owner: int | None) -> None:
+            counter = flag.counter(ex, owner)
+            if counter is not None:
+                ex.flush()
+                ex.machine.signals.setdefault(ex.number, []).append((ex.now, counter.name, site.loc))
+                counter.signal(ex, value(ex), op)
+
+        return run
+
+    def awaiting(self, region: Any, call: Any) -> Site:
+        """The site of a wait for a counter."""
+        self.made.awaited.add(self.buffers[self.slots[region.source]].name)
+        return self.site(call, "T.wait")
+
+    here: Any = None
+    current: Site | None = None
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    def stmt(self, s: Any, *, quiet: bool = False) -> Step:
+        """A statement ready to run. ``quiet``: nothing inside is a point where others go on (the lanes of a nest are one step)."""
+        method = getattr(self, "_s_" + type(s).__name__, None)
+        if method is None:
+            raise InternalError(f"the simulator does not know the statement {type(s).__name__}", loc=loc_of(s.span))
+        before, outer = self.here, self.quiet
+        self.here, self.quiet = loc_of(s.span) or self.here, self.quiet or quiet
+        try:
+            return method(s)
+        finally:
+            self.here, self.quiet = before, outer
+
+    def _visible(self, node: Any, run: Callable[[Any], Any], intent: str = "run") -> Step:
+        """A step that others may see: they get a turn before it."""
+        if self.quiet or not self._seen(node):
+            return Step(run)
+
+        def slowly(ex: Any) -> Iterator[str]:
+            yield intent
+            run(ex)
+
+        return Step(slowly, True)
+
+    def _seen(self, node: Any) -> bool:
+        found: list[Any] = []
+
+        def look(buffer: Any) -> None:
+            if buffer in self.contended:
+                found.append(buffer)
+
+        structural_walk(node, ((ir.TensorRegion, ir.TensorLoad), lambda n: look(n.source)))
+        structural_walk(node, (tirx.BufferStore, lambda n: look(n.buffer)))
+        return bool(found)
+
+    def _s_SeqStmt(self, s: Any) -> Step:
+        return _sequence([self.stmt(x) for x in s.seq])
+
+    def _s_Evaluate(self, s: Any) -> Step:
+        op = base.find(s.value)
+        if op is None:
+            return Step(self.scalar(s.value)) if isinstance(s.value, ir.Call) else Step(lambda ex: None)
+        run = self.performed(op, s.value)
+        return Step(run, True) if op.waits else self._visible(s.value, run, "signal" if op.name == "signal" else "run")
+
+    def performed(self, op: Any, call: Any) -> Any:
+        """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
+        site = self.current = self.site(call, f"T.{op.name}" if op.name != "atomic" else f"T.atomic_{call.attrs['kind']}")
+        effects = op.effects(call)
+        owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
+        reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
+        accesses = [
+            (self.view(a.region, call), a.mode, a.owner is not None, None if a.when is None else self.scalar(a.when))
+            for a in effects
+            if not a.region.source.ty.storage_scope.endswith("signal")
+        ]
+        pulls = any(a.owner is not None and a.mode == "read" for a in effects)
+        simulate = op.simulate(call, self)
+        self.current = None
+        if not effects:
+            return simulate
+
+        def run(ex: Any) -> Any:
+            whose = None if owner is None else owner(ex)
+            if whose is not None and not ex.machine.reaches(ex, whose, reach, site):
+                return None
+            if pulls:
+                ex.flush()
+            for view, mode, remote, when in accesses:
+                if when is None or when(ex):
+                    view.record(ex, mode, whose if remote else None)
+            return simulate(ex)
+
+        if not op.waits:
+            return run
+
+        def slowly(ex: Any) -> Iterator[str]:
+            waiting = run(ex)
+            if waiting is not None:
+                yield from waiting
+
+        return slowly
+
+    def _s_AllocBuffer(self, s: Any) -> Step:
+        ty = s.buffer.ty
+        dtype = str(getattr(ty.dtype, "dtype", ty.dtype))
+        shape = tuple(int(e) for e in ty.shape)
+        scope = ty.storage_scope
+        cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
+        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles))
+        private, info = s.buffer in self.lane_buffers, self.buffers[slot]
+
+        def run(ex: Any) -> None:
+            if scope.startswith("shared"):
+                ex.mem[slot] = ex.block.tile(slot)
+                return
+            if private and ex.lanes is not None:
+                info.shape = (*ex.lanes, *shape)
+            ex.mem[slot] = ex.machine.allocate(slot, (ex.rank.number, ex.block.shown), ex.mem.__getitem__)
+
+        return Step(run)
+
+    def _s_DeclBuffer(self, s: Any) -> Step:
+        old = self.slots[s.data.args[0]]
+        info, ty = self.buffers[old], s.buffer.ty
+        dtype = str(getattr(ty.dtype, "dtype", ty.dtype))
+        cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
+        shape = tuple(int(e) for e in ty.shape)
+        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old))
+        if s.data.args[0] in self.contended:
+            self.contended.add(s.buffer)
+
+        def run(ex: Any) -> None:
+            shared = info.scope.startswith("shared")
+            owner = (ex.rank.number, ex.block.shown)
+            ex.mem[slot] = ex.block.tile(slot) if shared else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
+
+        return Step(run)
+
+    def _s_Bind(self, s: Any) -> Step:
+        slot, value = self.slot(s.var), self.scalar(s.value)
+
+        def run(ex: Any) -> None:
+            ex.v[slot] = value(ex)
+
+        return self._visible(s.value, run)
+
+    def _s_BufferStore(self, s: Any) -> Step:
+        return self._visible(s, nest.store(self, s))
+
+    def _s_IfThenElse(self, s: Any) -> Step:
+        test = self.scalar(s.condition)
+        then = self.stmt(s.then_case)
+        other = Step(lambda ex: None) if s.else_case is None else self.stmt(s.else_case)
+
+        def run(ex: Any) -> None:
+            chosen = test(ex)
+            if not isinstance(chosen, np.ndarray):
+                (then if chosen else other).run(ex)
+                return
+            with nest.masked(ex, chosen) as some:
+                if some:
+                    then.run(ex)
+            with nest.masked(ex, ~chosen) as some:
+                if some:
+                    other.run(ex)
+
+        def slowly(ex: Any) -> Iterator[str]:
+            if seen:
+                yield "run"
+            step = then if test(ex) else other
+            if step.yields:
+                yield from step.run(ex)
+            else:
+                step.run(ex)
+
+        seen = not self.quiet and self._seen(s.condition)
+        return Step(slowly, True) if seen or then.yields or other.yields else Step(run)
+
+    def _s_While(self, s: Any) -> Step:
+        self.loops.append(s)
+        test, body = self.scalar(s.condition), self.stmt(s.body)
+        self.loops.pop()
+
+        def run(ex: Any) -> Iterator[str]:
+            while test(ex):
+                yield "run"  # a loop that polls must let those go on whom it polls for
+                if body.yields:
+                    yield from body.run(ex)
+                else:
+                    body.run(ex)
+
+        return Step(run, True)
+
+    def _s_For(self, s: Any) -> Step:
+        if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
+            step = nest.parallel(self, s)
+            return step if step.yields else self._visible(s, step.run)
+        slot, extent = self.slot(s.loop_var), self.scalar(s.extent)
+        self.loops.append(s)
+        body = self.stmt(s.body)
+        self.loops.pop()
+
+        def run(ex: Any) -> None:
+            for i in range(extent(ex)):
+                ex.v[slot] = i
+                body.run(ex)
+
+        def slowly(ex: Any) -> Iterator[str]:
+            for i in range(extent(ex)):
+                ex.v[slot] = i
+                yield from body.run(ex)
+
+        return Step(slowly, True) if body.yields else Step(run)
+
+    def _s_AttrStmt(self, s: Any) -> Step:
+        if s.attr_key == "thread_extent":
+            slot, axis = self.slot(s.node.var), "xyz".index(s.node.thread_tag[-1])
+            body = self.stmt(s.body)
+
+            def enter(ex: Any) -> None:
+                ex.v[slot] = ex.block.index[axis]
+
+            return _sequence([Step(enter), body])
+        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS:
+            return self._scale(SCALES[int(s.value.value)], s)
+        return self.stmt(s.body)
+
+    def _scale(self, name: str, s: Any) -> Step:
+        """Executors below the block are concurrent, whether or not they wait for one another; the statement ends when all have."""
+        outer = next((WIDTHS[scale] for scale, _ in reversed(self.scales)), self.program.launch.threads)
+        count = outer // WIDTHS[name]
+        self.scales.append((name, count))
+        path = tuple(self.scales)
+        total = 1
+        for _, n in path:
+            total *= n
+        if path not in self.first:
+            self.first[path] = self.made.executors
+            self.made.executors += total
+        first, site = self.first[path], self.site(s, f'T.Scale("{name}")')
+        body = self.stmt(s.body)
+        self.scales.pop()
+        return Step(lambda ex: ex.machine.fork(ex, name, count, first, body, site), True)
+
+    def executor_count(self) -> int:
+        """How many executors of a block run the current statement."""
+        count = 1
+        for _, n in self.scales:
+            count *= n
+        return count
+
+
+def _sequence(steps: list[Step]) -> Step:
+    if len(steps) == 1:
+        return steps[0]
+    if not any(s.yields for s in steps):
+        runs = [s.run for s in steps]
+
+        def run(ex: Any) -> None:
+            for one in runs:
+                one(ex)
+
+        return Step(run)
+
+    def slowly(ex: Any) -> Iterator[str]:
+        for s in steps:
+            if s.yields:
+                yield from s.run(ex)
+            else:
+                s.run(ex)
+
+    return Step(slowly, True)
+
+
+def _forks(body: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(
+        body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS else None)
+    )
+    return bool(found)
+
+
+def _cell_bits(body: Any) -> dict[Any, int]:
+    """For buffers that are viewed, and their views: the width of the narrowest element under which the memory is seen."""
+    roots: dict[Any, Any] = {}
+    narrow: dict[Any, int] = {}
+
+    def bits(var: Any) -> int:
+        return BITS[str(getattr(var.ty.dtype, "dtype", var.ty.dtype))]
+
+    def note(s: Any) -> None:
+        old = s.data.args[0]
+        root = roots.setdefault(s.buffer, roots.get(old, old))
+        narrow[root] = min(narrow.get(root, bits(root)), bits(s.buffer))
+
+    structural_walk(body, (tirx.DeclBuffer, note))
+    return {**{view: narrow[root] for view, root in roots.items()}, **narrow}
+
+
+def _read(body: Any) -> set[Any]:
+    """Buffers that some statement reads."""
+    found: set[Any] = set()
+    structural_walk(body, (ir.TensorLoad, lambda e: found.add(e.source)))
+
+    def look(call: Any) -> None:
+        op = base.find(call)
+        for access in op.effects(call) if op is not None else ():
+            if access.mode != "write":
+                found.add(access.region.source)
+
+    structural_walk(body, (ir.Call, look))
+    return found
