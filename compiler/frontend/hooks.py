@@ -219,7 +219,9 @@ class Hooks:
                 return before if before is not _UNBOUND else now  # the body never rebound it after all
             if now is before and now is not _UNBOUND:
                 return now
-        return Poison(name, state.loc, state.what, state)
+        values = [v for v in (now, before) if not isinstance(v, Poison)]
+        scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
+        return Poison(name, state.loc, state.what, state, str(dtype_of(scalar)))
 
     def break_(self) -> bool:
         return self._leave("break", tirx.Break)

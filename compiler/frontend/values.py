@@ -281,17 +281,17 @@ class Variable(_Arithmetic):
 class Poison:
     """A name whose value depends on a device construct that was traced once; every use is refused."""
 
-    def __init__(self, name: str, where: Loc | None, what: str, state: Any = None):
-        object.__setattr__(self, "_info", (name, where, what))
+    def __init__(self, name: str, where: Loc | None, what: str, state: Any = None, dt: str = "int32"):
+        object.__setattr__(self, "_info", (name, where, what, dt))
         object.__setattr__(self, "state", state)
 
     def refuse(self) -> Any:
-        name, where, what = object.__getattribute__(self, "_info")
+        name, where, what, dt = object.__getattribute__(self, "_info")
         at = f" at line {where.line}" if where else ""
         raise TileSyntaxError(
             f"{name!r} is rebound under the device {what}{at}, so its value here is not one value",
             loc=source.current(),
-            hint=f'{name} = T.alloc_var("int32") before it (with its dtype); then assign to it inside and read it here',
+            hint=f'{name} = T.alloc_var("{dt}") before it; then assign to it inside and read it here',
         )
 
     def _use(self, *_: Any, **__: Any) -> Any:
