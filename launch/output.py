@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foregrounds, taken in turn by the ranks
@@ -15,12 +16,18 @@ LONGEST = 1 << 16
 BACKLOG = 1 << 20
 
 
+# How a traceback names its exception, at the beginning of a line: `module.Error: why`.
+ERROR = re.compile(rb"^[A-Za-z_][\w.]*(?:Error|Exception|UnknownName): .+$", re.MULTILINE)
+
+
 @dataclass(eq=False)
 class Source:
     """One output stream of one rank: its mark, and the beginning of a line whose end has not come yet."""
 
     prefix: bytes
     tail: bytes = b""
+    error: bytes = b""
+    """The last line that names an exception, as a traceback does after its frames."""
 
 
 class Sink:
@@ -45,6 +52,8 @@ class Sink:
         cut = source.tail.rfind(b"\n") + 1
         if not cut and len(source.tail) > LONGEST:
             cut = len(source.tail)
+        for found in ERROR.finditer(source.tail, 0, cut):
+            source.error = found[0]
         self._emit(source, cut)
 
     def show_partial(self, source: Source) -> None:

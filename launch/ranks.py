@@ -29,6 +29,8 @@ LEFTOVERS = 0.5  # for helpers that end by themselves when their rank has, and c
 DRAIN = 0.5  # to read the pipes of a dead job, which somebody out of reach may still hold open
 PARTIAL = 0.1  # a line that has not ended after this is shown on a terminal: a prompt
 
+LONGEST_REASON = 400  # characters of an exception's message that the last line repeats
+
 STOPPERS = {
     signal.SIGINT: "interrupted (Ctrl-C)",
     signal.SIGTERM: "ended by SIGTERM",
@@ -44,6 +46,7 @@ class Rank:
     process: subprocess.Popen[bytes]
     streams: list[Stream] = field(default_factory=list)
     status: int | None = None  # exit code, or minus the signal
+    stderr: output.Source | None = None
 
     def look(self) -> bool:
         """Whether it has ended since the last look."""
@@ -60,6 +63,13 @@ class Rank:
         if self.status >= 0:
             return f"rank {self.number} exited with code {self.status}"
         return f"rank {self.number} was killed by signal {-self.status} ({_signal_name(-self.status)})"
+
+    def why(self) -> str:
+        """The exception that its last traceback named, where one ended it: Python exits with 1 then."""
+        if self.status != 1 or self.stderr is None:
+            return ""
+        text = self.stderr.error.decode(errors="replace")
+        return text if len(text) <= LONGEST_REASON else text[: LONGEST_REASON - 1] + "…"
 
 
 @dataclass(eq=False)
@@ -93,6 +103,7 @@ class _Job:
         self.selector = selectors.PollSelector()
         self.code = 0
         self.reason = ""
+        self.failed: Rank | None = None  # which the reason is about
         self.stop_at: float | None = None  # when the ranks are to be asked to end
         self.kill_at: float | None = None  # when they are to be killed
         self.stop_signal = signal.SIGTERM
@@ -155,7 +166,9 @@ class _Job:
             for pipe, sink in ((process.stdout, self.out), (process.stderr, self.err)):
                 assert pipe is not None
                 os.set_blocking(pipe.fileno(), False)
-                rank.streams.append(Stream(pipe.fileno(), output.Source(sink.prefix(number)), sink))
+                source = output.Source(sink.prefix(number))
+                rank.streams.append(Stream(pipe.fileno(), source, sink))
+                rank.stderr = source  # the later of the two
             if process.stdin is not None:
                 self.selector.register(0, selectors.EVENT_READ, self._carry_input)
 
@@ -236,6 +249,7 @@ class _Job:
         for rank in self.ranks:
             if rank.look() and rank.status != 0:
                 assert rank.status is not None
+                self.failed = self.failed or (rank if not self.reason else None)
                 self._fail(rank.status if rank.status > 0 else 128 - rank.status, rank.fate(), settle=SETTLE)
         self._bury_orphans()
 
@@ -319,7 +333,9 @@ class _Job:
             self.err.say(f"killed what the ranks had left running: {', '.join(map(str, sorted(killed)))}")
         if self.reason:
             who = "all" if self.asked == self.count else "the other"
-            self.err.say(f"{self.reason}; {who} ranks were ended" if self.asked else self.reason)
+            why = self.failed.why() if self.failed is not None else ""
+            reason = f"{self.reason} ({why})" if why else self.reason
+            self.err.say(f"{reason}; {who} ranks were ended" if self.asked else reason)
         self._drain()
 
     def _drain(self) -> None:

@@ -48,6 +48,9 @@ class Eager(Jit):
         self.dispatch: dict[Any, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.fresh():
+            self.dispatch.clear()
+            self.baked = None
         pattern = (len(args), *kwargs) if kwargs else len(args)
         call = self.dispatch.get(pattern)
         if call is not None:

@@ -177,7 +177,7 @@ class Refusal:
     def team(self) -> TileError:
         return self.error(
             TileValueError,
-            f"symmetric arguments of different teams: ranks {self.expected} and, for {self.name}, ranks {self.got}",
+            f"symmetric arguments of different teams: {self.expected} and, for {self.name}, {self.got}",
             expected="one team in a launch",
         )
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
+from tilescale.watch import Watch
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
@@ -143,6 +144,17 @@ class Jit:
         self.out_idx, self.target, self.instrument = out_idx, target, instrument
         self.signature = inspect.signature(func)
         self.kernels: dict[Any, Kernel] = {}
+        self._watch: Watch | None = None
+
+    def fresh(self) -> bool:
+        """Whether kernels made so far still stand for what the function would make now; forgets them where they do not."""
+        if self._watch is None:
+            self._watch = Watch(self.func)
+        elif self._watch.changed():
+            self.kernels.clear()
+            self._watch = Watch(self.func)
+            return False
+        return True
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
         try:
@@ -168,6 +180,7 @@ class Factory(Jit):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Kernel:
         """The kernel for these compile-time constants; compiled once for equal ones."""
+        self.fresh()
         key = (tuple(map(frozen, args)), tuple((k, frozen(v)) for k, v in kwargs.items()))
         kernel = self.kernels.get(key)
         if kernel is None:

@@ -167,19 +167,13 @@ class Profiler:
 
         Kernels that talk to other ranks run equally often on all of them; each rank returns its own time.
         """
-        if return_mode not in RETURN_MODES:
-            raise TileValueError(f"return_mode={return_mode!r}", expected="one of " + ", ".join(RETURN_MODES))
+        _check_mode(return_mode)
         given = list(self.inputs() if args is None else args)
         call = self.kernel if fn is None else fn
         if fn is not None and _takes(fn, 0) and not _takes(fn, len(given)):
             given = []
         samples = measure(lambda: call(*given), warmup, rep, self.agreed if self.collective else max)
-        if return_mode == "all":
-            return samples
-        pick: dict[str, Callable[[list[float]], float]] = {
-            "median": statistics.median, "mean": statistics.fmean, "min": min, "max": max,
-        }  # fmt: skip
-        return pick[return_mode](samples)
+        return _summary(samples, return_mode)
 
     @staticmethod
     def agreed(values: Sequence[float]) -> float:
@@ -225,6 +219,30 @@ class Profiler:
             raise AssertionError(f"{kernel.name} gives {len(found)} tensors, the reference {len(wanted)}")
         for name, got, want in zip(names, found, wanted, strict=True):
             compare(f"{kernel.name}: {name}", got, want, rtol, atol)
+
+
+def _check_mode(return_mode: str) -> None:
+    if return_mode not in RETURN_MODES:
+        raise TileValueError(f"return_mode={return_mode!r}", expected="one of " + ", ".join(RETURN_MODES))
+
+
+def _summary(samples: list[float], return_mode: str) -> Any:
+    if return_mode == "all":
+        return samples
+    pick: dict[str, Callable[[list[float]], float]] = {
+        "median": statistics.median, "mean": statistics.fmean, "min": min, "max": max,
+    }  # fmt: skip
+    return pick[return_mode](samples)
+
+
+def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return_mode: str = "median") -> Any:
+    """Milliseconds that ``fn()`` takes, as the median of calls over about ``rep`` milliseconds, after ``warmup`` milliseconds.
+
+    Raises:
+        TileValueError: a ``return_mode`` other than median, mean, min, max, all.
+    """
+    _check_mode(return_mode)
+    return _summary(measure(fn, warmup, rep), return_mode)
 
 
 def measure(call: Callable[[], Any], warmup: float, rep: float, agree: Callable[[Sequence[float]], float] = max) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -15,7 +14,8 @@ from typing import Any
 from tilescale.compiler.cpu.lets import bind_lets
 from tilescale.compiler.cpu.ramps import fold_ramps
 from tilescale.compiler.tvm_compat import transform, tvm
-from tilescale.errors import InternalError, TileError
+from tilescale.errors import InternalError
+from tilescale.native import compiler as c_compiler
 
 PrimFunc = Any
 
@@ -103,20 +103,13 @@ def get_asm(funcs: Mapping[str, PrimFunc]) -> str:
 @cache
 def _linker() -> tuple[str, ...]:
     """The command that links: the C compiler, which knows where libm lies. It takes 10 ms."""
-    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
-        if name and (found := shutil.which(name)):
-            return (found, "-shared", "-nostdlib", "-nostartfiles")
-    raise TileError(
-        "the cpu target needs a C compiler to link kernels, and none was found",
-        expected="cc, gcc or clang on PATH, or its name in $CC",
-        hint="apt install gcc",
-    )
+    return (*c_compiler(), "-shared", "-nostdlib", "-nostartfiles")
 
 
 def build_shared(funcs: Mapping[str, PrimFunc], path: str | os.PathLike[str]) -> None:
     """Compiles functions of thread IR to the shared object ``path``, which appears there whole or not at all.
 
-    The functions get plain C names and the C calling convention, and return void. Symbols that they call and do not define
+    The functions get plain C names and the C calling convention, and return int32. Symbols that they call and do not define
     (``ts_*``, ``memcpy``) are left to the dynamic loader.
 
     Raises:

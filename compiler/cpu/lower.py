@@ -15,48 +15,29 @@ from typing import Any
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import lit, seq
 from tilescale.compiler.cpu.forward import candidates, reads_well
+from tilescale.compiler.cpu.memory import Memory, narrow, pointer, size_of
 from tilescale.compiler.cpu.parallel import ParallelLoops
 from tilescale.compiler.cpu.scalars import Scalars
+from tilescale.compiler.cpu.scales import Scales, any_fork
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.layout import Strided
 from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
 
 ALIGN = 64
 #: nodes of an expression that is put in for the variable bound to it
 SMALL_VALUE = 40
-#: threads of each executor below the block
-WIDTHS = {"warp": 32, "warpgroup": 128, "thread": 1}
 _HUGE = 1 << 40
 _INT = ir.PrimType("int32")
 _RETURN = tirx.Return(lit(0, "int32"))  # the runtime takes anything else for a failed kernel
 
 
-def pointer(dtype: str) -> Any:
-    return ir.PointerType(ir.PrimType(dtype), "global")
-
-
-class Memory:
-    """Where a buffer of tile IR lies: a flat buffer, its extents and strides in elements."""
-
-    def __init__(self, buf: Any, dtype: str, shape: tuple[Any, ...], strides: tuple[Any, ...], scope: str, name: str, start: Any):
-        self.buf, self.dtype, self.shape, self.strides = buf, dtype, shape, strides
-        self.scope, self.name, self.start = scope, name, start
-
-    @property
-    def is_global(self) -> bool:
-        return self.scope.startswith("global")
-
-    @property
-    def index_dtype(self) -> str:
-        return "int64" if self.is_global else "int32"
-
-
-class Lowering(Scalars, ParallelLoops):
+class Lowering(Scalars, ParallelLoops, Scales):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, *, instrument: bool = False):
@@ -94,7 +75,7 @@ class Lowering(Scalars, ParallelLoops):
         params, symbols = self.program.params, self.program.symbols
         for k, (name, var) in enumerate(symbols.items()):
             value = tirx.Var(name, str(var.ty))
-            self.header.append(tirx.Bind(value, _narrow(self._slot(len(params) + 2 + k), str(var.ty))))
+            self.header.append(tirx.Bind(value, narrow(self._slot(len(params) + 2 + k), str(var.ty))))
             self.variables[var] = value
             self.analyzer.bind(value, ir.Range(1, (1 << 31) - 1))
         self.rank = self._hidden("rank", len(params))
@@ -107,7 +88,7 @@ class Lowering(Scalars, ParallelLoops):
 
     def _hidden(self, name: str, slot: int) -> Any:
         var = tirx.Var(name, "int32")
-        self.header.append(tirx.Bind(var, _narrow(self._slot(slot), "int32")))
+        self.header.append(tirx.Bind(var, narrow(self._slot(slot), "int32")))
         return var
 
     def _scalar_parameter(self, k: int, p: Any) -> Any:
@@ -118,7 +99,7 @@ class Lowering(Scalars, ParallelLoops):
         elif dt == "bool":
             value = tirx.NE(raw, lit(0, "int64"))
         else:
-            value = _narrow(raw, dt)
+            value = narrow(raw, dt)
         var = tirx.Var(p.name, convert.compute_dtype(dt))
         self.header.append(tirx.Bind(var, value))
         return var
@@ -126,7 +107,7 @@ class Lowering(Scalars, ParallelLoops):
     def _tensor(self, k: int, p: Any) -> None:
         dt = str(p.spec.dtype)
         storage = convert.storage_dtype(dt)
-        buf = tirx.decl_buffer((_HUGE,), storage, p.name, data_alignment=_size(storage), layout=None)
+        buf = tirx.decl_buffer((_HUGE,), storage, p.name, data_alignment=size_of(storage), layout=None)
         self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), self._slot(k))))
         shape = tuple(self._extent(e) for e in p.var.ty.shape)
         given = list(p.var.ty.strides)
@@ -172,11 +153,11 @@ class Lowering(Scalars, ParallelLoops):
             for _, index, n in self.executors:
                 flat = flat * n + index
             self.memory[var].start = flat * numel
-        offset = self._reserve(copies * numel * _size(storage))
+        offset = self._reserve(copies * numel * size_of(storage))
         if scope.startswith("shared"):
             # nominal, for residency: what a GPU would hold, all stages that the author asked for and no padding of ours
             stages = self.program.schedule.stages.get(var, 1) if self.program.schedule else 1
-            self.shared_bytes += prod(shape) * _size(storage) * stages
+            self.shared_bytes += prod(shape) * size_of(storage) * stages
         self.header.append(self._in_arena(buf, storage, offset))
         self.memory[var].arena_offset = offset  # type: ignore[attr-defined]
 
@@ -193,7 +174,7 @@ class Lowering(Scalars, ParallelLoops):
         """Memory for the inside of one operation; the next operation reuses it."""
         buf = tirx.decl_buffer((numel,), dtype, "scratch", data_alignment=ALIGN, layout=None)
         self._scratches.append((buf, dtype, self.scratch_used))
-        self.scratch_used += -(-numel * _size(dtype) // ALIGN) * ALIGN
+        self.scratch_used += -(-numel * size_of(dtype) // ALIGN) * ALIGN
         self.scratch_top = max(self.scratch_top, self.scratch_used)
         return buf
 
@@ -226,7 +207,7 @@ class Lowering(Scalars, ParallelLoops):
 
     def forward(self, region: Any, src: View) -> bool:
         """Whether a copy into ``region`` can be left out, because products read ``src`` in place of it (cpu/forward.py)."""
-        if region.source not in self.forwardable or not reads_well(src, _size(convert.storage_dtype(src.dtype))):
+        if region.source not in self.forwardable or not reads_well(src, size_of(convert.storage_dtype(src.dtype))):
             return False
         self.forwarded[region.source] = src
         return True
@@ -248,7 +229,7 @@ class Lowering(Scalars, ParallelLoops):
                 raise self.outside(m, axis, f"{first}:{first + count}", node)
         start = lit(0, "int32") if below else 0 - low
         stop = widened(size, str(low.ty)) - low
-        return _narrow(start, "int32"), _narrow(stop, "int32")
+        return narrow(start, "int32"), narrow(stop, "int32")
 
     def outside(self, m: Memory, axis: int, what: str, node: Any) -> TileValueError:
         return TileValueError(
@@ -263,14 +244,14 @@ class Lowering(Scalars, ParallelLoops):
         if reach == "device":
             self.device = True
             own = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, "int64")]))
-            address = tirx.call_extern(pointer("int8"), "ts_peer", self.ctx, own, _narrow(peer, "int32"), site)
+            address = tirx.call_extern(pointer("int8"), "ts_peer", self.ctx, own, narrow(peer, "int32"), site)
         else:
             self.waits = self.in_cluster = True
-            base_ptr = tirx.call_extern(pointer("int8"), "ts_cluster_arena", self.ctx, _narrow(peer, "int32"), site)
+            base_ptr = tirx.call_extern(pointer("int8"), "ts_cluster_arena", self.ctx, narrow(peer, "int32"), site)
             held = tirx.Var("cluster_arena", pointer("int8"))
             self.pending[-1].append(tirx.Bind(held, base_ptr))
             address = tirx.handle_add_byte_offset(held, lit(m.arena_offset, "int32"))  # type: ignore[attr-defined]
-        twin = tirx.decl_buffer((_HUGE,), storage, f"{m.name}_peer", data_alignment=_size(storage), layout=None)
+        twin = tirx.decl_buffer((_HUGE,), storage, f"{m.name}_peer", data_alignment=size_of(storage), layout=None)
         ptr = tirx.Var(f"{m.name}_at", pointer(storage))
         self.pending[-1].append(tirx.Bind(ptr, tirx.reinterpret(pointer(storage), address)))
         self.pending[-1].append(tirx.DeclBuffer(twin, data=ptr))
@@ -300,13 +281,13 @@ class Lowering(Scalars, ParallelLoops):
         """Around a remote copy whose remote side is ``v``, in instrumented kernels: when it ran, with which rank, how many bytes."""
         if not self.instrument:
             return body
-        nbytes: Any = lit(_size(convert.storage_dtype(v.dtype)), "int64")
+        nbytes: Any = lit(size_of(convert.storage_dtype(v.dtype)), "int64")
         for extent, valid in zip(v.shape, v.valid, strict=True):
             inside = widened(extent, "int32")
             if valid is not None:  # what lies outside the tensor never crosses
                 inside = tirx.max(tirx.min(valid[1], inside) - tirx.max(valid[0], lit(0, "int32")), lit(0, "int32"))
             nbytes = nbytes * widened(inside, "int64")
-        rank = _narrow(peer, "int32")
+        rank = narrow(peer, "int32")
         begin = self.call("ts_event", site, lit(0, "int32"), rank, lit(0, "int64"))
         return [begin, *body, self.call("ts_event", site, lit(1, "int32"), rank, nbytes)]
 
@@ -325,28 +306,6 @@ class Lowering(Scalars, ParallelLoops):
         for c in conditions[1:]:
             result = tirx.And(result, c)
         return result
-
-    # -- scales ---------------------------------------------------------------------------------------------------
-    def scale_value(self, name: str, which: int) -> Any:
-        """The index (0) or count (1) at a scale."""
-        for scale, index, count in reversed(self.executors):
-            if scale == name:
-                return (index, lit(count, "int32"))[which]
-        if name == "device":
-            return (self.rank, self.world)[which]
-        grid = [*(self._extent(e) for e in self.program.launch.grid), 1, 1][:3]
-        if name in ("grid", "block"):
-            return self._linear(self.block, grid)[which]
-        if name == "cta_cluster":
-            dims = list(self.program.launch.cluster)
-            local = [b if d == 1 and g == 1 else tirx.floormod(b, lit(d, "int32")) for b, d, g in zip(self.block, dims, grid, strict=True)]
-            return self._linear(local, dims)[which]
-        return (lit(0, "int32"), lit(1, "int32"))[which]
-
-    @staticmethod
-    def _linear(index: list[Any], extents: list[Any]) -> tuple[Any, Any]:
-        (x, y, z), (gx, gy, gz) = index, (widened(e, "int32") for e in extents)
-        return x + gx * (y + gy * z), gx * gy * gz
 
     # -- statements -----------------------------------------------------------------------------------------------
     here: Loc | None = None
@@ -397,7 +356,7 @@ class Lowering(Scalars, ParallelLoops):
         buf = m.buf
         if storage != convert.storage_dtype(m.dtype):
             first = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, m.index_dtype)]))
-            buf = tirx.decl_buffer((_HUGE,), storage, s.buffer.name, data_alignment=_size(storage), layout=None)
+            buf = tirx.decl_buffer((_HUGE,), storage, s.buffer.name, data_alignment=size_of(storage), layout=None)
             self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), first)))
         made = Memory(buf, dt, shape, self._row_major(shape, m.index_dtype), m.scope, s.buffer.name, lit(0, m.index_dtype))
         if hasattr(m, "arena_offset"):
@@ -452,12 +411,6 @@ class Lowering(Scalars, ParallelLoops):
     def _s_While(self, s: Any) -> Any:
         return tirx.While(self.scalar(s.condition), self.stmt(s.body))
 
-    def _s_Break(self, s: Any) -> Any:
-        return tirx.Break()
-
-    def _s_Continue(self, s: Any) -> Any:
-        return tirx.Continue()
-
     def _s_For(self, s: Any) -> Any:
         if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
             return self.parallel(s)
@@ -481,53 +434,6 @@ class Lowering(Scalars, ParallelLoops):
         if s.attr_key == "ts.scale":
             return self._scale(SCALES[int(s.value.value)], s)
         return self.stmt(s.body)
-
-    def _scale(self, name: str, s: Any) -> Any:
-        """Executors run one after another; where they wait for one another they are fibers, forked and joined."""
-        if name not in WIDTHS:
-            return self.stmt(s.body)
-        outer = next((WIDTHS[sc] for sc, _, _ in reversed(self.executors)), self.program.launch.threads)
-        n = outer // WIDTHS[name]
-        var = tirx.Var(f"{name}_id", "int32")
-        self.bind_loop(var, n)
-        self.inside.add(var)
-        self.executors.append((name, var, n))
-        body = self.stmt(s.body)
-        self.executors.pop()
-        if meets(s.body):
-            return self._fork(var, n, body)
-        return tirx.For(var, lit(0, "int32"), lit(n, "int32"), tirx.ForKind.SERIAL, body)
-
-    def _fork(self, var: Any, n: int, body: Any) -> Any:
-        """``body`` as a function of its own, run by ``n`` fibers. Scalars that it uses travel in a frame of 64-bit slots."""
-        used, defined = free_variables(body)
-        fixed = {self.ctx, self.args_ptr, self.arena, var, self.rank, self.world}
-        own = {s.var for s in self.header if isinstance(s, tirx.Bind)}
-        captured = [v for v in used if v not in defined and v not in fixed and v not in own and not is_buffer_var(v)]
-        frame = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None, scope="local")
-        out: list[Any] = [tirx.AllocBuffer(frame)]
-        frame_ptr = tirx.Var("frame", pointer("int64"))
-        there = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None)
-        entry: list[Any] = [tirx.DeclBuffer(there, data=frame_ptr)]
-        for k, v in enumerate(captured):
-            dt, slot = str(v.ty), lit(k, "int32")
-            packed = tirx.reinterpret("int64", tirx.Cast("float64", v)) if "float" in dt else tirx.Cast("int64", v)
-            out.append(tirx.BufferStore(frame, packed, [slot]))
-            raw = tirx.BufferLoad(there, [slot])
-            entry.append(tirx.Bind(v, tirx.Cast(dt, tirx.reinterpret("float64", raw)) if "float" in dt else _narrow(raw, dt)))
-        index = len(self.regions)
-        self.regions.append((frame_ptr, var, seq([*entry, body])))
-        self.waits = True
-        address = tirx.address_of(tirx.BufferLoad(frame, [lit(0, "int32")]))
-        out.append(self.call("ts_fork", lit(index, "int32"), address, lit(n, "int32")))
-        return seq(out)
-
-    def executor_count(self) -> int:
-        """How many executors of a block run the current statement."""
-        count = 1
-        for _, _, n in self.executors:
-            count *= n
-        return count
 
     def observed(self, waiting: Any, site: Any) -> Any:
         """A wait or a product, in instrumented kernels between two events."""
@@ -565,7 +471,7 @@ class Lowering(Scalars, ParallelLoops):
             flat = flat + widened(i, m.index_dtype) * stride
             size = m.shape[axis]
             known = const(i)
-            if known is not None and isinstance(size, int) and not m.is_global and not 0 <= known < size:
+            if known is not None and isinstance(size, int) and not 0 <= known < size:
                 raise self.outside(m, axis, f"index {known}", node)
             for test in (i >= 0, i < size):
                 if not self.proven(test) and not self.hoisted(test):
@@ -608,23 +514,15 @@ class Lowering(Scalars, ParallelLoops):
         saved, self.variables = self.variables, {}
         load = lambda k: tirx.BufferLoad(args, [lit(k, "int64")])  # noqa: E731
         for k, var in enumerate(self.program.symbols.values()):
-            self.variables[var] = _narrow(load(n + 2 + k), str(var.ty))
+            self.variables[var] = narrow(load(n + 2 + k), str(var.ty))
         for k, p in enumerate(self.program.params):
             if not hasattr(p.spec, "shape") and "int" in str(p.spec.dtype):
-                self.variables[p.var] = _narrow(load(k), str(p.spec.dtype))
+                self.variables[p.var] = narrow(load(k), str(p.spec.dtype))
         for axis, extent in enumerate([*self.program.launch.grid, 1, 1][:3]):
             value = self._extent(extent)
             body.append(tirx.BufferStore(out, widened(value, "int64"), [lit(axis, "int64")]))
         self.variables = saved
         return tirx.PrimFunc([args_ptr, out_ptr], seq([*body, _RETURN]), ret_type=_INT)
-
-
-def _narrow(value: Any, dtype: str) -> Any:
-    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
-
-
-def _size(dtype: str) -> int:
-    return {"bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2}.get(dtype) or (8 if "64" in dtype else 4)
 
 
 def _element(var: Any) -> str:
@@ -643,48 +541,3 @@ def _reads_memory(e: Any) -> bool:
     found: list[Any] = []
     structural_walk(e, (ir.TensorLoad, found.append))
     return bool(found)
-
-
-def meets(body: Any) -> bool:
-    """Whether executors of a block may wait for one another (or for others) in a statement."""
-    found: list[Any] = []
-
-    def look(call: Any) -> None:
-        name = getattr(call.op, "name", "")
-        if name in ("ts.wait", "ts.team_sync") or (name == "ts.barrier" and str(call.attrs["reach"]) != "block"):
-            found.append(call)
-
-    structural_walk(body, (ir.Call, look))
-    return bool(found)
-
-
-def any_fork(body: Any) -> bool:
-    """Whether a kernel forks executors anywhere."""
-    found: list[Any] = []
-
-    def look(s: Any) -> None:
-        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS and meets(s.body):
-            found.append(s)
-
-    structural_walk(body, (tirx.AttrStmt, look))
-    return bool(found)
-
-
-def free_variables(body: Any) -> tuple[list[Any], set[Any]]:
-    """The variables that a statement uses, in order of appearance, and those that it defines."""
-    used: dict[Any, None] = {}
-    defined: set[Any] = set()
-    structural_walk(body, (ir.Var, lambda v: used.setdefault(v)))
-    structural_walk(body, (tirx.Bind, lambda s: defined.add(s.var)))
-    structural_walk(body, (tirx.For, lambda s: defined.add(s.loop_var)))
-    structural_walk(body, (tirx.Let, lambda e: defined.add(e.var)))
-    structural_walk(body, ((tirx.AllocBuffer, tirx.DeclBuffer), lambda s: defined.add(s.buffer)))
-    return list(used), defined
-
-
-def loc_of(span: Any) -> Loc | None:
-    """The user's place that a TVM span stands for."""
-    if span is None or not hasattr(span, "line"):
-        return None
-    col, end = int(span.column) - 1, int(span.end_column) - 1
-    return Loc(str(span.source_name.name), int(span.line), col if col >= 0 else None, int(span.end_line), end if end >= 0 else None)

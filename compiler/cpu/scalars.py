@@ -46,7 +46,23 @@ class Scalars:
         small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
         if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
+        if isinstance(e, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)) and "int" in str(b.ty) and not isinstance(b, tirx.IntImm):
+            return self._divided(type(e), a, b)
         return type(e)(a, b)
+
+    def _divided(self, op: Any, a: Any, b: Any) -> Expr:
+        """An integer division whose divisor is not known. The processor raises SIGFPE for a zero and for the least number by -1, where a
+        GPU goes on: the first gives 0 here, the second wraps."""
+        if self.proven(b > lit(0, str(b.ty))):  # type: ignore[attr-defined]
+            return op(a, b)
+        zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
+        none = tirx.EQ(b, zero)
+        if str(b.ty).startswith("uint"):
+            return tirx.Select(none, zero, op(a, tirx.Select(none, one, b)))
+        minus = tirx.EQ(b, lit(-1, str(b.ty)))
+        by_minus_one = zero if op in (tirx.Mod, tirx.FloorMod) else zero - a
+        usual = op(a, tirx.Select(tirx.Or(none, minus), one, b))
+        return tirx.Select(none, zero, tirx.Select(minus, by_minus_one, usual))
 
     def _x_Var(self, e: Any) -> Expr:
         return self.variables.get(e, e)  # type: ignore[attr-defined]

@@ -49,6 +49,7 @@ class Builder:
         self.bodies: list[list[Any]] = [[]]
         self.frames: list[Frame] = []
         self.launch: Launch | None = None
+        self.launched = False  # its body has been closed
         self.scales: list[str] = []
         self.buffers: dict[Any, Any] = {}
         self.symbols: dict[str, Any] = {}
@@ -85,6 +86,10 @@ class Builder:
                 f"the kernel has more than {STATEMENT_LIMIT} statements",
                 loc=source.current(),
                 hint="a Python loop is unrolled as it is traced: use T.serial for a loop that runs on the device",
+            )
+        if self.launched and len(self.bodies) == 1:
+            raise TileSyntaxError(
+                "a statement stands behind the kernel's launch", loc=source.current(), hint="move it into the `with T.Kernel(…)`"
             )
         self.bodies[-1].append(stmt)
 

@@ -111,6 +111,7 @@ class Kernel:
             )
             body = tirx.AttrStmt(iv, "thread_extent", extent, body, span)
         b.emit(tirx.AttrStmt(ir.StringImm("kernel"), "ts.kernel", tirx.IntImm("int32", self.launch.threads), body, span))
+        b.launched = True
 
 
 class Scale:

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from tilescale.errors import Loc
 
@@ -77,3 +78,11 @@ def of_exception(error: BaseException) -> Loc | None:
             found = loc_of_frame(tb.tb_frame, tb.tb_lasti)
         tb = tb.tb_next
     return found
+
+
+def loc_of(span: Any) -> Loc | None:
+    """The user's place that a TVM span stands for."""
+    if span is None or not hasattr(span, "line"):
+        return None
+    col, end = int(span.column) - 1, int(span.end_column) - 1
+    return Loc(str(span.source_name.name), int(span.line), col if col >= 0 else None, int(span.end_line), end if end >= 0 else None)

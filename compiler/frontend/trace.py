@@ -276,6 +276,12 @@ class translated:
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
+            if re.search(r"must be real number, not \w+$|loop of ufunc does not support argument", message):
+                raise TileTypeError(
+                    "a function of Python numbers or arrays got a device value",
+                    loc=loc,
+                    hint="the language's own, such as T.exp, T.sqrt, T.max",
+                ) from error
             raise TileTypeError(message, loc=loc, hint=_keyword_hint(message)) from error
 
 

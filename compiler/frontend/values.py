@@ -390,15 +390,17 @@ class Buffer(_Tile):
                 expected=f"0 ≤ index < {size}",
             )
 
+    def _check_count(self, items: tuple[Any, ...]) -> None:
+        if len(items) > self.ndim:
+            axes = "1 axis" if self.ndim == 1 else f"{self.ndim} axes"
+            raise TileValueError(f"{self.name} has {axes} and is indexed with {len(items)}", loc=source.current())
+
     def __getitem__(self, index: Any) -> Any:
         items = index if isinstance(index, tuple) else (index,)
         if Ellipsis in [i for i in items if i is Ellipsis]:
             at = next(k for k, i in enumerate(items) if i is Ellipsis)
             items = items[:at] + (slice(None),) * (self.ndim - len(items) + 1) + items[at + 1 :]
-        if len(items) > self.ndim:
-            raise TileValueError(
-                f"{self.name} has {self.ndim} axes and is indexed with {len(items)}", loc=source.current()
-            )
+        self._check_count(items)
         if len(items) == self.ndim and not any(isinstance(i, slice) for i in items):
             indices = [index_expr(i) for i in items]
             for axis, i in enumerate(indices):
@@ -432,6 +434,15 @@ class Buffer(_Tile):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         items = index if isinstance(index, tuple) else (index,)
+        self._check_count(items)
+        for axis, i in enumerate(items):
+            if isinstance(i, int) and i < 0:  # a tile may begin before a tensor; an element stored there is a slip
+                raise TileValueError(
+                    f"index {i} lies outside axis {axis} of {self.name}",
+                    loc=source.current(),
+                    expected="0 ≤ index",
+                    hint=f"{self.name}.shape[{axis}] - {-i}: indices do not count from the end",
+                )
         if len(items) != self.ndim or any(isinstance(i, slice) for i in items):
             raise TileSyntaxError(
                 f"a whole part of {self.name} is assigned at once",
@@ -480,8 +491,17 @@ def convert(value: Any, dt: str) -> Any:
             return tirx.Cast(ir.PrimType(dt), const(float(e), "float32"))
         if "int" in dt and isinstance(e, float) and not e.is_integer():
             raise TileTypeError(f"{e} is stored as {dt}", loc=source.current(), hint=f'T.cast({e}, "{dt}")')
+        if "int" in dt and not _fits(int(e), dt):
+            raise TileValueError(f"{e} is stored as {dt}", loc=source.current(), expected=f"a value that fits {dt}")
         return const(e if dt != "bool" else bool(e), dt)
     return e if str(e.ty) == dt else tirx.Cast(ir.PrimType(dt), e)
+
+
+def _fits(value: int, dt: str) -> bool:
+    bits = int(dt.lstrip("uint"))
+    if dt.startswith("uint"):
+        return -(1 << (bits - 1)) <= value < 1 << bits  # -1 is all ones, as it is for a device value
+    return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 
 
 def constant(value: Any) -> int | None:

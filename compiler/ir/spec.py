@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cpu.lower import loc_of
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import InternalError

@@ -30,7 +30,7 @@ def residency(program: Any) -> Any:
         return program
     blocks, limit = prod(grid), resident_blocks(program)
     if blocks > limit:
-        from tilescale.compiler.cpu.lower import loc_of
+        from tilescale.compiler.frontend.source import loc_of
 
         raise TileValueError(
             f"blocks of {program.name} wait for others here, its grid has {blocks} blocks, and {limit} are resident at once "

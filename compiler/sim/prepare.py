@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cpu.lower import WIDTHS, loc_of
+from tilescale.compiler.cpu.scales import WIDTHS
 from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops import base
 from tilescale.compiler.sim import nest

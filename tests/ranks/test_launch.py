@@ -124,7 +124,7 @@ def last_line(err: str) -> str:
     ("fate", "code", "reason"),
     [
         ("sys.exit(7)", 7, "rank 2 exited with code 7; the other ranks were ended"),
-        ("1 / 0", 1, "rank 2 exited with code 1; the other ranks were ended"),
+        ("1 / 0", 1, "rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended"),
         ("os.kill(os.getpid(), 9)", 137, "rank 2 was killed by signal 9 (SIGKILL); the other ranks were ended"),
         ("os.kill(os.getpid(), 11)", 139, "rank 2 was killed by signal 11 (SIGSEGV); the other ranks were ended"),
     ],
@@ -140,7 +140,7 @@ def test_the_reason_is_the_last_line(start: Callable[..., Job]):
     job = start("1 / 0")
     code, out, err = job.end()
     assert "[2] ZeroDivisionError: division by zero" in err.splitlines()
-    assert last_line(err) == "tilescale: rank 2 exited with code 1; the other ranks were ended"
+    assert last_line(err) == "tilescale: rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended"
 
 
 def test_ranks_that_do_not_listen_are_killed(start: Callable[..., Job]):

@@ -346,7 +346,7 @@ def test_the_index_of_a_signal_has_all_its_axes(limits: Callable[..., None]) -> 
 
 
 def test_a_signal_that_is_missing_is_blamed_before_those_who_wait_at_the_barrier(limits: Callable[..., None]) -> None:
-    limits(threads=2, timeout=0.2)
+    limits(threads=1, timeout=0.2)
     f = kernel(
         """BLOCK { if (bx == 3) ts_wait(ctx, (int64_t*)a[0], 1, 0, 0); ts_barrier(ctx, 5, 1, 1); return 0; } GRID(6, 1, 1)""",
         [P(TENSOR, I64, [1], True)],

@@ -143,3 +143,14 @@ def test_compare_sees_infinities_and_nans():
     compare("n", np.array([1, 2]), torch.tensor([1, 2]))
     with pytest.raises(AssertionError):
         compare("n", np.array([1 << 60]), np.array([(1 << 60) + 1]))
+
+
+def test_do_bench_of_any_function() -> None:
+    from tilescale.profiler import do_bench
+
+    calls = []
+    samples = do_bench(lambda: calls.append(1), warmup=0, rep=1, return_mode="all")
+    assert len(samples) >= 3 and all(s >= 0 for s in samples) and len(calls) >= len(samples)
+    assert do_bench(lambda: None, rep=1) >= 0
+    with pytest.raises(TileValueError, match="return_mode"):
+        do_bench(lambda: None, return_mode="mode")

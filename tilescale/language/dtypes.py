@@ -49,6 +49,12 @@ class dtype(str):
     def is_integer(self) -> bool:
         return "int" in self
 
+    def as_torch(self) -> Any:
+        """The torch dtype of the same name."""
+        import torch
+
+        return getattr(torch, str(self))
+
     def __repr__(self) -> str:
         return f"T.{str(self)}"
 
@@ -80,9 +86,12 @@ def canonical(value: Any) -> dtype:
     if found is None:
         import difflib
 
+        from tilescale.compiler.frontend import source  # free of TVM, as this module is
+
         close = difflib.get_close_matches(name, [*ALL, *_ALIASES], 1)
         raise TileTypeError(
             f"unknown dtype {value!r}",
+            loc=source.current(),
             expected="one of " + ", ".join(ALL),
             hint=f'"{close[0]}"' if close else None,
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 import torch
 
 import tilescale.language as T
@@ -390,3 +393,66 @@ def test_slices_between_names_have_the_extent_of_their_difference():
     a, c = torch.arange(64, dtype=torch.int32), ints(64)
     run(kernel)(a, c)
     assert c.equal(a)
+
+
+@pytest.mark.parametrize("dt", ["int8", "int32", "int64", "uint8"])
+def test_integer_division_by_what_is_only_known_at_run_time(dt):
+    """Zero, and the least number by -1: the processor raises SIGFPE for them; we give zero and wrap."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((36,), dt), B: T.Tensor((36,), dt), Q: T.Tensor((36,), dt), R: T.Tensor((36,), dt)):
+        with T.Kernel(1):
+            for i in T.Parallel(36):
+                Q[i] = A[i] // B[i]
+                R[i] = A[i] % B[i]
+
+    info = np.iinfo(dt)
+    few = np.array([info.min, info.max, 0, 1, 7, -1 if info.min else 3], dt)
+    a, b = (x.ravel().copy() for x in np.meshgrid(few, few))
+    q, r = np.full(36, 77, dt), np.full(36, 77, dt)
+    run(kernel)(a, b, q, r)
+    with np.errstate(all="ignore"):
+        assert (q == a // b).all() and (r == a % b).all()
+
+
+def test_stores_that_can_only_be_slips():
+    """A[-1] = v was dropped in silence, A[0, 1] called a part of A, 300 in an int8 TVM's own error without a place."""
+
+    @T.prim_func
+    def before(A: T.Tensor((6,), "int8")):
+        with T.Kernel(1):
+            A[-1] = 1
+
+    @T.prim_func
+    def many(A: T.Tensor((6,), "int8")):
+        with T.Kernel(1):
+            A[0, 1] = 1
+
+    @T.prim_func
+    def large(A: T.Tensor((6,), "int8")):
+        with T.Kernel(1):
+            A[0] = 300
+
+    for func, message, at in (
+        (before, "index -1 lies outside axis 0 of A", "A[-1] = 1"),
+        (many, "A has 1 axis and is indexed with 2", "A[0, 1] = 1"),
+        (large, "300 is stored as int8", "A[0] = 300"),
+    ):
+        with refused(TileValueError, message, at=at):
+            run(func)
+
+
+def test_functions_of_python_numbers():
+    @T.prim_func
+    def kernel(A: T.Tensor((6,), "float32")):
+        with T.Kernel(1):
+            A[0] = math.exp(A[1])
+
+    @T.prim_func
+    def arrays(A: T.Tensor((6,), "float32")):
+        with T.Kernel(1):
+            A[0] = np.exp(A[1])
+
+    for func in (kernel, arrays):
+        with refused(TileTypeError, "a function of Python numbers or arrays got a device value", write="T.exp"):
+            run(func)

@@ -1,0 +1,141 @@
+"""T.Scale on the CPU: who a statement's executor is, how many there are, and how those run that wait for one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cpu.expr import lit, seq
+from tilescale.compiler.cpu.memory import narrow, pointer
+from tilescale.compiler.cpu.view import widened
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
+
+#: threads of each executor below the block
+WIDTHS = {"warp": 32, "warpgroup": 128, "thread": 1}
+
+
+class Scales:
+    """Mixed into the lowering: the values of a scale, and its body once for each executor."""
+
+    # what the lowering has
+    program: Any
+    executors: list[tuple[str, Any, int]]
+    header: list[Any]
+    regions: list[Any]
+    inside: set[Any]
+    waits: bool
+    block: Any
+    rank: Any
+    world: Any
+    ctx: Any
+    args_ptr: Any
+    arena: Any
+    stmt: Any
+    call: Any
+    bind_loop: Any
+    _extent: Any
+
+    def scale_value(self, name: str, which: int) -> Any:
+        """The index (0) or count (1) at a scale."""
+        for scale, index, count in reversed(self.executors):
+            if scale == name:
+                return (index, lit(count, "int32"))[which]
+        if name == "device":
+            return (self.rank, self.world)[which]
+        grid = [*(self._extent(e) for e in self.program.launch.grid), 1, 1][:3]
+        if name in ("grid", "block"):
+            return self._linear(self.block, grid)[which]
+        if name == "cta_cluster":
+            dims = list(self.program.launch.cluster)
+            local = [b if d == 1 and g == 1 else tirx.floormod(b, lit(d, "int32")) for b, d, g in zip(self.block, dims, grid, strict=True)]
+            return self._linear(local, dims)[which]
+        return (lit(0, "int32"), lit(1, "int32"))[which]
+
+    @staticmethod
+    def _linear(index: list[Any], extents: list[Any]) -> tuple[Any, Any]:
+        (x, y, z), (gx, gy, gz) = index, (widened(e, "int32") for e in extents)
+        return x + gx * (y + gy * z), gx * gy * gz
+
+    def _scale(self, name: str, s: Any) -> Any:
+        """Executors run one after another; where they wait for one another they are fibers, forked and joined."""
+        if name not in WIDTHS:
+            return self.stmt(s.body)
+        outer = next((WIDTHS[sc] for sc, _, _ in reversed(self.executors)), self.program.launch.threads)
+        n = outer // WIDTHS[name]
+        var = tirx.Var(f"{name}_id", "int32")
+        self.bind_loop(var, n)
+        self.inside.add(var)
+        self.executors.append((name, var, n))
+        body = self.stmt(s.body)
+        self.executors.pop()
+        if meets(s.body):
+            return self._fork(var, n, body)
+        return tirx.For(var, lit(0, "int32"), lit(n, "int32"), tirx.ForKind.SERIAL, body)
+
+    def _fork(self, var: Any, n: int, body: Any) -> Any:
+        """``body`` as a function of its own, run by ``n`` fibers. Scalars that it uses travel in a frame of 64-bit slots."""
+        used, defined = free_variables(body)
+        fixed = {self.ctx, self.args_ptr, self.arena, var, self.rank, self.world}
+        own = {s.var for s in self.header if isinstance(s, tirx.Bind)}
+        captured = [v for v in used if v not in defined and v not in fixed and v not in own and not is_buffer_var(v)]
+        frame = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None, scope="local")
+        out: list[Any] = [tirx.AllocBuffer(frame)]
+        frame_ptr = tirx.Var("frame", pointer("int64"))
+        there = tirx.decl_buffer((len(captured) + 1,), "int64", "frame", data_alignment=8, layout=None)
+        entry: list[Any] = [tirx.DeclBuffer(there, data=frame_ptr)]
+        for k, v in enumerate(captured):
+            dt, slot = str(v.ty), lit(k, "int32")
+            packed = tirx.reinterpret("int64", tirx.Cast("float64", v)) if "float" in dt else tirx.Cast("int64", v)
+            out.append(tirx.BufferStore(frame, packed, [slot]))
+            raw = tirx.BufferLoad(there, [slot])
+            entry.append(tirx.Bind(v, tirx.Cast(dt, tirx.reinterpret("float64", raw)) if "float" in dt else narrow(raw, dt)))
+        index = len(self.regions)
+        self.regions.append((frame_ptr, var, seq([*entry, body])))
+        self.waits = True
+        address = tirx.address_of(tirx.BufferLoad(frame, [lit(0, "int32")]))
+        out.append(self.call("ts_fork", lit(index, "int32"), address, lit(n, "int32")))
+        return seq(out)
+
+    def executor_count(self) -> int:
+        """How many executors of a block run the current statement."""
+        count = 1
+        for _, _, n in self.executors:
+            count *= n
+        return count
+
+
+def meets(body: Any) -> bool:
+    """Whether executors of a block may wait for one another (or for others) in a statement."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        name = getattr(call.op, "name", "")
+        if name in ("ts.wait", "ts.team_sync") or (name == "ts.barrier" and str(call.attrs["reach"]) != "block"):
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    return bool(found)
+
+
+def any_fork(body: Any) -> bool:
+    """Whether a kernel forks executors anywhere."""
+    found: list[Any] = []
+
+    def look(s: Any) -> None:
+        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS and meets(s.body):
+            found.append(s)
+
+    structural_walk(body, (tirx.AttrStmt, look))
+    return bool(found)
+
+
+def free_variables(body: Any) -> tuple[list[Any], set[Any]]:
+    """The variables that a statement uses, in order of appearance, and those that it defines."""
+    used: dict[Any, None] = {}
+    defined: set[Any] = set()
+    structural_walk(body, (ir.Var, lambda v: used.setdefault(v)))
+    structural_walk(body, (tirx.Bind, lambda s: defined.add(s.var)))
+    structural_walk(body, (tirx.For, lambda s: defined.add(s.loop_var)))
+    structural_walk(body, (tirx.Let, lambda e: defined.add(e.var)))
+    structural_walk(body, ((tirx.AllocBuffer, tirx.DeclBuffer), lambda s: defined.add(s.buffer)))
+    return list(used), defined
