@@ -29,42 +29,75 @@ class Waiting:
     meeting: Meeting | None = None
 
 
+@dataclass(frozen=True)
+class Sent:
+    """One signal of a counter: the value behind it, what it added (None: it stored), who sent it at which own time, what it releases
+    by itself, and together with those whose release sequence it continues."""
+
+    value: int
+    amount: int | None
+    who: int
+    at: int
+    clock: Any
+    joined: Any
+
+
 class Counter:
     """One counter of a signal. Its history tells a wait whose signals made the value that it saw, and no more than those."""
 
     def __init__(self, name: str, value: int, clocks: int, home: tuple[Any, ...]):
         self.name, self.value, self.home = name, value, home
         self.waiters: list[Executor] = []
-        #: (value, clock acquired with it, who signalled, at which own time)
-        self.history: list[tuple[int, Any, int, int]] = [(value, np.zeros(clocks, np.int64), 0, 0)]
+        nothing = np.zeros(clocks, np.int64)
+        self.history = [Sent(value, None, 0, 0, nothing, nothing)]
+        self.grows = True  # nothing but additions of what is not negative, so that their order says nothing
 
     def signal(self, ex: Executor, amount: int, op: str) -> None:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
-        self.value = numerics.wrap(self.value + amount, "int64") if op == "add" else amount
+        adds = op == "add"
+        self.grows = self.grows and adds and amount >= 0
+        self.value = numerics.wrap(self.value + amount, "int64") if adds else amount
         at = ex.now
         clock = ex.release()
-        if op == "add":  # an addition continues the release sequence of those before it; a store starts anew
-            clock = np.maximum(clock, self.history[-1][1])
-        self.history.append((self.value, clock, ex.number, at))
+        # an addition continues the release sequence of those before it; a store starts anew
+        joined = np.maximum(clock, self.history[-1].joined) if adds else clock
+        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined))
         for waiter in self.waiters:
             ex.machine.wake(waiter)
         self.waiters.clear()
 
     def observe(self, ex: Executor, cmp: str, value: int) -> bool:
-        """Whether the condition holds; if so the executor acquires what the earliest value that it may have seen releases. What came
-        later may be there by luck and is not waited for."""
+        """Whether the condition holds; if so the executor acquires what must have come for it to hold, and no more: what else is
+        there is there by luck."""
         holds = COMPARE[cmp]
         if not holds(self.value, value):
             return False
+        if self.grows and cmp in ("ge", "gt"):
+            self._acquire_fewest(ex, lambda total: holds(total, value))
+            return True
         first = 0
         for k in range(len(self.history) - 1, -1, -1):  # no older value than one that already happened before this wait
-            _, _, who, at = self.history[k]
-            if at <= ex.vc[who]:
+            if self.history[k].at <= ex.vc[self.history[k].who]:
                 first = k
                 break
-        clock = next(clock for v, clock, _, _ in self.history[first:] if holds(v, value))
-        ex.acquire(clock)
+        ex.acquire(next(sent.joined for sent in self.history[first:] if holds(sent.value, value)))
         return True
+
+    def _acquire_fewest(self, ex: Executor, enough: Callable[[int], bool]) -> None:
+        """Additions may come in any order: those that already happened before this wait count, then as many others as it takes, in
+        the order of this run."""
+        total, others = self.history[0].value, []
+        for sent in self.history[1:]:
+            assert sent.amount is not None
+            if sent.at <= ex.vc[sent.who]:
+                total += sent.amount
+            else:
+                others.append(sent)
+        for sent in others:
+            if enough(total):
+                return
+            ex.acquire(sent.clock)
+            total += sent.amount or 0
 
 
 @dataclass

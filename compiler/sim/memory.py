@@ -70,7 +70,7 @@ class Shadow:
                 if (last != UNWRITTEN).all():
                     self.whole = True
                 else:
-                    ex.machine.report_unwritten(ex, storage, site, key, np.asarray(seen) == UNWRITTEN)
+                    ex.machine.report_unwritten(ex, storage, site, key, _elements(np.asarray(seen) == UNWRITTEN, shape, key))
         if not self.tracked:
             if mode != "read":
                 last[key] = HOST
@@ -121,7 +121,7 @@ class Shadow:
         bad = self._unordered(ex, ids)
         if bad is not None:
             event = int(np.asarray(ids)[bad].flat[0])
-            ex.machine.report_race(ex, storage, site, mode, key, event, other, bad)
+            ex.machine.report_race(ex, storage, site, mode, key, event, other, _elements(np.asarray(bad), storage.cells, key))
 
 
 class Storage:
@@ -141,6 +141,11 @@ class Storage:
         if mode == "read" and shadow.whole and not shadow.tracked:
             return
         shadow.access(ex, self.cells, key, mode, site, self)
+
+
+def _elements(bad: Any, cells: tuple[int, ...], key: Any) -> Any:
+    """For each element whether one of its cells is bad."""
+    return bad.any(axis=-1) if isinstance(key, tuple) and len(cells) > len(key) else bad
 
 
 def describe(name: str, key: Any, bad: Any = None) -> str:

@@ -106,13 +106,13 @@ def _different(programs: Sequence[Any]) -> Finding | None:
 
 def _launch(made: Prepared, ranks: int, args: dict[str, Any], order: str, seed: int, limit: int) -> Result:
     events = Events()
-    bound = [_Arguments(made, rank, args, events) for rank in range(ranks)]
-    probe = _Values(bound[0].scalars, made)
-    x, y, z = (int(n(probe)) for n in made.grid)
-    machine = Machine(made, (x, y, z), schedule.make(order, seed), events, limit)
-    machine.clocks = 1 + ranks * x * y * z * made.executors
-    _static(machine, x * y * z)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
+        bound = [_Arguments(made, rank, args, events) for rank in range(ranks)]
+        probe = _Values(bound[0].scalars, made)
+        x, y, z = (int(n(probe)) for n in made.grid)
+        machine = Machine(made, (x, y, z), schedule.make(order, seed), events, limit)
+        machine.clocks = 1 + ranks * x * y * z * made.executors
+        _static(machine, x * y * z)
         machine.start([b.scalars for b in bound], [b.memory(machine.clocks) for b in bound])
         machine.run()
     return Result(machine.report, [b.results() for b in bound], machine.printed)

@@ -1,0 +1,198 @@
+"""Schedules, clocks and reports: what the simulator promises beside right results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.kernels import scheduled
+from tilescale.compiler.sim.run import check, launch
+from tilescale.errors import TileTypeError, TileValueError
+
+S = 16
+
+
+def gossip(n: int, wait_for: int):
+    """Everyone puts a part to everyone and counts it; rank 0 goes on behind ``wait_for`` of them."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S,), "int32"), parts: T.SymmTensor((n, S), "int32"), got: T.Signal((1,)), order: T.Tensor((n,), "int32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                T.copy(A, parts[rank, 0:S], dst=0)
+                T.signal(got[0], dst=0)
+                if rank == 0:
+                    T.wait(got[0], wait_for)
+                    for r in T.serial(world):
+                        order[r] = parts[r, 0]
+
+    return main
+
+
+def args(n: int) -> dict:
+    return {"A": [np.full(S, 1 + r, np.int32) for r in range(n)]}
+
+
+@pytest.mark.parametrize("order", ["round_robin", "random", "adversary"])
+def test_one_seed_is_one_run(order: str):
+    def seen(seed: int) -> str:
+        done = launch(gossip(4, 1), 4, args(4), order=order, seed=seed)
+        return str(done.arrays[0]["order"]) + str(done.report)
+
+    assert [seen(s) for s in range(6)] == [seen(s) for s in range(6)]
+
+
+def test_seeds_are_different_runs():
+    runs = {str(launch(gossip(4, 1), 4, args(4), order="random", seed=s).arrays[0]["order"]) for s in range(20)}
+    assert len(runs) > 1
+
+
+def test_a_wait_acquires_no_more_than_it_waits_for():
+    """Whatever the order: behind one of three signals two parts are unordered, though they may be there by luck."""
+    for seed in range(10):
+        report = launch(gossip(3, 1), 3, args(3), order="random", seed=seed).report
+        assert "race" in report.kinds, report
+    assert check(gossip(3, 3), 3, args(3), seeds=20)
+
+
+def test_the_adversary_delivers_late():
+    """In turn the copy is there when it is read too early; against the adversary it is not."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S,), "int32"), inbox: T.SymmTensor((S,), "int32"), got: T.Signal((1,)), B: T.Tensor((S,), "int32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                T.copy(A, inbox, dst=(rank + 1) % world)
+                T.copy(inbox, B)
+                T.signal(got[0], dst=(rank + 1) % world)
+                T.wait(got[0])
+
+    late = [launch(main, 2, args(2), order="adversary", seed=s) for s in range(5)]
+    assert all((out["B"] == 0).all() for done in late for out in done.arrays)
+    assert all("race" in done.report.kinds for done in late)
+
+
+def test_atomics_publish():
+    """A flag that is stored and loaded atomically orders what stands around it; a plain one does not."""
+
+    def flagged(atomic: bool):
+        @T.prim_func
+        def main(X: T.Tensor((S,), "int32"), flag: T.Tensor((1,), "int32"), B: T.Tensor((S,), "int32")):
+            with T.Kernel(2) as b:
+                if b == 0:
+                    for i in T.Parallel(S):
+                        X[i] = i
+                    if atomic:
+                        T.atomic_store(flag[0], 1)
+                    else:
+                        flag[0] = 1
+                else:
+                    seen = T.alloc_var("int32")
+                    while seen == 0:
+                        if atomic:
+                            seen = T.atomic_load(flag[0])
+                        else:
+                            seen = flag[0]
+                    T.copy(X, B)
+
+        return main
+
+    given = {"flag": np.zeros(1, np.int32)}
+    assert check(flagged(True), 1, given, seeds=10)
+    assert "race" in check(flagged(False), 1, given, seeds=2).kinds
+
+
+def test_a_loop_that_polls_forever_is_endless():
+    @T.prim_func
+    def main(flag: T.Tensor((1,), "int32"), B: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            x = T.alloc_var("int32")
+            while x == 0:
+                x = T.atomic_load(flag[0])
+            B[0] = x
+
+    assert launch(main, 1, {"flag": np.zeros(1, np.int32)}, limit=1000).report.kinds == {"endless"}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_the_schedule_says_what_the_program_says(depth: int):
+    @T.prim_func
+    def main(A: T.Tensor((40, 100), "float16"), B: T.Tensor((100, 48), "float16"), C: T.Tensor((40, 48), "float32")):
+        with T.Kernel(T.ceildiv(48, 32), T.ceildiv(40, 32), threads=128) as (bx, by):
+            a, b = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float16")
+            acc = T.alloc_fragment((32, 32), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(100, 32), num_stages=3):
+                T.copy(A[by * 32, k * 32], a)
+                T.copy(B[k * 32, bx * 32], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[by * 32, bx * 32])
+
+    plain, staged = launch(main), launch(scheduled(main, depth))
+    assert plain.report and staged.report
+    assert (plain.arrays[0]["C"] == staged.arrays[0]["C"]).all()
+    a, b = (plain.arrays[0][name].astype(np.float64) for name in "AB")
+    np.testing.assert_allclose(plain.arrays[0]["C"], a @ b, rtol=1e-6, atol=1e-6)
+
+
+def test_ranks_that_launch_different_things():
+    report = check([gossip(2, 1), gossip(2, 2)], 2, args(2))
+    assert report.kinds == {"different-programs"}
+    assert "rank 1 launches main" in str(report)
+
+
+def test_warps_that_share_a_tile_race_where_nothing_orders_them():
+    def kernel(shared: bool):
+        @T.prim_func
+        def main(B: T.Tensor((2, S), "int32")):
+            with T.Kernel(1, threads=64):
+                tile = T.alloc_shared((2, S), "int32")
+                with T.Scale("warp") as w, warps:
+                    T.fill(tile[0 if shared else w, 0:S], w)
+                T.copy(tile if not shared else tile[0:1, 0:S], B if not shared else B[0:1, 0:S])
+
+        return main
+
+    assert check(kernel(False))
+    assert check(kernel(True)).kinds == {"race"}
+
+
+def test_prints_say_who():
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32")):
+        with T.Kernel(2) as b:
+            if b == 1:
+                T.print(A[1], "second")
+                T.print(A[0:2], "both")
+
+    a = np.arange(4, dtype=np.float32)
+    assert launch(main, 1, {"A": a}).printed == ["[rank 0, block 1] second = 1.0", "[rank 0, block 1] both = [0. 1.]"]
+
+
+def test_arguments_are_checked():
+    with pytest.raises(TileTypeError, match="A is float64"):
+        launch(gossip(2, 1), 2, {"A": np.zeros(S)})
+    with pytest.raises(TileValueError, match="axis of A has extent 3"):
+        launch(gossip(2, 1), 2, {"A": np.zeros(3, np.int32)})
+    with pytest.raises(TileTypeError, match="no parameter 'Z'"):
+        launch(gossip(2, 1), 2, {"Z": 1})
+    with pytest.raises(TileValueError, match="no schedule"):
+        launch(gossip(2, 1), 2, args(2), order="nobody")
+
+
+def test_a_view_shares_what_is_known_of_its_elements():
+    def kernel(halves: int):
+        @T.prim_func
+        def main(B: T.Tensor((S,), "int32")):
+            with T.Kernel(1):
+                wide = T.alloc_shared((S,), "int32")
+                narrow = T.view(wide, (2 * S,), "int16")
+                T.fill(narrow[0 : halves * S], 1)
+                T.copy(wide, B)
+
+        return main
+
+    done = launch(kernel(2))
+    assert done.report and (done.arrays[0]["B"] == 0x10001).all()
+    assert f"wide[{S // 2}:{S}]" in str(check(kernel(1)))
