@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.codegen import host_cpu
-from tilescale.compiler.cpu.expr import lit, vector_loop
+from tilescale.compiler.cpu.expr import vector_loop
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import widened
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, sym, tirx
@@ -213,6 +212,3 @@ def _widest(e: Any) -> int:
 
     structural_walk(e, ((ir.TensorLoad, tirx.Cast), look))
     return max(widest)
-
-
-__all__ = ["ParallelLoops", "convert", "lit"]

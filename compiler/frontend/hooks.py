@@ -23,7 +23,7 @@ from tilescale.compiler.frontend.values import (
 )
 from tilescale.compiler.tvm_compat import ir, is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
-from tilescale.language.symbolic import SymExpr, settle
+from tilescale.language.symbolic import COMPARE, SymExpr, settle
 
 _COMPARISONS = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!="}
 _UNBOUND = object()
@@ -374,7 +374,7 @@ class Hooks:
             elif isinstance(left, Poison) or isinstance(right, Poison):
                 value = (left if isinstance(left, Poison) else right).refuse()
             else:
-                value = _PY_COMPARISONS[op](left, right)
+                value = COMPARE[_COMPARISONS[op]](left, right)
             if is_device(value):
                 result = value if result is True else tirx.And(_boolean(result), _boolean(value))
             elif not value:
@@ -442,14 +442,6 @@ def _chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -
     return value
 
 
-_PY_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "Lt": lambda a, b: a < b,
-    "LtE": lambda a, b: a <= b,
-    "Gt": lambda a, b: a > b,
-    "GtE": lambda a, b: a >= b,
-    "Eq": lambda a, b: a == b,
-    "NotEq": lambda a, b: a != b,
-}
 _PY_MEMBERSHIP: dict[str, Callable[[Any, Any], Any]] = {
     "Is": lambda a, b: a is b,
     "IsNot": lambda a, b: a is not b,

@@ -17,7 +17,6 @@ import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Callable
 from typing import Any
 
 from tilescale.errors import Loc, TileSyntaxError
@@ -356,27 +355,25 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     return inner
 
 
-def rewritten(func: types.FunctionType, hooks: Any, convert: Callable[[Any], Any]) -> types.FunctionType:
-    """``func`` with its control flow handed to ``hooks``, over the same globals and closure values; ``convert`` maps what they hold.
+def rewritten(func: types.FunctionType, hooks: Any) -> types.FunctionType:
+    """``func`` with its control flow handed to ``hooks``, over the same globals and closure values.
 
     Raises:
         TileSyntaxError: the source cannot be read or holds Python that has no meaning in a kernel.
     """
     code = _inner_code(func)
     names: dict[str, Any] = {**func.__globals__, HOOKS: hooks}
-    for name in code.co_names:
-        if name in names and name != HOOKS:
-            names[name] = convert(names[name])
     names["__builtins__"] = func.__globals__.get("__builtins__", __builtins__)
     cells = dict(zip(func.__code__.co_freevars, func.__closure__ or (), strict=True))
-    closure = tuple(_cell(cells[name], convert) for name in code.co_freevars)
+    closure = tuple(_cell(cells[name]) for name in code.co_freevars)
     made = types.FunctionType(code, names, func.__name__, func.__defaults__, closure)
     made.__kwdefaults__ = func.__kwdefaults__
     return made
 
 
-def _cell(cell: types.CellType, convert: Callable[[Any], Any]) -> types.CellType:
+def _cell(cell: types.CellType) -> types.CellType:
+    """A cell of the trace's own with the same content."""
     try:
-        return types.CellType(convert(cell.cell_contents))
+        return types.CellType(cell.cell_contents)
     except ValueError:  # an empty cell: a name that the enclosing function has not bound yet
         return cell

@@ -14,7 +14,7 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
-from tilescale.compiler.frontend.values import Buffer, Poison, as_expr, constant, symbol_expr
+from tilescale.compiler.frontend.values import Buffer, as_expr, constant, symbol_expr
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
@@ -76,12 +76,8 @@ class TensorArg:
     kind: str
 
 
-def _no_conversion(value: Any) -> Any:
-    return value
-
-
 def _run(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return rewritten(func, _hooks, _no_conversion)(*args, **kwargs)
+    return rewritten(func, _hooks)(*args, **kwargs)
 
 
 def call_macro(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -309,6 +305,3 @@ def _unknown_name(error: NameError, func: types.FunctionType, loc: Loc | None) -
     known = [*func.__code__.co_varnames, *func.__code__.co_freevars, *func.__globals__]
     close = difflib.get_close_matches(name, [k for k in known if not k.startswith("__")], 1)
     return TileNameError(f"{name!r} is not defined", loc=loc, hint=close[0] if close else f"define {name!r} before it is used")
-
-
-__all__ = ["Param", "Poison", "TensorArg", "TileProgram", "call_macro", "trace", "trace_eager"]

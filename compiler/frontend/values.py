@@ -13,7 +13,7 @@ from tilescale.compiler.frontend import source
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, structural_walk, tirx
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical, dtype
-from tilescale.language.symbolic import Sym, SymExpr, settle
+from tilescale.language.symbolic import COMPARE, Sym, SymExpr, settle
 
 
 def to_expr(value: Any, what: str = "value") -> Any:
@@ -188,18 +188,12 @@ def negative(value: Any) -> Any:
     return binary("*", e, -1.0 if str(e.ty) in ("float32", "float64") else -1) if "float" in str(e.ty) else binary("-", 0, e)
 
 
-_COMPARE = {"<": tirx.LT, "<=": tirx.LE, ">": tirx.GT, ">=": tirx.GE, "==": tirx.EQ, "!=": tirx.NE}
-_PY_COMPARE = {
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
-
-
 def compare(op: str, a: Any, b: Any) -> Any:
     """``a op b`` as a bool, or as IR where either side is a device value."""
     a, b = to_expr(a), to_expr(b)
     if not is_expr(a) and not is_expr(b):
-        return _PY_COMPARE[op](a, b)
-    result = _PY_COMPARE[op](a, b)  # TVM's operators bring both sides to one dtype
+        return COMPARE[op](a, b)
+    result = COMPARE[op](a, b)  # TVM's operators bring both sides to one dtype
     return result.asobject() if hasattr(result, "asobject") else result
 
 

@@ -140,7 +140,15 @@ class _Collective(TileOp):
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
     def expand(self, call: Any, src: Region, dst: Region) -> None:
-        """The operation in smaller ones, traced with the scales of the call open."""
+        """The operation in smaller ones, traced with the scales of the call open: what it moves, between two meetings."""
+        place = str(call.attrs["place"])
+        me, count = _who(place)
+        _meet(place)
+        self.move(call, src, dst, me, count)
+        _meet(place)
+
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
+        """What happens between the meetings; ``me`` of ``count`` participants."""
         raise NotImplementedError
 
 
@@ -183,7 +191,7 @@ def _for_each(count: Any, body: Any) -> None:
         body(r)
 
 
-def _reduce(place: str, op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) -> Buffer:
+def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) -> Buffer:
     """The reduction over r of ``part(r)`` read from r, in rank order, in a new tile of float32 for the small floats."""
     from tilescale.compiler.frontend.values import binary
     from tilescale.compiler.ops.copy import copy
@@ -212,62 +220,46 @@ def _reduce(place: str, op: str, part: Any, shape: tuple[Any, ...], dtype: str, 
 class AllGather(_Collective):
     name = "all_gather"
 
-    def expand(self, call: Any, src: Region, dst: Region) -> None:
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        place = str(call.attrs["place"])
-        me, count = _who(place)
-        _meet(place)
         _for_each(count, lambda r: copy(src, _index(dst, me), dst=(me + r) % count))  # each starts at itself: peers take turns
-        _meet(place)
 
 
 @register
 class AllToAll(_Collective):
     name = "all_to_all"
 
-    def expand(self, call: Any, src: Region, dst: Region) -> None:
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        place = str(call.attrs["place"])
-        me, count = _who(place)
-        _meet(place)
         _for_each(count, lambda r: copy(_index(src, (me + r) % count), _index(dst, me), dst=(me + r) % count))
-        _meet(place)
 
 
 @register
 class Broadcast(_Collective):
     name = "broadcast"
 
-    def expand(self, call: Any, src: Region, dst: Region) -> None:
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.frontend.hooks import Hooks
+        from tilescale.compiler.frontend.values import compare
         from tilescale.compiler.ops.copy import copy
 
-        place = str(call.attrs["place"])
-        me, count = _who(place)
         hooks = Hooks()
-        _meet(place)
-        state = hooks.cond(me.equal(call.args[2]) if hasattr(me, "equal") else me == call.args[2], {})
+        state = hooks.cond(compare("==", me, call.args[2]), {})
         if hooks.then(state):
             _for_each(count, lambda r: copy(src, dst, dst=(me + r) % count))
         hooks.endif(state)
-        _meet(place)
 
 
 @register
 class ReduceScatter(_Collective):
     name = "reduce_scatter"
 
-    def expand(self, call: Any, src: Region, dst: Region) -> None:
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        place = str(call.attrs["place"])
-        me, count = _who(place)
-        _meet(place)
-        total = _reduce(place, str(call.attrs["op"]), lambda r: _index(src, me), dst.shape, str(src.dtype), count)
-        copy(total, dst)
-        _meet(place)
+        copy(_reduce(str(call.attrs["op"]), lambda r: _index(src, me), dst.shape, str(src.dtype), count), dst)
 
 
 @register
@@ -275,19 +267,18 @@ class AllReduce(_Collective):
     name = "all_reduce"
 
     def expand(self, call: Any, src: Region, dst: Region) -> None:
+        if str(call.attrs["place"]) in ("device", "cta_cluster"):
+            super().expand(call, src, dst)
+        else:
+            _lanes(call, src, dst)
+
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        place = str(call.attrs["place"])
-        if place not in ("device", "cta_cluster"):
-            return _lanes(call, src, dst)
-        _, count = _who(place)
-        _meet(place)
-        total = _reduce(place, str(call.attrs["op"]), lambda r: src, src.shape, str(src.dtype), count)
+        total = _reduce(str(call.attrs["op"]), lambda r: src, src.shape, str(src.dtype), count)
         if int(call.attrs["in_place"]):
-            _meet(place)  # everyone has read before anyone overwrites
+            _meet(str(call.attrs["place"]))  # everyone has read before anyone overwrites
         copy(total, dst)
-        _meet(place)
-        return None
 
 
 def _lanes(call: Any, src: Region, dst: Region) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, as_expr, convert
+from tilescale.compiler.frontend.values import Region, as_expr, convert
 from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, register
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -105,10 +105,6 @@ def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
     if cmp not in COMPARISONS:
         raise TileValueError(f"T.wait with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
     emit("wait", [target.ir(), convert(value, "int64")], {"cmp": cmp})
-
-
-def is_signal(value: Any) -> bool:
-    return isinstance(value, Buffer) and value.kind == "signal"
 
 
 @register

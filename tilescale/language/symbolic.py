@@ -70,7 +70,7 @@ class SymExpr:
     def _cmp(self, op: str, other: Any) -> Any:
         me = _settle(self)
         if isinstance(me, int) and isinstance(other, int):
-            return _COMPARE[op](me, other)
+            return COMPARE[op](me, other)
         from tilescale.compiler.frontend.values import compare
 
         return compare(op, me, other)
@@ -170,7 +170,7 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "min": min,
     "max": max,
 }
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b,
