@@ -19,6 +19,8 @@ from tilescale.errors import InternalError
 TILE, SCHEDULED, THREAD = "tile", "scheduled", "thread"
 SCOPES = ("global", "global.symm", "global.signal", "shared", "shared.signal", "local.fragment", "local", "local.var")
 LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized")
+#: who may own a role region; regions of different roles that stand next to each other run at once, behind them all have ended
+ROLES = ("all", "producer", "consumer")
 RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_release")
 ATTRS = {
     TILE: {"ts.kernel", "thread_extent", "ts.scale"},
@@ -42,6 +44,11 @@ def _known_op(call: Any) -> bool:
     return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in base.REGISTRY
 
 
+def _counts(token: Any) -> bool:
+    counter = token.args[0]
+    return isinstance(counter, ir.TensorLoad) and counter.source.ty.storage_scope == "local.var"
+
+
 def _region_fits(region: Any) -> bool:
     return len(region.region) == len(region.source.ty.shape)
 
@@ -55,6 +62,9 @@ RULES: tuple[Rule, ...] = (
     Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),
     Rule(tirx.AttrStmt, (TILE,), lambda s: s.attr_key in ATTRS[TILE], "an attribute that the tile level does not have"),
     Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key in ATTRS[SCHEDULED], "an attribute that the scheduled level does not have"),
+    Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key != "ts.role" or str(s.node.value) in ROLES, "a role that there is not"),
+    Rule(ir.Call, (TILE,), lambda c: c.attrs is None or "ring" not in c.attrs, "a copy into a ring at tile level"),
+    Rule(ir.Call, (SCHEDULED,), lambda c: getattr(c.op, "name", "") not in RING_OPS or _counts(c), "a ring token without a counter"),
     Rule(tirx.AttrStmt, (THREAD,), lambda s: False, "an attribute is left"),
     Rule(
         tirx.For,
@@ -86,6 +96,8 @@ def verify(func: Any, level: str, after: str) -> None:
         structural_walk(func.body, (rule.kind, check))
     if level != THREAD:
         _defined_once(func, level, after)
+    if level == SCHEDULED:
+        _roles_and_rings(func, after)
 
 
 def _defined_once(func: Any, level: str, after: str) -> None:
@@ -105,3 +117,48 @@ def _defined_once(func: Any, level: str, after: str) -> None:
             raise InternalError(f"after {after}: {node.source.name} is used and never allocated", loc=loc_of(node.span))
 
     structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), used))
+
+
+def _roles_and_rings(func: Any, after: str) -> None:
+    """Roles are not nested, a producer has a consumer, and a ring's tokens are complete: one role fills it, one reads it (the same, or
+    a producer and a consumer), each with a counter that no other role touches."""
+    tokens: dict[int, dict[str, set[str]]] = {}
+    counters: dict[Any, set[str]] = {}
+    regions: list[str] = []
+
+    def broken(what: str, node: Any) -> None:
+        raise InternalError(f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None)))
+
+    def look(role: str, call: Any) -> None:
+        name = getattr(call.op, "name", "")
+        if name in RING_OPS:
+            tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
+            counters.setdefault(call.args[0].source, set()).add(role)
+        elif name.startswith("ts.") and call.attrs is not None and "ring" in call.attrs:
+            tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
+
+    def enter(s: Any) -> None:
+        if s.attr_key != "ts.role":
+            return
+        role = str(s.node.value)
+        regions.append(role)
+        inner: list[Any] = []
+        structural_walk(s.body, (tirx.AttrStmt, lambda x: inner.append(x) if x.attr_key == "ts.role" else None))
+        if inner:
+            broken("a role region in another one", inner[0])
+        structural_walk(s.body, (ir.Call, lambda c: look(role, c)))
+
+    structural_walk(func.body, (tirx.AttrStmt, enter))
+    if regions.count("producer") != regions.count("consumer"):
+        broken("a producer without its consumer", func.body)
+    for ring, kinds in tokens.items():
+        if missing := set(RING_OPS) - kinds.keys():
+            broken(f"ring {ring} has no {sorted(missing)[0]}", func.body)
+        fills, reads = kinds["ts.ring_acquire"], kinds["ts.ring_wait"]
+        if len(fills) != 1 or len(reads) != 1 or (fills != reads and (fills, reads) != ({"producer"}, {"consumer"})):
+            broken(f"ring {ring} is filled by {sorted(fills)} and read by {sorted(reads)}", func.body)
+        if kinds["ts.ring_commit"] != fills or kinds.get("copy", fills) != fills or kinds["ts.ring_release"] != reads:
+            broken(f"ring {ring}'s copies and tokens stand in different roles", func.body)
+    for counter, owners in counters.items():
+        if len(owners) > 1:
+            broken(f"{counter.name} counts for {sorted(owners)}", func.body)

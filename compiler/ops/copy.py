@@ -118,9 +118,10 @@ class Copy(TileOp):
     def effects(self, call: Any) -> list[Access]:
         side = call.attrs["side"]
         owner = call.args[2]
+        later = "ring" in call.attrs  # a copy into a ring's stage is complete where its round is awaited
         out = [
-            Access(call.args[0], "read", owner if side == "src" else None),
-            Access(call.args[1], "write", owner if side == "dst" else None),
+            Access(call.args[0], "read", owner if side == "src" else None, later),
+            Access(call.args[1], "write", owner if side == "dst" else None, later),
         ]
         if len(call.args) > 3:
             out.append(Access(call.args[3], "update", owner))
@@ -145,11 +146,12 @@ class Copy(TileOp):
         return bld.sequence(body)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import tiles
+        from tilescale.compiler.sim import rings, tiles
 
         side = str(call.attrs["side"])
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if len(call.args) > 3 else None
+        ring = int(call.attrs["ring"]) if "ring" in call.attrs else None
 
         def run(ex: Any) -> None:
             owner = peer(ex) if side else None
@@ -158,4 +160,8 @@ class Copy(TileOp):
             if signal is not None:
                 signal(ex, owner)
 
-        return run
+        def begin(ex: Any) -> None:  # where it copies is settled when it is issued, what it copies when it moves
+            source, target = src.placed(ex, peer(ex) if side else None), dst.placed(ex, None)
+            rings.start(ex, ring, lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)))
+
+        return run if ring is None else begin

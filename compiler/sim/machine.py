@@ -21,12 +21,13 @@ _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<
 
 @dataclass
 class Waiting:
-    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it."""
+    """What a blocked executor waits for. ``counter``, ``meeting`` or ``ring`` (its number, and the token): that which wakes it."""
 
     site: Site
     text: str
     counter: Counter | None = None
     meeting: Meeting | None = None
+    ring: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class Block:
         self.shown = index[: len(machine.prepared.launch.grid)]
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[int, Any] = {}
+        self.rings: dict[int, Any] = {}
 
     def tile(self, slot: int) -> Any:
         """This block's shared tile (or counters) of a buffer."""
@@ -161,7 +163,7 @@ class Rank:
 class Executor:
     """A block, or a warp, warpgroup or thread of one: a coroutine with its variables and its vector clock."""
 
-    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int], ...] = ()):
+    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int | None], ...] = ()):
         self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
         self.path = path
         self.root, self.linear = number, 0  # a block's first executor, and the own place among those of the same scales
@@ -179,7 +181,6 @@ class Executor:
         self.intent = "run"
         self.waiting: Waiting | None = None
         self.outbox: list[Callable[[], None]] = []
-        self.rings: dict[int, tuple[int, int]] = {}
         self.parent: Executor | None = None
         self.children = 0
 
@@ -343,24 +344,25 @@ class Machine:
             ex.waiting = Waiting(site, f"{expected} at {site.what}", meeting=meeting)
             yield "wait"
 
-    def fork(self, ex: Executor, scale: str, count: int, first: int, body: Any, site: Site) -> Generator[str, None, None]:
-        """``body`` by each of ``count`` executors below this one, concurrently; returns when all have ended. ``first``: where the
-        numbers of executors of these scales begin within a block."""
+    def fork(self, ex: Executor, parts: list[tuple[tuple[str, int | None], Any]], first: int, site: Site) -> Generator[str, None, None]:
+        """Executors below this one, concurrently: for each its scale (or role) and index, and what it runs. Returns when all have
+        ended. ``first``: where the numbers of executors of these scales begin within a block."""
+        count = len(parts)
         clock = ex.release()
-        for index in range(count):
+        for index, (label, body) in enumerate(parts):
             linear = ex.linear * count + index
-            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, (scale, index)))
+            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, label))
             child.root, child.linear = ex.root, linear
             child.now = int(clock[child.number]) + 1
             child.vc = clock.copy()
             child.vc[child.number] = child.now
             child.v, child.mem = list(ex.v), list(ex.mem)
-            child.scales = {**ex.scales, scale: (index, count)}
+            child.scales = {**ex.scales, label[0]: (index, count)}
             child.steps, child.parent = self._whole(child, body), ex
             self.ready.append(child)
         ex.children = count
         while ex.children:
-            ex.waiting = Waiting(site, f"the end of {ex.children} {scale}s")
+            ex.waiting = Waiting(site, f"the end of {ex.children} executors at {site.what}")
             yield "wait"
 
     def _joined(self, child: Executor, parent: Executor) -> None:
@@ -380,15 +382,6 @@ class Machine:
         elif reach == "device":
             yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
         # an executor's own threads act as one: their program order is enough
-
-    def token(self, ex: Executor, kind: str, ring: int, counter: int, site: Site) -> None:
-        """A token of a ring that one role runs alone: acquire, commit, wait and release follow one another for each stage."""
-        order = ("acquire", "commit", "wait", "release")
-        state = ex.rings.get(ring, (0, 0))
-        if (order[state[1]], state[0]) != (kind, counter):
-            text = f"ring {ring} does {kind} of round {counter}, and {order[state[1]]} of round {state[0]} is next"
-            self.report.add(Finding("schedule", text, ex.where(site)))
-        ex.rings[ring] = (counter + (kind == "release"), (order.index(kind) + 1) % 4)
 
     def show(self, ex: Executor, label: str, value: Any) -> None:
         """What T.print shows."""

@@ -16,7 +16,7 @@ from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import resident_blocks, waits_for_blocks
 from tilescale.compiler.passes.structured_exits import structured_exits
-from tilescale.compiler.sim import numerics, schedule
+from tilescale.compiler.sim import levels, numerics, schedule
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.machine import Counters, Machine
 from tilescale.compiler.sim.memory import UNWRITTEN, Events, Shadow, Storage
@@ -67,28 +67,46 @@ def launch(
 
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
-    limit: int = STEPS,
+    limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"), ahead: bool = False,
 ) -> Report:  # fmt: skip
     """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it.
 
     Args:
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
         seeds: how many, or which. The other arguments are those of :func:`launch`.
+        level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
+        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py.
+
+    Raises:
+        TileValueError: a level that there is not, or a scheduled program that is to run at the tile level.
     """
+    if level not in levels.LEVELS:
+        raise TileValueError(f"there is no level {level!r}", expected="one of " + ", ".join(levels.LEVELS))
     programs = [tile_program(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()
     if (finding := _different(programs)) is not None:
         report.add(finding)
         return report
-    made = prepare(programs[0])
+    if level == "both" and programs[0].schedule is not None:
+        raise TileValueError("the program is scheduled already", expected="a kernel or a tile program", hint='level="scheduled"')
+    plan = levels.Plan(depth, tuple(roles), ahead)
+    runs = {"" if p is None else f", {p}": prepare(programs[0] if p is None else p.of(programs[0])) for p in _plans(level, plan)}
     tries = [("round_robin", 0), *((schedule, s) for s in (range(seeds) if isinstance(seeds, int) else seeds))]
     for order, seed in tries:
-        done = _launch(made, ranks, args or {}, order, seed, limit)
-        report.runs += 1
-        for finding in done.report.findings:
-            shown = order if order == "round_robin" else f"{order}, seed {seed}"
-            report.add(replace(finding, schedule=f"{shown}, {ranks} rank{'s' * (ranks != 1)}"))
+        shown = f"{order if order == 'round_robin' else f'{order}, seed {seed}'}, {ranks} rank{'s' * (ranks != 1)}"
+        done = {how: _launch(made, ranks, args or {}, order, seed, limit) for how, made in runs.items()}
+        report.runs += len(done)
+        found = [(f, shown + how) for how, result in done.items() for f in result.report.findings]
+        if level == "both" and not found:
+            tile, staged = done.values()
+            found = [(f, f"{shown}, {plan}") for f in levels.compare(programs[0], tile.arrays, staged.arrays)]
+        for finding, seen in found:
+            report.add(replace(finding, schedule=seen))
     return report
+
+
+def _plans(level: str, plan: levels.Plan) -> list[levels.Plan | None]:
+    return {"tile": [None], "scheduled": [plan], "both": [None, plan]}[level]
 
 
 def _different(programs: Sequence[Any]) -> Finding | None:
