@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.sim import diagnose, numerics
+from tilescale.compiler.sim import diagnose, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage, describe
 
@@ -150,6 +150,8 @@ class Block:
         made = self.tiles.get(slot)
         if made is None:
             made = self.tiles[slot] = self.machine.allocate(slot, (self.rank.number, self.shown), self.tile)
+            if (ring := self.machine.prepared.buffers[slot].ring) is not None:
+                made.ring = rings.of(self, ring)
         return made
 
 
@@ -304,6 +306,8 @@ class Machine:
                 self.blocked.append(ex)
         if self.blocked:
             self.report.add(diagnose.deadlock(self))
+        else:
+            rings.unread(self)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)

@@ -29,7 +29,8 @@ from tilescale.language.dtypes import BITS
 
 @dataclass
 class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of."""
+    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; ``ring``: whose stages it
+    has."""
 
     name: str
     dtype: str
@@ -38,6 +39,7 @@ class BufferInfo:
     cells: int = 1
     tracked: bool = False
     base: int | None = None
+    ring: int | None = None
 
 
 @dataclass(frozen=True)
@@ -419,6 +421,7 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles))
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
+        info.ring = self.program.schedule.ring_of.get(s.buffer) if self.program.schedule is not None else None
 
         def run(ex: Any) -> None:
             if scope.startswith("shared"):

@@ -1,7 +1,9 @@
 """Rings of stages while a scheduled program runs: tokens as counters, copies in flight, and what to say where an order is missing.
 
 A ring belongs to a block. ``commit`` of round n makes stage n % depth full when all copies issued into the ring before it are complete;
-``wait`` of round n awaits that; ``release`` of round n makes the stage empty; ``acquire`` of round n awaits the release of round n - depth.
+``wait`` of round n awaits that; ``release`` of round n makes the stage empty; ``acquire`` of round n awaits the release of round
+n - depth. A stage is filled between acquire and commit of its round, and read between wait and release: an access elsewhere is reported
+whether or not other order saves it, since that is where a target synchronises.
 
 An asynchronous copy is performed by an *engine*, which has a clock of its own: it begins behind what its issuer did before, and only
 who awaited its round comes behind it. Nothing orders it against its issuer's later accesses, nor two copies of one ring against each
@@ -19,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.sim.findings import Finding, Where
-from tilescale.compiler.sim.memory import Site
+from tilescale.compiler.sim.memory import Site, Storage, describe
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Block, Executor, Machine
 
 #: the tokens of the side that fills and of the side that reads, in their order within a round
-SIDES = {"acquire": ("acquire", "commit"), "commit": ("acquire", "commit"), "wait": ("wait", "release"), "release": ("wait", "release")}
+FILLS, READS = ("acquire", "commit"), ("wait", "release")
 
 
 @dataclass
@@ -52,10 +54,12 @@ class Ring:
         self.now = 0  # copies issued so far
         self.full: dict[int, Any] = {}  # round → what its commit releases
         self.empty: dict[int, Any] = {}
+        self.read: set[int] = set()  # rounds that were awaited
         self.waiters: list[Executor] = []
         self.issued: list[Callable[[], None]] = []  # copies behind the last commit whose data has not moved
         self.flying: dict[int, list[Callable[[], None]]] = {}  # the same of committed rounds
-        self.next = {("acquire", "commit"): (0, 0), ("wait", "release"): (0, 0)}
+        self.next = {FILLS: (0, 0), READS: (0, 0)}
+        self.held: dict[tuple[str, str], int | None] = {FILLS: None, READS: None}  # the round between a side's tokens
 
     def stage(self, n: int) -> int:
         return n % self.depth
@@ -67,27 +71,58 @@ class Ring:
 
     def expect(self, ex: Executor, kind: str, n: int, site: Site) -> None:
         """Each side's tokens follow one another, round by round."""
-        side = SIDES[kind]
+        side = FILLS if kind in FILLS else READS
         round_, step = self.next[side]
         if (side[step], round_) != (kind, n):
             text = f"ring {self.number} does {kind} of round {n}, and {side[step]} of round {round_} is next"
             ex.machine.report.add(Finding("schedule", text, ex.where(site)))
         step = side.index(kind)
         self.next[side] = (n + step, 1 - step)
+        self.held[side] = n if step == 0 else None
+
+    def touched(self, ex: Executor | Engine, storage: Storage, key: Any, mode: str, site: Site) -> None:
+        """A stage is touched between the tokens of its round."""
+        side = READS if mode == "read" else FILLS
+        n = self.held[side]
+        first, end = _stages(key)
+        if n is None or (first, end) != (self.stage(n), self.stage(n) + 1):
+            where = f"outside {' and '.join(side)}" if n is None else f"in round {n}, whose stage is {self.stage(n)}"
+            region = describe(storage.name, key)
+            text = f"ring {self.number}: {region} is {'read' if mode == 'read' else 'written'} {where}"
+            ex.machine.report.add(Finding("schedule", text, ex.where(site, region)))
 
 
-def of(ex: Executor, number: int) -> Ring:
-    """A ring of the executor's block."""
-    rings = ex.block.rings
-    if number not in rings:
-        rings[number] = Ring(ex.block, number)
-    made: Ring = rings[number]
+def _stages(key: Any) -> tuple[int, int]:
+    """The first stage that an index touches, and the one behind the last."""
+    first = key[0] if isinstance(key, tuple) else key
+    if isinstance(first, slice):
+        return first.start, first.stop
+    touched = np.asarray(first)
+    return int(touched.min()), int(touched.max()) + 1
+
+
+def of(block: Block, number: int) -> Ring:
+    """A ring of a block."""
+    if number not in block.rings:
+        block.rings[number] = Ring(block, number)
+    made: Ring = block.rings[number]
     return made
+
+
+def unread(machine: Machine) -> None:
+    """Reports the rounds that were committed and that nobody awaited: their copies are in flight when the block ends."""
+    for block in machine.blocks.values():
+        for ring in block.rings.values():
+            late = [n for n in ring.full if n not in ring.read]
+            if late:
+                text = f"ring {ring.number}: round {late[0]} is filled, and nobody waits for it before the block ends"
+                site = machine.prepared.tokens[ring.number, "commit"][0]
+                machine.report.add(Finding("schedule", text, Where(site.what, site.loc, block.rank.number, block.shown)))
 
 
 def engine(ex: Executor, number: int) -> Engine:
     """Who performs the copy that ``ex`` issues into a ring now."""
-    ring = of(ex, number)
+    ring = of(ex.block, number)
     ring.now += 1
     return Engine(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
 
@@ -95,7 +130,7 @@ def engine(ex: Executor, number: int) -> Engine:
 def start(ex: Executor, number: int, move: Callable[[], None]) -> None:
     """The data of a copy moves: at once, or when its round is awaited."""
     if ex.machine.late:
-        of(ex, number).issued.append(move)
+        of(ex.block, number).issued.append(move)
     else:
         move()
 
@@ -104,7 +139,7 @@ def start(ex: Executor, number: int, move: Callable[[], None]) -> None:
 
 
 def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
-    ring = of(ex, number)
+    ring = of(ex.block, number)
     ring.expect(ex, "acquire", n, site)
     before = n - ring.depth
     if before >= 0:
@@ -114,7 +149,7 @@ def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, Non
 
 
 def commit(ex: Executor, number: int, n: int, site: Site) -> None:
-    ring = of(ex, number)
+    ring = of(ex.block, number)
     ring.expect(ex, "commit", n, site)
     clock = ex.release()
     if ring.offset is not None:
@@ -125,18 +160,19 @@ def commit(ex: Executor, number: int, n: int, site: Site) -> None:
 
 
 def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
-    ring = of(ex, number)
+    ring = of(ex.block, number)
     ring.expect(ex, "wait", n, site)
     text = f"stage {ring.stage(n)} of ring {number} to be full: round {n} has not been committed"
     yield from _until(ex, ring, ring.full, n, "commit", text, site)
     for round_ in sorted(r for r in ring.flying if r <= n):
         for move in ring.flying.pop(round_):
             move()
+    ring.read.add(n)
     ex.acquire(ring.full[n])
 
 
 def release(ex: Executor, number: int, n: int, site: Site) -> None:
-    ring = of(ex, number)
+    ring = of(ex.block, number)
     ring.expect(ex, "release", n, site)
     ring.empty[n] = ex.release()
     ring.wake(ex.machine)
@@ -154,22 +190,20 @@ def _until(ex: Executor, ring: Ring, rounds: dict[int, Any], n: int, token: str,
 # ---- what people read
 
 
-def race(machine: Machine, storage: Any, key: Any, mode: str, here: int, other: str, there: int) -> tuple[str, str] | None:
+def race(machine: Machine, storage: Storage, key: Any, mode: str, here: int, other: str, there: int) -> tuple[str, str] | None:
     """What a race says about rings, and what would order it; None where no ring has to do with it. ``mode``: the access by executor
     (or engine) number ``here``, ``other``: the earlier one by ``there``."""
     made = machine.prepared
     if made.program.schedule is None:
         return None
-    ring = next((r for r in made.program.schedule.rings if storage.scope.startswith("shared") and storage.name in r.buffers), None)
+    ring = storage.ring
     if ring is None:
         flying = [r for r, offset in made.engines.items() if offset in ((here - 1) % made.executors, (there - 1) % made.executors)]
         if not flying:
             return None
         text = f"; a copy into ring {flying[0]} reads it, which is in flight until its round is awaited"
         return text, f"the change behind the wait for the round of ring {flying[0]} that copies it, or in front of the copy"
-    first = key[0] if isinstance(key, tuple) else key
-    stage = first.start if isinstance(first, slice) else int(np.asarray(first).flat[0])
-    name = f"stage {stage} of ring {ring.number}"
+    name = f"stage {_stages(key)[0]} of ring {ring.number}"
     if mode == "write" and other == "read":
         hint = f"release of ring {ring.number} behind the last reader of a stage, acquire in front of the copy into it"
         return f": reuse of {name} before its reader is done", hint
