@@ -87,13 +87,17 @@ def verify(func: Any, level: str, after: str) -> None:
         if level not in rule.levels:
             continue
 
-        def check(node: Any, rule: Rule = rule) -> None:
+        bad: list[Any] = []  # an error that a callback raises would come out as one of TVM's
+
+        def check(node: Any, rule: Rule = rule, bad: list[Any] = bad) -> None:
             if not rule.holds(node):
-                raise InternalError(
-                    f"after {after}: {rule.says} at the {level} level: {str(node)[:200]}", loc=loc_of(getattr(node, "span", None))
-                )
+                bad.append(node)
 
         structural_walk(func.body, (rule.kind, check))
+        if bad:
+            raise InternalError(
+                f"after {after}: {rule.says} at the {level} level: {str(bad[0])[:200]}", loc=loc_of(getattr(bad[0], "span", None))
+            )
     if level != THREAD:
         _defined_once(func, level, after)
     if level == SCHEDULED:
@@ -111,12 +115,10 @@ def _defined_once(func: Any, level: str, after: str) -> None:
         raise InternalError(f"after {after}: {twice.name} is defined twice at the {level} level")
     known = {*seen, *func.params}
     structural_walk(func.body, (tirx.DeclBuffer, lambda s: known.add(s.buffer)))
-
-    def used(node: Any) -> None:
-        if node.source not in known:
-            raise InternalError(f"after {after}: {node.source.name} is used and never allocated", loc=loc_of(node.span))
-
-    structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), used))
+    unknown: list[Any] = []
+    structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), lambda n: unknown.append(n) if n.source not in known else None))
+    if unknown:
+        raise InternalError(f"after {after}: {unknown[0].source.name} is used and never allocated", loc=loc_of(unknown[0].span))
 
 
 def _roles_and_rings(func: Any, after: str) -> None:
@@ -124,10 +126,11 @@ def _roles_and_rings(func: Any, after: str) -> None:
     a producer and a consumer), each with a counter that no other role touches."""
     tokens: dict[int, dict[str, set[str]]] = {}
     counters: dict[Any, set[str]] = {}
-    regions: list[str] = []
+    regions: list[Any] = []
+    structural_walk(func.body, (tirx.AttrStmt, lambda s: regions.append(s) if s.attr_key == "ts.role" else None))
 
-    def broken(what: str, node: Any) -> None:
-        raise InternalError(f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None)))
+    def broken(what: str, node: Any) -> InternalError:
+        return InternalError(f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None)))
 
     def look(role: str, call: Any) -> None:
         name = getattr(call.op, "name", "")
@@ -137,28 +140,23 @@ def _roles_and_rings(func: Any, after: str) -> None:
         elif name.startswith("ts.") and call.attrs is not None and "ring" in call.attrs:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
 
-    def enter(s: Any) -> None:
-        if s.attr_key != "ts.role":
-            return
-        role = str(s.node.value)
-        regions.append(role)
+    for s in regions:
         inner: list[Any] = []
-        structural_walk(s.body, (tirx.AttrStmt, lambda x: inner.append(x) if x.attr_key == "ts.role" else None))
+        structural_walk(s.body, (tirx.AttrStmt, lambda x, inner=inner: inner.append(x) if x.attr_key == "ts.role" else None))
         if inner:
-            broken("a role region in another one", inner[0])
-        structural_walk(s.body, (ir.Call, lambda c: look(role, c)))
-
-    structural_walk(func.body, (tirx.AttrStmt, enter))
-    if regions.count("producer") != regions.count("consumer"):
-        broken("a producer without its consumer", func.body)
+            raise broken("a role region in another one", inner[0])
+        structural_walk(s.body, (ir.Call, lambda c, role=str(s.node.value): look(role, c)))
+    roles = [str(s.node.value) for s in regions]
+    if roles.count("producer") != roles.count("consumer"):
+        raise broken("a producer without its consumer", func.body)
     for ring, kinds in tokens.items():
         if missing := set(RING_OPS) - kinds.keys():
-            broken(f"ring {ring} has no {sorted(missing)[0]}", func.body)
+            raise broken(f"ring {ring} has no {sorted(missing)[0]}", func.body)
         fills, reads = kinds["ts.ring_acquire"], kinds["ts.ring_wait"]
         if len(fills) != 1 or len(reads) != 1 or (fills != reads and (fills, reads) != ({"producer"}, {"consumer"})):
-            broken(f"ring {ring} is filled by {sorted(fills)} and read by {sorted(reads)}", func.body)
+            raise broken(f"ring {ring} is filled by {sorted(fills)} and read by {sorted(reads)}", func.body)
         if kinds["ts.ring_commit"] != fills or kinds.get("copy", fills) != fills or kinds["ts.ring_release"] != reads:
-            broken(f"ring {ring}'s copies and tokens stand in different roles", func.body)
+            raise broken(f"ring {ring}'s copies and tokens stand in different roles", func.body)
     for counter, owners in counters.items():
         if len(owners) > 1:
-            broken(f"{counter.name} counts for {sorted(owners)}", func.body)
+            raise broken(f"{counter.name} counts for {sorted(owners)}", func.body)

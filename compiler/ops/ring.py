@@ -19,6 +19,8 @@ def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
 
 
 class _Token(TileOp):
+    waits = True
+
     def effects(self, call: Any) -> list[Access]:
         return []
 
@@ -38,7 +40,6 @@ class RingAcquire(_Token):
     """The stage of the counter's round is empty: its readers of the round before have released it."""
 
     name = "ring_acquire"
-    waits = True
 
 
 @register
@@ -53,7 +54,6 @@ class RingWait(_Token):
     """The stage of the counter's round is full."""
 
     name = "ring_wait"
-    waits = True
 
 
 @register

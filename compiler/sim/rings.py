@@ -148,8 +148,9 @@ def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, Non
         ex.acquire(ring.empty[before])
 
 
-def commit(ex: Executor, number: int, n: int, site: Site) -> None:
+def commit(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
     ring = of(ex.block, number)
+    yield from _releasing(ex, ring)
     ring.expect(ex, "commit", n, site)
     clock = ex.release()
     if ring.offset is not None:
@@ -162,6 +163,8 @@ def commit(ex: Executor, number: int, n: int, site: Site) -> None:
 def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
     ring = of(ex.block, number)
     ring.expect(ex, "wait", n, site)
+    if n < 0:
+        return  # as with the phases of an mbarrier: what lies before the first round is complete
     text = f"stage {ring.stage(n)} of ring {number} to be full: round {n} has not been committed"
     yield from _until(ex, ring, ring.full, n, "commit", text, site)
     for round_ in sorted(r for r in ring.flying if r <= n):
@@ -171,11 +174,19 @@ def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, 
     ex.acquire(ring.full[n])
 
 
-def release(ex: Executor, number: int, n: int, site: Site) -> None:
+def release(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
     ring = of(ex.block, number)
+    yield from _releasing(ex, ring)
     ring.expect(ex, "release", n, site)
     ring.empty[n] = ex.release()
     ring.wake(ex.machine)
+
+
+def _releasing(ex: Executor, ring: Ring) -> Generator[str, None, None]:
+    """Others may go on behind this token, where there are others."""
+    if ring.offset is not None:
+        yield "signal"
+    ex.flush()
 
 
 def _until(ex: Executor, ring: Ring, rounds: dict[int, Any], n: int, token: str, text: str, site: Site) -> Generator[str, None, None]:
