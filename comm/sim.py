@@ -199,6 +199,11 @@ class SimRank:
                 return Allocation(self.teams[block.twins.members], block.twins.number, block.nbytes), block
         return None
 
+    def is_peers(self, address: int) -> bool:
+        """Whether an address lies in another rank's memory."""
+        others = (b for rank in self.job.ranks if rank is not self for b in rank.blocks)
+        return any(b.address <= address < b.address + max(1, b.nbytes) for b in others)
+
     def peer_block(self, allocation: Allocation, own: Block, rank: int) -> Block:
         assert isinstance(own, SimBlock)
         memory = own.twins.memory[allocation.team.members[rank]]
