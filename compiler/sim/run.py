@@ -225,10 +225,11 @@ class _Arguments:
             slot = self.made.slots[p.var]
             info, array = self.made.buffers[slot], self.arrays[p.name]
             if p.spec.kind == "signal":
-                out[slot] = Counters(p.name, array, clocks, (self.rank,))
+                out[slot] = Counters(p.name, array, clocks, (self.rank,), slot)
                 continue
             mask = self.masks.get(p.name)
-            shadow = Shadow(array.size * info.cells, self.events, tracked=info.tracked, written=mask is None or not mask.any())
+            whole = mask is None or not mask.any()
+            shadow = Shadow(array.size * info.cells, self.events, tracked=info.tracked, written=whole, key=(self.rank, slot))
             if mask is not None and mask.any():
                 shadow.last[:] = 1
                 shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
