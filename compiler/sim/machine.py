@@ -47,8 +47,9 @@ class Sent:
 class Counter:
     """One counter of a signal. Its history tells a wait whose signals made the value that it saw, and no more than those."""
 
-    def __init__(self, name: str, value: int, clocks: int, home: tuple[Any, ...], key: tuple[Any, ...]):
-        self.name, self.value, self.home, self.key = name, value, home, key
+    def __init__(self, name: str, value: int, clocks: int, home: tuple[Any, ...], slot: int, index: tuple[int, ...]):
+        self.name, self.value, self.home, self.slot = name, value, home, slot
+        self.key = (*home, slot, *index)
         self.waiters: list[Executor] = []
         nothing = np.zeros(clocks, np.int64)
         self.history = [Sent(value, None, 0, 0, nothing, nothing)]
@@ -130,7 +131,7 @@ class Counters:
             return None
         if index not in self.made:
             name = f"{self.name}[{', '.join(map(str, index))}]"
-            self.made[index] = Counter(name, int(self.values[index]), self.clocks, self.home, (*self.home, self.slot, *index))
+            self.made[index] = Counter(name, int(self.values[index]), self.clocks, self.home, self.slot, index)
         return self.made[index]
 
 
@@ -301,7 +302,8 @@ class Machine:
         if info.scope == "shared.signal":
             return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner, slot)
         data = np.zeros(info.shape, numerics.storage(info.dtype))
-        shadow = Shadow(data.size * info.cells, self.events, tracked=info.tracked, written=False, key=(*owner, slot))
+        cells, key = data.size * info.cells, (*owner, slot)
+        shadow = Shadow(cells, self.events, tracked=info.tracked, written=False, key=key, viewed=info.viewed)
         return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
 
     # -- the main loop --------------------------------------------------------------------------------------------

@@ -52,10 +52,11 @@ class Shadow:
 
     tracked: accesses of several executors are compared; else only what was written is remembered.
     reads: whether reads are remembered as well (useless where the kernel never writes). key: which memory it is, in every run.
+    viewed: there are views that see it in another shape or dtype.
     """
 
-    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...]):
-        self.events, self.tracked, self.key = events, tracked, key
+    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...], viewed: bool):
+        self.events, self.tracked, self.key, self.viewed = events, tracked, key, viewed
         self.last = np.full(cells, HOST if written else UNWRITTEN, np.int32)
         self.whole = written  # every cell has been written
         self.reads: list[Any] = []

@@ -29,7 +29,7 @@ from tilescale.language.dtypes import BITS
 
 @dataclass
 class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of."""
+    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it."""
 
     name: str
     dtype: str
@@ -38,6 +38,7 @@ class BufferInfo:
     cells: int = 1
     tracked: bool = False
     base: int | None = None
+    viewed: bool = False
 
 
 @dataclass(frozen=True)
@@ -424,6 +425,9 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         shape = tuple(int(e) for e in ty.shape)
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old))
+        at: int | None = old
+        while at is not None:
+            self.buffers[at].viewed, at = True, self.buffers[at].base
         if s.data.args[0] in self.contended:
             self.contended.add(s.buffer)
 

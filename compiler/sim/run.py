@@ -229,7 +229,9 @@ class _Arguments:
                 continue
             mask = self.masks.get(p.name)
             whole = mask is None or not mask.any()
-            shadow = Shadow(array.size * info.cells, self.events, tracked=info.tracked, written=whole, key=(self.rank, slot))
+            shadow = Shadow(
+                array.size * info.cells, self.events, tracked=info.tracked, written=whole, key=(self.rank, slot), viewed=info.viewed
+            )
             if mask is not None and mask.any():
                 shadow.last[:] = 1
                 shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
