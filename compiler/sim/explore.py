@@ -16,11 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.interleave import Event, Interleaving, Process
 from tilescale.compiler.sim.machine import COMPARE
 from tilescale.errors import InternalError
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.run import Launch
+
+#: steps after which a run is too long to be explored: its races are looked for, its end is not seen
+DEPTH = 5_000
 
 
 @dataclass
@@ -39,13 +46,17 @@ class Guided(Interleaving):
 
     def __init__(self, nodes: list[Node]):
         super().__init__()
-        self.nodes, self.pruned = nodes, False
+        self.nodes = nodes
+        self.pruned = self.cut = False  # ended because all of its class is known; because it is too long
 
     def choose(self, index: int, able: dict[Process, Any], default: Process) -> Process | None:
         if index < len(self.nodes):
             if self.nodes[index].chosen not in able:
                 raise InternalError(f"step {index} of an interleaving cannot be taken by {self.nodes[index].chosen}")
             return self.nodes[index].chosen
+        if index == DEPTH:
+            self.cut = True
+            return None
         asleep: dict[Process, Event] = {}
         if self.nodes:
             last, event = self.nodes[-1], self.events[-1]
@@ -60,22 +71,29 @@ class Guided(Interleaving):
         return chosen
 
 
-def explore(run: Callable[[Guided], None], bound: int) -> tuple[int, bool]:
-    """Calls ``run`` with one schedule after another until every class of interleavings was run, or ``bound`` runs were made.
+def exhaust(launch: Launch, into: Report, bound: int, progress: Callable[[], None] | None = None) -> bool:
+    """Runs a launch under one schedule after another until one of every class was run, or ``bound`` runs were made; findings and the
+    number of classes go into the report.
 
     Returns:
-        how many classes were run, and whether they are all.
+        whether the classes that were run are all: not where the bound ended the search, or a run was too long.
     """
     nodes: list[Node] = []
-    traces = 0
+    whole = True
     for _ in range(bound):
-        guided = Guided(nodes)
-        run(guided)
-        traces += not guided.pruned
+        guided, seen = Guided(nodes), Report()
+        launch.run(guided, into=seen)
+        for finding in seen.findings:
+            into.add(finding)
+        into.runs += 1
+        into.traces = (into.traces or 0) + (not guided.pruned and not guided.cut)
+        whole = whole and not guided.cut
+        if progress is not None:
+            progress()
         _due(guided.events + guided.stuck, nodes)
         if not _next(nodes, guided.events):
-            return traces, True
-    return traces, False
+            return whole
+    return False
 
 
 def _next(nodes: list[Node], events: list[Event]) -> bool:

@@ -106,6 +106,10 @@ class Interleaving(Schedule, Observer):
         self.arrived: dict[Any, list[int]] = {}
         self.draining = False
 
+    @property
+    def shown(self) -> str:
+        return f"exhaustive:{text_of(self.taken)}"
+
     # -- the schedule ---------------------------------------------------------------------------------------------
     def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
         able: dict[Process, Executor | Delivery] = {(ex.number,): ex for ex in ready if self._able(ex)}

@@ -256,11 +256,11 @@ class Machine:
         self.blocks: dict[tuple[int, int], Block] = {}
         self.clocks = 0
 
-    def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]]) -> None:
-        """Puts every block of every rank at its beginning. ``scalars``: for each rank, variable slot → value."""
+    def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]], only: int | None = None) -> None:
+        """Puts every block of every rank (of the rank ``only``) at its beginning. ``scalars``: for each rank, variable slot → value."""
         gx, gy, gz = self.grid
         self.ranks = [Rank(r, m) for r, m in enumerate(memories)]
-        for rank in self.ranks:
+        for rank in self.ranks if only is None else [self.ranks[only]]:
             for n in range(gx * gy * gz):
                 block = Block(self, rank, n, (n % gx, n // gx % gy, n // (gx * gy)))
                 self.blocks[rank.number, n] = block

@@ -26,6 +26,11 @@ class Schedule:
     def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
         raise NotImplementedError
 
+    @property
+    def shown(self) -> str:
+        """The schedule as findings name it."""
+        raise NotImplementedError
+
 
 class RoundRobin(Schedule):
     """Everyone in turn, in the order of ranks and blocks."""
@@ -33,15 +38,23 @@ class RoundRobin(Schedule):
     def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
         return ready[0]  # whoever ran goes to the end of the list
 
+    @property
+    def shown(self) -> str:
+        return "round_robin"
+
 
 class Random(Schedule):
     """Anyone, drawn with a seed."""
 
     def __init__(self, seed: int):
-        self.draw = random.Random(seed)
+        self.draw, self.seed = random.Random(seed), seed
 
     def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
         return ready[self.draw.randrange(len(ready))]
+
+    @property
+    def shown(self) -> str:
+        return f"random, seed {self.seed}"
 
 
 class Adversary(Schedule):
@@ -53,7 +66,7 @@ class Adversary(Schedule):
     late = True
 
     def __init__(self, seed: int):
-        self.draw = random.Random(seed)
+        self.draw, self.seed = random.Random(seed), seed
         self.priority: dict[int, float] = {}
         self.last, self.streak = -1, 0
 
@@ -74,6 +87,10 @@ class Adversary(Schedule):
         if best.intent in RELEASING and len(best.outbox) > 1:
             return best.number, self.draw.choice(list(best.outbox))
         return best
+
+    @property
+    def shown(self) -> str:
+        return f"adversary, seed {self.seed}"
 
     def _rank(self, ex: Executor) -> tuple[int, float]:
         if ex.number not in self.priority:
