@@ -1,0 +1,102 @@
+"""Runs a drawn program on the simulator and on the CPU target, and says where they disagree."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.programs import Program
+from tests.kernels import run, scheduled
+from tilescale.compiler.sim.run import launch
+
+
+class Difference(AssertionError):
+    """Two runs of one program disagree, or one found a fault in a program that has none."""
+
+
+def kernel_of(text: str) -> Any:
+    """The kernel that a module's text defines."""
+    stem = "p" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    path = Path(_folder().name) / f"{stem}.py"  # stays while the process lives: errors show its lines
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(stem, path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[stem] = made
+    spec.loader.exec_module(made)
+    return made.main
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tilescale-fuzz-")
+
+
+def compare(program: Program) -> None:
+    """The simulator under two schedules and, where loops are pipelined, at the scheduled level; then the CPU.
+
+    Raises:
+        Difference: a finding, results that differ between schedules or levels at all, or from the CPU's by more than the bound.
+        Anything else: the program was refused, or the implementation failed.
+    """
+    kernel = kernel_of(program.text)
+    want = simulated(kernel, program)
+    agree(program, want, simulated(kernel, program, order="adversary", seed=program.seed), "against the adversary", exact=True)
+    if program.pipelined:
+        for depth in (1, 3):
+            agree(program, want, simulated(scheduled(kernel, depth), program), f"scheduled with rings of {depth}", exact=True)
+    args = program.args(0)
+    run(kernel)(*args.values())
+    agree(program, want, [args], "on the CPU")
+    if program.pipelined and program.seed % 4 == 0:
+        args = program.args(0)
+        run(kernel, depth=3)(*args.values())
+        agree(program, want, [args], "on the CPU with rings of 3")
+
+
+def simulated(kernel: Any, program: Program, **how: Any) -> list[dict[str, Any]]:
+    """Every rank's arguments as the simulator leaves them."""
+    ranks = range(program.ranks)
+    each = [program.args(r) for r in ranks]
+    done = launch(kernel, program.ranks, {name: [each[r][name] for r in ranks] for name in each[0]}, **how)
+    if not done.report:
+        raise Difference(f"a finding in a program without fault:\n{done.report}")
+    return done.arrays
+
+
+def agree(program: Program, want: list[dict[str, Any]], got: list[dict[str, Any]], how: str, *, exact: bool = False) -> None:
+    """Whether what a program writes is the same, within what is known of it."""
+    for rank in range(program.ranks):
+        for p in program.params:
+            if p.val is None:
+                continue
+            a, b = want[rank][p.name].astype(_wide(p.dtype)), got[rank][p.name].astype(_wide(p.dtype))
+            bad = ~same(a, b) if exact or p.val.same else ~near(a, b, p.val.err)
+            if bad.any():
+                at = tuple(int(k) for k in np.argwhere(bad)[0])
+                bound = "exactly" if exact or p.val.same else f"within {p.val.err:.3g}"
+                raise Difference(
+                    f"{p.name}{list(at)} of rank {rank} is {a[at]!r}, and {how} {b[at]!r}; {int(bad.sum())} of {bad.size} elements "
+                    f"disagree, which should agree {bound}"
+                )
+
+
+def _wide(dtype: str) -> Any:
+    return np.float64 if "float" in dtype else np.dtype(dtype)
+
+
+def same(a: Any, b: Any) -> Any:
+    """Elementwise: one value, NaN like any other."""
+    return (a == b) | ((a != a) & (b != b))
+
+
+def near(a: Any, b: Any, err: float) -> Any:
+    with np.errstate(invalid="ignore"):
+        return same(a, b) | (np.abs(a - b) <= err)
