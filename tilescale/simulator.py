@@ -181,6 +181,36 @@ class SimKernel(Kernel):
         return [(name, text) for name, text, _ in pipeline.run(self.program.traced, keep=True)[1].steps]
 
 
+def world(ranks: int, checking: Checking) -> sim.SimWorld:
+    """A job of simulated ranks whose launches are checked; ``run`` starts it."""
+    made = sim.SimWorld(ranks)
+    made.checking = checking
+    made.disagree = lambda waiting, ended: _disagreement(checking, waiting, ended)
+    return made
+
+
+def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[int]) -> BaseException:
+    """Ranks that wait for one another for ever. Where a launch is among what they wait in, that is a finding."""
+    from tilescale.compiler.sim.findings import Finding, Report, Where
+
+    launches = [a for a in waiting if isinstance(a.offer, Call)]
+    if not launches:
+        return sim.disagreement(waiting, ended)
+
+    def where(arrival: sim.Arrival) -> Where:
+        call = arrival.offer
+        return Where(call.kernel.label if isinstance(call, Call) else arrival.what, arrival.loc, arrival.rank)
+
+    first, others = launches[0], [a for a in waiting if a is not launches[0]]
+    rest = [f"rank {a.rank} calls {where(a).what}" for a in others if where(a).what != where(first).what]
+    rest += [f"rank {r} has ended" for r in ended]
+    text = f"rank {first.rank} launches {where(first).what}, and not every rank of its team does: {'; '.join(rest[:4])}"
+    hint = "the same launches in the same order on every rank"
+    finding = Finding("different-programs", text, where(first), tuple(map(where, others))[:8], hint)
+    checking.report.add(finding)
+    return FindingError(Report([finding], 1))
+
+
 def _together(calls: list[Call], members: tuple[int, ...], checking: Checking | None) -> list[None]:
     """A launch that all ranks of a team have made."""
     finding = _difference(calls, members)
