@@ -81,7 +81,8 @@ class Persona:
         self.randoms: dict[str, Any] = {}
         marks = (output.Sink(1).prefix(rank), output.Sink(2).prefix(rank))
         self.marked = [Marked(under, mark, before) for under, mark in zip(outs, marks, strict=True)]
-        self.outs: list[Any] = [io.TextIOWrapper(io.BufferedWriter(m, 1 << 13), "utf-8", "replace", line_buffering=True) for m in self.marked]
+        buffers = [io.BufferedWriter(m, 1 << 13) for m in self.marked]
+        self.outs: list[Any] = [io.TextIOWrapper(b, "utf-8", "replace", line_buffering=True) for b in buffers]
 
     def put_on(self) -> None:
         """The process becomes this rank."""
