@@ -220,7 +220,7 @@ class Kernel:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self._program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""

@@ -8,6 +8,7 @@ every rank of the team has made it, and the last one runs the machine for all. B
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,12 +31,14 @@ class Program:
         from tilescale.compiler.sim.prepare import prepare
         from tilescale.compiler.sim.run import tile_program
 
-        self.traced, self.key = traced, key
+        self.traced = traced
+        self.key = f"program {next(_numbers)}" if key is None else key
         self.prepared = prepare(tile_program(traced))
         self.meta = {**driver.metadata(traced), "target": "sim"}
 
 
 _programs: dict[str, Program] = {}
+_numbers = itertools.count()
 
 
 def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
@@ -130,13 +133,16 @@ class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
     def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
-        self.program = program
+        self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
         if self.instrument:
             log.say("warning", f"{label}: simulated launches log no events (instrument=True has no effect)", once=True)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         return self._simulate
+
+    def program(self) -> Any:
+        return self.simulated.traced
 
     def _carried(self, array: Any) -> Any:
         return array
@@ -169,16 +175,16 @@ class SimKernel(Kernel):
         if kind not in _SOURCES:
             raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(_SOURCES))
         if kind == "tile":
-            return self.program.traced.func.script()
+            return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline
 
-        return pipeline.run(self.program.traced)[0].func.script()
+        return pipeline.run(self.simulated.traced)[0].func.script()
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last as scheduled."""
         from tilescale.compiler.passes import pipeline
 
-        return [(name, text) for name, text, _ in pipeline.run(self.program.traced, keep=True)[1].steps]
+        return [(name, text) for name, text, _ in pipeline.run(self.simulated.traced, keep=True)[1].steps]
 
 
 def world(ranks: int, checking: Checking) -> sim.SimWorld:
@@ -233,7 +239,7 @@ def _difference(calls: list[Call]) -> Any:
 
     first = calls[0]
     for rank, call in enumerate(calls):
-        finding = different([first.kernel.program.traced, call.kernel.program.traced])
+        finding = different([first.kernel.simulated.traced, call.kernel.simulated.traced])
         if finding is None:
             continue
         names = [c.kernel.label for c in (call, first)]
@@ -265,7 +271,7 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
-    launch = Launch(kernel.program.prepared, args, only=only, whose=whose)
+    launch = Launch(kernel.simulated.prepared, args, only=only, whose=whose)
     report = checking.report if checking is not None else Report()
     mark = None if checking is None else _mark(kernel, calls, args, only is None)
     done = launch.run(into=report)
@@ -296,7 +302,7 @@ def _mark(kernel: SimKernel, calls: Sequence[Call], args: Sequence[dict[str, Any
     import numpy
 
     digest = hashlib.blake2b(digest_size=16)
-    digest.update((kernel.program.key or f"{id(kernel.program)}").encode())
+    digest.update(kernel.simulated.key.encode())
     for call in calls if together else calls[:1]:
         for name, argument in call.tensors.items():
             given = argument.array

@@ -120,7 +120,7 @@ class Ranks:
 def _program(kernel: Any) -> Any:
     if isinstance(kernel, Kernel):
         return kernel.program()
-    if isinstance(kernel, PrimFunc):
+    if hasattr(kernel, "trace") or hasattr(kernel, "schedule"):
         return kernel
     raise TileTypeError(f"ranks(n).run takes a kernel, and this is a {type(kernel).__name__}", expected="a @T.prim_func or a Kernel")
 

@@ -53,7 +53,7 @@ def _child(
     os.environ.setdefault("TILESCALE_WAIT_TIMEOUT", "20")
     os.environ.setdefault("TILESCALE_HEAP_SIZE", "64M")
     os.environ.update(env)
-    faulthandler.dump_traceback_later(limit, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(limit, file=sys.__stderr__ or 2)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # the parent's OpenMP threads do not exist here, and cores are shared
     from tilescale import comm
