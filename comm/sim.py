@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,12 +80,12 @@ class Arrival:
 
 @dataclass
 class Ending:
-    """How a rank ended: with a value, or with an exception. ``first``: it was the first to fail."""
+    """How a rank ended: with a value, or with an exception. ``told``: the traceback of the first to fail."""
 
     rank: int
     value: Any = None
     error: BaseException | None = None
-    first: bool = False
+    told: traceback.TracebackException | None = None
 
 
 @dataclass(eq=False)
@@ -233,7 +234,7 @@ class SimWorld:
     """The ranks of one simulated job.
 
     Args:
-        size: how many. names: what the job is called.
+        size: how many. name: what the job is called.
 
     Attributes:
         checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
@@ -287,7 +288,7 @@ class SimWorld:
         except BaseException as error:  # noqa: BLE001  # whatever ends a rank is its ending
             ending.error = error
             if failed(error) and self._stopped is None:
-                ending.first = True
+                ending.told = traceback.TracebackException.from_exception(error)
                 self._stopped = RankStopped(f"rank {rank} failed")
         self.leave(rank)
         self.endings.append(ending)
@@ -361,7 +362,7 @@ class SimWorld:
             self.enter(rank)
         answer, error = self._answers.pop(rank)
         if error is not None:
-            raise error
+            raise error.with_traceback(None)  # several ranks may raise it, each from its own place
         return answer
 
 
