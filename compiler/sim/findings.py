@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilescale.errors import Loc
 
@@ -44,6 +45,14 @@ class Where:
         parts += [f"{scale} {index}" for scale, index in self.executor]
         return ", ".join(parts)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        loc = self.loc
+        return {
+            "what": self.what, "file": loc and loc.file, "line": loc and loc.line, "column": loc and loc.col, "rank": self.rank,
+            "block": self.block and list(self.block), "executor": [list(e) for e in self.executor], "region": self.region,
+        }  # fmt: skip
+
     def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:
         """One line, and the source below it unless it is among those ``shown``."""
         place = f"{self.loc}: " if self.loc else ""
@@ -68,6 +77,13 @@ class Finding:
     @property
     def loc(self) -> Loc | None:
         return self.where.loc
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        return {
+            "kind": self.kind, "message": self.message, "where": self.where.to_dict(), "others": [w.to_dict() for w in self.others],
+            "hint": self.hint, "schedule": self.schedule,
+        }  # fmt: skip
 
     @property
     def key(self) -> tuple[object, ...]:

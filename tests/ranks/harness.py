@@ -57,8 +57,9 @@ def _child(
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)  # the parent's OpenMP threads do not exist here, and cores are shared
     from tilescale import comm
+    from tilescale.comm import bootstrap
 
-    comm.world.cache_clear()  # the parent may have asked who it is
+    bootstrap.world.cache_clear()  # the parent may have asked who it is
     try:
         answer: Any = ("ok", fn(*args))
         data = pickle.dumps(answer)
