@@ -178,6 +178,7 @@ class Interleaving(Schedule, Observer):
             event.follows += [k for p, k in self.turn.items() if p == (ex.number, ex.pulls)]
         if ex is not None and (asleep := self.resting.pop(ex.number, None)) is not None:
             event.asleep = asleep
+            event.touches += asleep[1]  # it goes on because of what changed there
         self.turn[process] = len(self.events)
         self.events.append(event)
 
