@@ -16,6 +16,8 @@ from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage, describ
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     "ge": operator.ge, "eq": operator.eq, "gt": operator.gt, "ne": operator.ne, "le": operator.le, "lt": operator.lt,
 }  # fmt: skip
+#: choices after which even a late remote write has landed, so that a loop that polls memory ends
+EVENTUALLY = 2000
 _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<"}
 
 
@@ -31,8 +33,8 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Sent:
-    """One signal of a counter: the value behind it, what it added (None: it stored), who sent it at which own time, what it releases
-    by itself, and together with those whose release sequence it continues."""
+    """One signal of a counter: the value behind it, what it added (None: it stored), who sent it where at which own time, what it
+    releases by itself, and together with those whose release sequence it continues."""
 
     value: int
     amount: int | None
@@ -40,6 +42,7 @@ class Sent:
     at: int
     clock: Any
     joined: Any
+    where: Where | None = None
 
 
 class Counter:
@@ -52,16 +55,22 @@ class Counter:
         self.history = [Sent(value, None, 0, 0, nothing, nothing)]
         self.grows = True  # nothing but additions of what is not negative, so that their order says nothing
 
-    def signal(self, ex: Executor, amount: int, op: str) -> None:
+    def signal(self, ex: Executor, amount: int, op: str, site: Site) -> None:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
         adds = op == "add"
+        machine, value = ex.machine, None if adds else amount
+        if not (adds and self.grows):
+            other = next((s for s in self.history if s.where and (s.amount is None) is adds and s.at > ex.vc[s.who]), None)
+            if other is not None:
+                machine.report.add(diagnose.mixed(ex.where(site, self.name), value, other.where, other.value))
+        machine.signals.setdefault(ex.number, []).append(machine.note(self, site))
         self.grows = self.grows and adds and amount >= 0
         self.value = numerics.wrap(self.value + amount, "int64") if adds else amount
         at = ex.now
         clock = ex.release()
         # an addition continues the release sequence of those before it; a store starts anew
         joined = np.maximum(clock, self.history[-1].joined) if adds else clock
-        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined))
+        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined, ex.where(site, self.name)))
         for waiter in self.waiters:
             ex.machine.wake(waiter)
         self.waiters.clear()
@@ -227,7 +236,10 @@ class Machine:
         self.printed: list[str] = []
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
-        self.signals: dict[int, list[tuple[int, str, Any]]] = {}  # executor → its signals: when, which counter, where
+        self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
+        self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
+        self.races: dict[tuple[Any, ...], diagnose.Race] = {}  # two statements → their first race
+        self.early: dict[tuple[Any, ...], diagnose.Early] = {}  # statement of an executor → what it read that nothing had written
         self.ready: list[Executor] = []
         self.blocked: list[Executor] = []
         self.ranks: list[Rank] = []
@@ -283,11 +295,25 @@ class Machine:
 
     # -- the main loop --------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Until everyone has ended or nobody can go on."""
+        """Until everyone has ended or nobody can go on; then the report is complete."""
+        self._loop()
+        mixed = [{f.loc, *(w.loc for w in f.others)} for f in self.report.findings if f.kind == "mismatch"]
+        for race in self.races.values():
+            made = diagnose.race(self, race)
+            if not any({made.loc, made.others[0].loc} <= places for places in mixed):  # else no more than what follows from meeting there
+                self.report.add(made)
+        for early in self.early.values():
+            if early.unwritten.any():
+                self.report.add(diagnose.unwritten(self, early))
+
+    def _loop(self) -> None:
         left = self.limit
         while self.ready:
             ex = self.ready.pop(self.schedule.pick(self.ready))
             left -= 1
+            if self.late and left % EVENTUALLY == 0:
+                for other in (*self.ready, *self.blocked):
+                    other.flush()
             if left < 0:
                 self.report.add(Finding("endless", f"the launch has not ended after {self.limit} steps", ex.where(self.prepared.site)))
                 return
@@ -316,6 +342,10 @@ class Machine:
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
             ex.waiting = Waiting(site, text, counter=counter)
             yield "wait"
+        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
+
+    def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text)
 
     def meet(self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site) -> Generator[str, None, None]:
         """Until ``expected`` executors have come; everyone acquires what all released."""
@@ -396,15 +426,26 @@ class Machine:
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 
     # -- findings -------------------------------------------------------------------------------------------------
-    def report_race(
-        self, ex: Executor, storage: Storage, site: Site, mode: str, key: Any, event: int, other: str, bad: Any
-    ) -> None:
-        self.report.add(diagnose.race(self, ex, storage, site, mode, key, event, other, bad))
+    def raced(self, storage: Storage, event: int, ids: Any, bad: Any, other: str) -> None:
+        """The access ``event`` collides with the events ``ids`` where ``bad`` holds, which did ``other``. Told when the launch is over:
+        what comes behind the two says what orders them."""
+        said = self.events.said
+        name, site, mode, key = said[event]
+        for there in np.unique(ids[bad]).tolist():
+            their_site = said[there][1]
+            early = self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow))) if other == "read" else None
+            where = bad & (ids == there)
+            too_early = early is not None and bool(early.take(storage, key, where))
+            pair = (id(storage.shadow), site.number, mode, their_site.number, other, too_early)
+            first, second = (there, event) if too_early else (event, there)
+            self.races.setdefault(pair, diagnose.Race(storage, first, second, where, too_early))
 
-    def report_unwritten(self, ex: Executor, storage: Storage, site: Site, key: Any, bad: Any) -> None:
-        region = describe(storage.name, key, bad)
-        text = f"{region} is read, and nothing has written it{diagnose.owned(storage)}"
-        self.report.add(Finding("uninitialised", text, ex.where(site, region)))
+    def read_early(self, ex: Executor, storage: Storage, site: Site, event: int, unwritten: Any) -> None:
+        """The read ``event`` finds elements that nothing has written. A write that it should have awaited may still come."""
+        key = (ex.number, site.number, id(storage.shadow))
+        if key not in self.early:
+            self.early[key] = diagnose.Early(storage, event, np.zeros(storage.cells, bool))
+        self.early[key].unwritten[self.events.said[event][3]] |= unwritten
 
     def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str) -> None:
         self.report.add(Finding("out-of-bounds", f"{region} lies outside {name}, whose shape is {shape}", ex.where(site, region)))

@@ -247,8 +247,7 @@ class Preparation(Expressions):
             counter = flag.counter(ex, owner)
             if counter is not None:
                 ex.flush()
-                ex.machine.signals.setdefault(ex.number, []).append((ex.now, counter.name, site.loc))
-                counter.signal(ex, value(ex), op)
+                counter.signal(ex, value(ex), op, site)
 
         return run
 
@@ -316,6 +315,7 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]
+        accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
         pulls = any(a.owner is not None and a.mode == "read" for a in effects)
         simulate = op.simulate(call, self)
         self.current = None
