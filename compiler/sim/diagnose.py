@@ -11,7 +11,7 @@ from tilescale.compiler.sim.findings import Finding, Where
 from tilescale.compiler.sim.memory import Storage, describe, elements
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.machine import Executor, Machine
+    from tilescale.compiler.sim.machine import Executor, Machine, Meeting
 
 _DID = {"read": "reads", "write": "writes", "update": "updates"}
 
@@ -96,7 +96,8 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
         return text, ""
     waits = [w for w in machine.waits.get(me, []) if w.when <= found.event and (w.counter, w.home) == (signal.counter, signal.home)]
     if not waits:
-        return f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this", f"T.wait({signal.counter}, …) before this"
+        text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
+        return text, f"T.wait({signal.counter}, …) before this"
     wait = waits[-1]
     at = f" at line {wait.loc.line}" if wait.loc else ""
     text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} ends without that"
@@ -127,7 +128,8 @@ def unwritten(machine: Machine, found: Early) -> Finding:
     cells = elements(found.unwritten, storage.cells, (0,) * storage.data.ndim)
     at = describe(storage.name, tuple(slice(0, n) for n in storage.shape), cells)
     text = f"{at} is read, and nothing has written it{owned(storage)}"
-    return Finding("uninitialised", text, Where(site.what, site.loc, *who, at))
+    first = "a write of all that is read, in front of this" if storage.is_global else f"T.clear({storage.name}) or T.fill in front of this"
+    return Finding("uninitialised", text, Where(site.what, site.loc, *who, at), hint=first)
 
 
 def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
@@ -151,12 +153,35 @@ def deadlock(machine: Machine) -> Finding:
         shown.setdefault((ex.waiting.site.loc, ex.rank.number, what), Where(what, ex.waiting.site.loc, *ex.name))
     first = order[0]
     assert first.waiting is not None
+    hint = ""
     if cycle:
         chain = " → ".join(ex.where(first.waiting.site).who for ex in (*cycle, cycle[0]))
         text = f"nobody can go on: {chain} wait for one another"
+        hint = "what ends the wait of one of them in front of its own wait"
+    elif first.waiting.meeting is not None:
+        meeting = first.waiting.meeting
+        gone = _absent(machine, first, meeting)
+        text = f"nobody can go on: {meeting.expected} must come to {first.waiting.site.what}, {len(meeting.came)} have come"
+        text += f", and {' and '.join(gone[:4])}{' and others' * (len(gone) > 4)} ended without it" if gone else ""
+        hint = f"{first.waiting.site.what} where all of them come to it equally often, outside of branches and loops that some leave out"
     else:
         text = f"nobody can go on: no statement that is still to run ends the wait for {first.waiting.text}"
-    return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8])
+        counter = first.waiting.counter
+        past = first.waiting.cmp == "eq" and counter is not None and len(counter.history) > 1
+        hint = 'cmp="ge": a counter may pass a value before anyone looks' if past else "a count that is reached; or the missing T.signal"
+    return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8], hint)
+
+
+def _absent(machine: Machine, ex: Executor, meeting: Meeting) -> list[str]:
+    """The blocks that have ended and should have come to a meeting where ``ex`` waits."""
+    still = {(other.rank.number, other.block.number) for other in machine.blocked}
+    kind, *where = meeting.key
+    out = []
+    for (rank, number), block in machine.blocks.items():
+        called = {"cta_cluster": [rank, block.cluster], "grid": [rank], "device": [], "team": [number, *where[1:]]}[kind] == where
+        if called and (rank, number) not in still:
+            out.append(Where("", None, rank, block.shown).who)
+    return out
 
 
 def _waits_for(machine: Machine, ex: Executor) -> str:
@@ -194,6 +219,7 @@ def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
     assert mine is not None and theirs is not None
     if mine.meeting is not None:
         near = other.rank is ex.rank or mine.meeting.key[0] not in ("grid", "cta_cluster")
+        near = near and (other.block.cluster == ex.block.cluster or mine.meeting.key[0] != "cta_cluster")
         return SURELY if near and all(came is not other for came, _ in mine.meeting.came) else NEVER
     assert mine.counter is not None
     loops = machine.prepared.loops_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilescale.compiler.sim import diagnose, numerics
 from tilescale.compiler.sim.findings import Finding, Report, Where
-from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage, describe
+from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     "ge": operator.ge, "eq": operator.eq, "gt": operator.gt, "ne": operator.ne, "le": operator.le, "lt": operator.lt,
@@ -23,12 +23,13 @@ _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<
 
 @dataclass
 class Waiting:
-    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it."""
+    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it, the counter when ``cmp`` holds."""
 
     site: Site
     text: str
     counter: Counter | None = None
     meeting: Meeting | None = None
+    cmp: str = ""
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,7 @@ class Executor:
         self.steps: Any = None
         self.intent = "run"
         self.waiting: Waiting | None = None
+        self.loop: Site | None = None  # the while loop that it came to last
         self.outbox: list[Callable[[], None]] = []
         self.rings: dict[int, tuple[int, int]] = {}
         self.parent: Executor | None = None
@@ -315,7 +317,8 @@ class Machine:
                 for other in (*self.ready, *self.blocked):
                     other.flush()
             if left < 0:
-                self.report.add(Finding("endless", f"the launch has not ended after {self.limit} steps", ex.where(self.prepared.site)))
+                text = f"the launch has not ended after {self.limit} steps"
+                self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site)))
                 return
             try:
                 ex.intent = next(ex.steps)
@@ -340,7 +343,7 @@ class Machine:
         while not counter.observe(ex, cmp, value):
             counter.waiters.append(ex)
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
-            ex.waiting = Waiting(site, text, counter=counter)
+            ex.waiting = Waiting(site, text, counter=counter, cmp=cmp)
             yield "wait"
         self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
 

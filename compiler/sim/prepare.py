@@ -421,11 +421,12 @@ class Preparation(Expressions):
 
     def _s_While(self, s: Any) -> Step:
         self.loops.append(s)
-        test, body = self.scalar(s.condition), self.stmt(s.body)
+        site, test, body = self.site(s, "while"), self.scalar(s.condition), self.stmt(s.body)
         self.loops.pop()
 
         def run(ex: Any) -> Iterator[str]:
             while test(ex):
+                ex.loop = site
                 yield "run"  # a loop that polls must let those go on whom it polls for
                 if body.yields:
                     yield from body.run(ex)

@@ -36,7 +36,10 @@ def missing_barrier_between_the_shots(n, bug):
     piece = S // 2
 
     @T.prim_func
-    def main(A: T.Tensor((n * piece,), "float32"), parts: T.SymmTensor((n * piece,), "float32"), sums: T.SymmTensor((piece,), "float32"), B: T.Tensor((n * piece,), "float32")):
+    def main(
+        A: T.Tensor((n * piece,), "float32"), parts: T.SymmTensor((n * piece,), "float32"), sums: T.SymmTensor((piece,), "float32"),
+        B: T.Tensor((n * piece,), "float32"),
+    ):  # fmt: skip
         with T.Kernel(1):
             acc, tile = T.alloc_fragment((piece,), "float32"), T.alloc_fragment((piece,), "float32")
             with T.Scale("device") as rank, world:

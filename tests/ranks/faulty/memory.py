@@ -242,8 +242,8 @@ def a_loop_that_never_ends(n, bug):
     """The stride is computed, and for this size it is zero."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), k: T.int32, B: T.Tensor((S,), "float32")):  # here
-        with T.Kernel(1):  # here
+    def main(A: T.Tensor((S,), "float32"), k: T.int32, B: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
             i = T.alloc_var("int32")
             i = 0
             while i < S:  # here
