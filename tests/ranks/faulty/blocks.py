@@ -174,9 +174,8 @@ def tiles_that_wait_for_later_ones(n, bug):
     def main(A: T.Tensor((8, S), "float32"), X: T.Tensor((8, S), "float32"), ready: T.Signal((9,)), B: T.Tensor((8, S), "float32")):
         with T.Kernel(2) as b:
             with T.Scale("grid"):
-                for (t,) in T.Persistent((8,), 2, b):
+                for t in T.Persistent((8,), 2, b):
                     T.copy(A[t, 0:S], X[t, 0:S])
-                    T.signal(ready[t])
                     if bug:
                         if t < 7:
                             T.wait(ready[t + 1])  # here
@@ -185,6 +184,7 @@ def tiles_that_wait_for_later_ones(n, bug):
                         if t > 0:
                             T.wait(ready[t - 1])
                             T.copy(X[t - 1, 0:S], B[t, 0:S])
+                    T.signal(ready[t])
 
     return main
 

@@ -299,7 +299,9 @@ def tiles_wider_than_their_distance(n, bug):
     step = 16
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((step * n + S,), "float32"), got: T.Signal((1,)), B: T.Tensor((step * n,), "float32")):
+    def main(
+        A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((step * n + S,), "float32"), got: T.Signal((1,)), B: T.Tensor((step * n,), "float32")
+    ):
         with T.Kernel(1):
             with T.Scale("device") as rank, world:
                 T.copy(A[0 : S if bug else step], inbox[rank * step : rank * step + (S if bug else step)], dst=0, signal=got[0])  # here
@@ -315,7 +317,9 @@ def a_broadcast_to_itself_races_the_reader(n, bug):
     """A rank puts its own part into its own inbox as well and awaits the others' alone; another block reads it."""
 
     @T.prim_func
-    def main(A: T.Tensor((2, S), "float32"), inbox: T.SymmTensor((n, 2, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, 2, S), "float32")):
+    def main(
+        A: T.Tensor((2, S), "float32"), inbox: T.SymmTensor((n, 2, S), "float32"), got: T.Signal((1,)), B: T.Tensor((n, 2, S), "float32")
+    ):
         with T.Kernel(2) as b:
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):

@@ -43,11 +43,16 @@ class Case:
         made = self.build(self.ranks, bug)
         return check(made, self.ranks, self.args(self.ranks), schedule=schedule, seeds=seeds, limit=self.limit)
 
-    def accepts(self, finding: Finding) -> bool:
-        """Whether a finding names this fault: its kind, its words, and a marked statement of this very function."""
-        text, loc = str(finding), finding.loc
-        placed = loc is not None and loc.line in self.lines and Path(loc.file) == Path(inspect.getfile(self.build))
-        return finding.kind == self.kind and placed and all(word in text for word in self.says)
+    def belongs(self, finding: Finding) -> bool:
+        """Whether a finding is of the fault's kind and all its statements are marked ones of this very function (a deadlock names
+        whoever waits)."""
+        places = [finding.loc] if finding.kind == "deadlock" else [finding.loc, *(w.loc for w in finding.others)]
+        here, lines = Path(inspect.getfile(self.build)), self.lines
+        return finding.kind == self.kind and all(p is not None and Path(p.file) == here and p.line in lines for p in places)
+
+    def named(self, report: Report) -> bool:
+        """Whether a report names the fault, with its words, and nothing else."""
+        return all(map(self.belongs, report.findings)) and any(all(w in str(f) for w in self.says) for f in report.findings)
 
 
 CASES: list[Case] = []

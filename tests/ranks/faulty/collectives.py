@@ -36,7 +36,10 @@ def missing_barrier_between_the_shots(n, bug):
     piece = S // 2
 
     @T.prim_func
-    def main(A: T.Tensor((n * piece,), "float32"), parts: T.SymmTensor((n * piece,), "float32"), sums: T.SymmTensor((piece,), "float32"), B: T.Tensor((n * piece,), "float32")):
+    def main(
+        A: T.Tensor((n * piece,), "float32"), parts: T.SymmTensor((n * piece,), "float32"), sums: T.SymmTensor((piece,), "float32"),
+        B: T.Tensor((n * piece,), "float32"),
+    ):  # fmt: skip
         with T.Kernel(1):
             acc, tile = T.alloc_fragment((piece,), "float32"), T.alloc_fragment((piece,), "float32")
             with T.Scale("device") as rank, world:
@@ -247,9 +250,9 @@ def another_tile_on_rank_one(n, bug):
     """The tuner chose another tile on one rank."""
 
     def made(tile):
-        @T.prim_func
-        def main(A: T.Tensor((64,), "float32"), R: T.SymmTensor((64,), "float32"), B: T.Tensor((64,), "float32")):  # here
-            with T.Kernel(64 // tile) as b:  # here
+        @T.prim_func  # here
+        def main(A: T.Tensor((64,), "float32"), R: T.SymmTensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+            with T.Kernel(64 // tile) as b:
                 with T.Scale("device"):
                     T.copy(A[b * tile : (b + 1) * tile], R[b * tile : (b + 1) * tile])
                     T.all_reduce(R[b * tile : (b + 1) * tile], B[b * tile : (b + 1) * tile])

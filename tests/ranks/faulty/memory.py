@@ -110,7 +110,7 @@ def the_last_tile_is_longer(n, bug):
         with T.Kernel(3) as b:
             tile = T.alloc_shared((40,), "float32")
             T.clear(tile)
-            each = m // 3 - 3 if bug else 40
+            each = m // 3 - 5 if bug else 40
             for i in T.serial(T.if_then_else(b == 2, m - 2 * each, each) if bug else each):
                 tile[i] = A[b * each + i]  # here
             T.copy(tile, B[b, 0:40])
@@ -242,8 +242,8 @@ def a_loop_that_never_ends(n, bug):
     """The stride is computed, and for this size it is zero."""
 
     @T.prim_func
-    def main(A: T.Tensor((S,), "float32"), k: T.int32, B: T.Tensor((S,), "float32")):  # here
-        with T.Kernel(1):  # here
+    def main(A: T.Tensor((S,), "float32"), k: T.int32, B: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
             i = T.alloc_var("int32")
             i = 0
             while i < S:  # here

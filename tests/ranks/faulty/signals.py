@@ -378,7 +378,7 @@ def a_kept_counter_of_the_last_launch(n, bug):
     return main
 
 
-@case("race", "part", 'T.Scale("device")')
+@case("race", "part", "signals ready[0] behind it")
 def pulls_before_it_is_told(n, bug):
     """A neighbour's vector is pulled before the neighbour says that it is written."""
 
@@ -397,7 +397,7 @@ def pulls_before_it_is_told(n, bug):
     return main
 
 
-@case("race", "sums")
+@case("race", "first[0]")
 def one_counter_for_two_phases(n, bug):
     """Two-shot all-reduce with one counter: a fast rank's second phase is counted as a slow one's first."""
 
@@ -410,11 +410,11 @@ def one_counter_for_two_phases(n, bug):
             acc, tile = T.alloc_fragment((S,), "float32"), T.alloc_fragment((S,), "float32")
             with T.Scale("device") as rank, world:
                 for r in T.serial(world):
-                    T.copy(A[r, 0:S], parts[rank, 0:S], dst=r, signal=first[0])
+                    T.copy(A[r, 0:S], parts[rank, 0:S], dst=r, signal=first[0])  # here
                 T.wait(first[0], world)
                 T.clear(acc)
                 for r in T.serial(world):
-                    T.copy(parts[r, 0:S], tile)
+                    T.copy(parts[r, 0:S], tile)  # here
                     for i in T.Parallel(S):
                         acc[i] += tile[i]
                 for r in T.serial(world):
