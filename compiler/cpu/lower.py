@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from tilescale.compiler.cpu.memory import Memory, narrow, pointer, size_of
 from tilescale.compiler.cpu.parallel import ParallelLoops
 from tilescale.compiler.cpu.scalars import Scalars
 from tilescale.compiler.cpu.scales import Scales, any_fork
-from tilescale.compiler.cpu.tile import const
+from tilescale.compiler.cpu.tile import Tile, const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
@@ -263,8 +264,18 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self._require_inside(v, region)
         return tirx.address_of(tirx.BufferLoad(v.buf, [v.offset]))
 
+    def tile(self, region: Any) -> Tile:
+        """A region of the block's own memory as a tile of constant shape; a launch fails where it does not lie inside."""
+        return self.whole(self.view(region), region)
+
+    def whole(self, v: View, region: Any) -> Tile:
+        """The same of a view."""
+        self._require_inside(v, region)
+        return replace(v, valid=(None,) * len(v.valid)).tile()
+
     def _require_inside(self, v: View, region: Any) -> None:
-        tests = [c for valid in v.valid if valid is not None for c in (valid[0] <= 0, valid[1] >= 1)]
+        ends = [(valid, widened(e, "int32")) for valid, e in zip(v.valid, v.shape, strict=True) if valid is not None]
+        tests = [c for valid, extent in ends for c in (valid[0] <= 0, valid[1] >= extent)]
         if tests:
             m = self.memory[region.source]
             site = self.site("bounds", m.name, region, f"an index of {m.name} lies outside {tuple(m.shape)}")
