@@ -309,8 +309,13 @@ class Lowering(Scalars, ParallelLoops, Scales):
     @contextlib.contextmanager
     def given(self, condition: Any) -> Iterator[None]:
         """Inside, ``condition`` holds."""
+        never = self.proven(tirx.Not(condition))  # from there anything follows, also that an index lies outside
+        outer, self.unreachable = self.unreachable, self.unreachable or never
         with self.analyzer.constraint_scope(condition):
             yield
+        self.unreachable = outer
+
+    unreachable = False
 
     def all(self, conditions: list[Any]) -> Any:
         result = conditions[0]
@@ -486,7 +491,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
                 raise self.outside(m, axis, f"index {known}", node)
             for test in (i >= 0, i < size):
                 if not self.proven(test) and not self.hoisted(test):
-                    if not m.is_global and self.proven(tirx.Not(test)):
+                    if not m.is_global and not self.unreachable and self.proven(tirx.Not(test)):
                         raise self.outside(m, axis, f"index {i}", node)
                     tests.append(test)
         return self.analyzer.simplify(flat), tests

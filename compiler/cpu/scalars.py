@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cpu import convert
-from tilescale.compiler.cpu.expr import let, lit
+from tilescale.compiler.cpu.expr import is_nan, let, lit, select
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
@@ -48,6 +48,8 @@ class Scalars:
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
         if isinstance(e, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)) and "int" in str(b.ty) and not isinstance(b, tirx.IntImm):
             return self._divided(type(e), a, b)
+        if isinstance(e, (tirx.Max, tirx.Min)) and "float" in str(a.ty):
+            return _extreme(type(e), a, b)
         if type(e).__name__ in _WRAPS and str(a.ty).startswith("uint"):
             return _WRAPS[type(e).__name__](a, b)
         return type(e)(a, b)
@@ -87,7 +89,8 @@ class Scalars:
         return e
 
     def _x_Cast(self, e: Any) -> Expr:
-        return convert.cast(self.scalar(e.value), str(e.value.ty), str(e.ty))
+        rounded = isinstance(e.value, (ir.TensorLoad, tirx.Cast, tirx.FloatImm, tirx.IntImm))
+        return convert.cast(self.scalar(e.value), str(e.value.ty), str(e.ty), rounded=rounded)
 
     def _x_Not(self, e: Any) -> Expr:
         return tirx.Not(self.scalar(e.a))
@@ -146,6 +149,15 @@ class Scalars:
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
+
+
+def _extreme(op: Any, a: Expr, b: Expr) -> Expr:
+    """Max or Min of floats, where a NaN wins. TVM's, ``a > b ? a : b``, is one instruction and keeps a NaN on the right alone."""
+    if isinstance(a, tirx.FloatImm):
+        return op(a, b)
+    if isinstance(b, tirx.FloatImm):
+        return op(b, a)
+    return let(a, lambda x: select(is_nan(x), x, op(x, b)))
 
 
 def _unsigned_add(a: Expr, b: Expr) -> Expr:
