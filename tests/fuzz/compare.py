@@ -33,7 +33,17 @@ def kernel_of(text: str) -> Any:
     made = importlib.util.module_from_spec(spec)
     sys.modules[stem] = made
     spec.loader.exec_module(made)
-    return made.main
+    return _Traced(made.main)
+
+
+class _Traced:
+    """A kernel that is traced once, for all its runs."""
+
+    def __init__(self, kernel: Any):
+        self.name, self.params, self.program = kernel.name, kernel.params, kernel.trace()
+
+    def trace(self) -> Any:
+        return self.program
 
 
 @cache
@@ -42,7 +52,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def compare(program: Program) -> None:
-    """The simulator under two schedules and, where loops are pipelined, at the scheduled level; then the CPU.
+    """The simulator, for every fourth seed against the adversary too and, where loops are pipelined, at the scheduled level; then the CPU.
 
     Raises:
         Difference: a finding, results that differ between schedules or levels at all, or from the CPU's by more than the bound.
@@ -50,10 +60,11 @@ def compare(program: Program) -> None:
     """
     kernel = kernel_of(program.text)
     want = simulated(kernel, program)
-    agree(program, want, simulated(kernel, program, order="adversary", seed=program.seed), "against the adversary", exact=True)
+    if program.seed % 4 == 0:
+        agree(program, want, simulated(kernel, program, order="adversary", seed=program.seed), "against the adversary", exact=True)
     if program.pipelined:
-        for depth in (1, 3):
-            agree(program, want, simulated(scheduled(kernel, depth), program), f"scheduled with rings of {depth}", exact=True)
+        depth = 1 + program.seed % 3
+        agree(program, want, simulated(scheduled(kernel, depth), program), f"scheduled with rings of {depth}", exact=True)
     args = program.args(0)
     run(kernel)(*args.values())
     agree(program, want, [args], "on the CPU")
