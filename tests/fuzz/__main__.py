@@ -17,10 +17,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz")
     parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND, or one seed")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--ranks", type=int, default=0, help="programs of that many ranks (0: of one rank, every tenth of two or three)")
+    parser.add_argument("--ranks", type=int, default=1, help="programs of that many ranks")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"))
     parser.add_argument("--no-shrink", action="store_true")
-    parser.add_argument("--record", action="store_true", help="write the figures to tests/bench/results/fuzz.json")
+    parser.add_argument("--record", action="store_true", help="write the figures to tests/bench/results/fuzz_RANKS.json")
     given = parser.parse_args()
     first, _, behind = given.seeds.partition(":")
     seeds = range(int(first), int(behind) if behind else int(first) + 1)
@@ -38,7 +38,7 @@ def main() -> int:
     if given.record:
         from tests.bench.record import record
 
-        record("fuzz", done.figures)
+        record(f"fuzz_{given.ranks}", done.figures)
     return 1 if done.failed else 0
 
 

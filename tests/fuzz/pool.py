@@ -13,13 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fuzz.compare import Difference, compare
+from tests.fuzz.compare import compare, compare_ranks, why
 from tests.fuzz.draw import draw
 from tests.fuzz.programs import Program
+from tests.fuzz.ranks import draw_ranks
 from tests.fuzz.shrink import shrink
 
-#: seconds for one program, its shrinking included; programs of one process (what TVM keeps of each adds up)
-LIMIT, PORTION = 120.0, 400
+#: seconds for one program, its shrinking included; programs of one process (what TVM keeps of each adds up);
+#: programs that share one group of ranks
+LIMIT, PORTION, GROUP = 180.0, 400, 20
 
 
 @dataclass
@@ -51,43 +53,34 @@ class Summary:
         return f"{self.programs} programs in {self.seconds:.0f} s; " + (f"differences: seeds {seeds}" if seeds else "no difference")
 
 
-def one(seed: int, ranks: int, shrinks: bool) -> Outcome:
-    """Draws and compares one program."""
-    program = drawn(seed, ranks)
-    failure = failing(program)
+def outcome(program: Program, failure: str | None, shrinks: bool) -> Outcome:
+    """What became of a program; a failing one as small as it gets."""
     if failure is None:
-        return Outcome(seed, statements=program.text.count("\n"))
+        return Outcome(program.seed, statements=program.text.count("\n"))
     kind = failure.split(":")[0]
-    text = program.text
-    if shrinks:
 
-        def still(smaller: Program) -> bool:
-            what = failing(smaller)
-            return what is not None and what.split(":")[0] == kind and ("a finding" in what) == ("a finding" in failure)
+    def still(smaller: Program) -> bool:
+        what = failing([smaller])[0]
+        return what is not None and what.split(":")[0] == kind and ("a finding" in what) == ("a finding" in failure)
 
-        smaller = shrink(program, still)
-        text = f"{smaller.text}\n# {failing(smaller)}\n".replace("\n#", "\n# ")
-    return Outcome(seed, failure, text)
+    least = shrink(program, still, 300 if program.ranks == 1 else 40) if shrinks else program
+    said = "\n".join(f"# {line}" for line in (failing([least])[0] or failure).splitlines())
+    return Outcome(program.seed, failure, f"{least.text}\n{said}\n")
 
 
 def drawn(seed: int, ranks: int) -> Program:
-    """The seed's program; of several ranks where asked for, and every tenth without."""
-    return draw(seed)
+    return draw(seed) if ranks == 1 else draw_ranks(seed, ranks)
 
 
-def failing(program: Program) -> str | None:
-    """Why a program fails; None where all agree."""
-    try:
-        compare(program)
-    except Difference as e:
-        return f"Difference: {e}"
-    except Exception as e:  # noqa: BLE001  # whatever it is, it is what the fuzzer looks for
-        return f"{type(e).__name__}: {e}"
-    return None
+def failing(programs: Sequence[Program]) -> list[str | None]:
+    """Why each program fails; None where all agree."""
+    if programs[0].ranks > 1:
+        return compare_ranks(programs)
+    return [why(lambda p=p: compare(p)) for p in programs]
 
 
 def run_seeds(
-    seeds: Sequence[int], jobs: int, *, ranks: int = 0, shrinks: bool = True, show: Callable[[Outcome], None] = lambda o: None
+    seeds: Sequence[int], jobs: int, *, ranks: int = 1, shrinks: bool = True, show: Callable[[Outcome], None] = lambda o: None
 ) -> Summary:
     """All seeds on ``jobs`` processes; ``show`` hears of each as it is done."""
     start, done = time.monotonic(), Summary()
@@ -116,7 +109,7 @@ def run_seeds(
             sel.unregister(worker.pipe)
             lost = worker.end()
             if worker.left:
-                outcome = Outcome(worker.left[0], lost, draw(worker.left[0]).text)
+                outcome = Outcome(worker.left[0], lost, drawn(worker.left[0], ranks).text)
                 done.programs += 1
                 done.failed.append(outcome)
                 show(outcome)
@@ -138,9 +131,12 @@ class _Worker:
         if self.pid == 0:
             code = 1
             try:
-                for seed in seeds:
-                    made = pickle.dumps(one(seed, ranks, shrinks))
-                    os.write(its, struct.pack("<I", len(made)) + made)
+                together = 1 if ranks == 1 else GROUP
+                for k in range(0, len(seeds), together):
+                    programs = [drawn(seed, ranks) for seed in seeds[k : k + together]]
+                    for program, failure in zip(programs, failing(programs)):
+                        made = pickle.dumps(outcome(program, failure, shrinks))
+                        os.write(its, struct.pack("<I", len(made)) + made)
                 code = 0
             finally:
                 os._exit(code)

@@ -21,7 +21,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 #: bits of the significand; the greatest magnitude that a program is let have; the exponent of the least subnormal number
 PRECISION = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53, "float8_e4m3fn": 4, "float8_e5m2": 3}
-_MOST = {"float16": 32768.0, "bfloat16": 2.0**60, "float32": 2.0**60, "float64": 2.0**60, "float8_e4m3fn": 448.0, "float8_e5m2": 32768.0}
+_MOST = {"float16": 32768.0, "bfloat16": 2.0**66, "float32": 2.0**66, "float64": 2.0**66, "float8_e4m3fn": 448.0, "float8_e5m2": 32768.0}
 _LEAST = {"float16": -24, "bfloat16": -133, "float32": -149, "float64": -1074, "float8_e4m3fn": -9, "float8_e5m2": -16}
 
 
