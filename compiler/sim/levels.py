@@ -8,8 +8,8 @@ it computes where: its arrays are not compared, its findings at both levels are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,13 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.sim.findings import Finding, Report, Where
+from tilescale.compiler.sim.observe import Observer
+from tilescale.compiler.sim.prepare import prepare
+from tilescale.compiler.sim.run import Launch, Result
+from tilescale.compiler.sim.schedule import Schedule
 from tilescale.compiler.tvm_compat import ir, structural_walk
+from tilescale.errors import TileValueError
 
 LEVELS = ("tile", "scheduled", "both")
 #: machine epsilons by which sums in different orders may differ, relative to the largest element
@@ -49,6 +54,47 @@ class Plan:
         made = schedule(program, self.depth, self.roles, self.ahead)
         spec.verify(made.func, spec.SCHEDULED, "schedule")
         return made
+
+
+class Both(Launch):
+    """A launch at both levels: each run is one of the tile program and one of the scheduled one, and compares what they leave behind."""
+
+    def __init__(self, program: Any, args: Sequence[dict[str, Any]], plan: Plan, limit: int):
+        super().__init__(prepare(program), args, limit=limit)
+        self.program, self.plan = program, plan
+        self.scheduled = Launch(prepare(plan.of(program)), args, limit=limit, whose=f", {plan}")
+
+    def run(
+        self, order: str | Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, observer: Observer | None = None
+    ) -> Result:
+        """The tile program's run; its report has what was found at either level."""
+        tile = super().run(order, seed, into=into, observer=observer)
+        other = self.scheduled.run(order, seed, into=into)
+        for finding in other.report.findings:
+            tile.report.add(finding)
+        if tile.report:  # what a faulty run leaves behind says nothing
+            seen = f"{order}, seed {seed}, " if order != "round_robin" else f"{order}, "
+            for finding in compare(self.program, tile.arrays, other.arrays):
+                for report in (tile.report, into) if into is not None else (tile.report,):
+                    report.add(replace(finding, schedule=f"{seen}{self.ranks} rank{'s' * (self.ranks != 1)}, {self.plan}"))
+        return tile
+
+
+def launches(program: Any, args: Sequence[dict[str, Any]], limit: int, level: str, plan: Plan) -> Launch:
+    """What runs a program at a level.
+
+    Raises:
+        TileValueError: there is no such level, or the program is scheduled already and has no other.
+    """
+    if level not in LEVELS:
+        raise TileValueError(f"there is no level {level!r}", expected="one of " + ", ".join(LEVELS))
+    if level == "both":
+        if program.schedule is not None:
+            raise TileValueError("the program is scheduled already", expected="a kernel or a tile program", hint='level="scheduled"')
+        return Both(program, args, plan, limit)
+    if level == "scheduled":
+        return Launch(prepare(plan.of(program)), args, limit=limit, whose=f", {plan}")
+    return Launch(prepare(program), args, limit=limit)
 
 
 def compare(program: Any, tile: list[dict[str, Any]], scheduled: list[dict[str, Any]]) -> Iterator[Finding]:

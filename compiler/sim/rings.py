@@ -24,6 +24,7 @@ from tilescale.compiler.sim.findings import Finding, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe
 
 if TYPE_CHECKING:
+    from tilescale.compiler.sim.diagnose import Race
     from tilescale.compiler.sim.machine import Block, Executor, Machine
 
 #: the tokens of the side that fills and of the side that reads, in their order within a round
@@ -41,7 +42,8 @@ class Engine:
     name: tuple[Any, ...]
 
     def where(self, site: Site, region: str = "") -> Where:
-        return Where(site.what, site.loc, *self.name, region)
+        rank, block, path = self.name
+        return Where(site.what, site.loc, rank, block, path, region)
 
 
 class Ring:
@@ -201,15 +203,15 @@ def _until(ex: Executor, ring: Ring, rounds: dict[int, Any], n: int, token: str,
 # ---- what people read
 
 
-def race(machine: Machine, storage: Storage, key: Any, mode: str, here: int, other: str, there: int) -> tuple[str, str] | None:
-    """What a race says about rings, and what would order it; None where no ring has to do with it. ``mode``: the access by executor
-    (or engine) number ``here``, ``other``: the earlier one by ``there``."""
-    made = machine.prepared
-    if made.program.schedule is None:
-        return None
+def race(machine: Machine, found: Race) -> tuple[str, str] | None:
+    """What a race says about rings, and what would order it; None where no ring has to do with it."""
+    made, storage, events = machine.prepared, found.storage, machine.events
+    mode, other = events.said[found.event][2], events.said[found.other][2]
+    key = events.said[found.other if found.too_early else found.event][3]
     ring = storage.ring
     if ring is None:
-        flying = [r for r, offset in made.engines.items() if offset in ((here - 1) % made.executors, (there - 1) % made.executors)]
+        places = [(int(events.who[e]) - 1) % made.executors for e in (found.event, found.other)]
+        flying = [r for r, offset in made.engines.items() if offset in places]
         if not flying:
             return None
         text = f"; a copy into ring {flying[0]} reads it, which is in flight until its round is awaited"
