@@ -13,17 +13,17 @@ from typing import Any
 import click
 
 from tilescale.comm import bootstrap, sim
-from tilescale.errors import FindingError, TileValueError
+from tilescale.errors import FindingError
 from tilescale.launch import personas
 
 #: exit codes: something was found; the program itself failed (2 is click's, for the command line)
-FOUND, FAILED = 1, 3
+FOUND, FAILED, INTERRUPTED = 1, 3, 130
 MAX_RANKS = 64
 
 
 @click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
-@click.option("--schedule", default="adversary", show_default=True, help="round_robin, random or adversary: who runs when.")
+@click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
 @click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
@@ -41,12 +41,10 @@ def command(
     """
     if not module and not Path(program).exists():
         raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
-    from tilescale.compiler.sim import schedule as schedules
+    from tilescale.compiler.sim.schedule import SCHEDULES
 
-    try:
-        schedules.make(schedule, 0)
-    except TileValueError as error:
-        raise click.UsageError(str(error)) from None
+    if schedule.partition(":")[0] not in SCHEDULES:
+        raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
     ctx.exit(Check(count, schedule, seeds, module, program, args, as_json).run())
 
 
@@ -88,13 +86,16 @@ class Check:
         watch: Any = personas.Imports(lambda: self.personas[getattr(sim.here(), "rank", 0)])
         sys.meta_path.insert(0, watch)
         try:
-            endings = self.world.run(self._rank)
+            with personas.sleeping():
+                endings = self.world.run(self._rank)
+        except KeyboardInterrupt:
+            return INTERRUPTED
         finally:
             self.process.put_on()
+            for persona in self.personas:
+                persona.finish()
             sys.meta_path.remove(watch)
             self.bar.close()
-        for persona in self.personas:
-            persona.finish()
         failed = next((e for e in endings if e.told is not None and not isinstance(e.error, FindingError)), None)
         self._report(failed, time.perf_counter() - start)
         return FOUND if self.checking.report.findings else FAILED if failed is not None else 0

@@ -7,6 +7,7 @@ left. Installed packages and the standard library are one for all, and so is wha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import io
@@ -14,10 +15,12 @@ import os
 import random
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from tilescale.comm import sim
 from tilescale.errors import CommError
 from tilescale.launch import output
 
@@ -142,7 +145,11 @@ def _is_programs(name: str, module: Any) -> bool:
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     if not isinstance(file, str):
         return False
-    return not file.startswith(_INSTALLED) and not any(part in _PACKAGES for part in Path(file).parts)
+    return not _installed(file)
+
+
+def _installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or any(part in _PACKAGES for part in Path(file).parts)
 
 
 def _exchange(environ: Mapping[str, str]) -> None:
@@ -175,6 +182,25 @@ _RANDOMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int
     "numpy.random": (_of_module("numpy.random", "get_state"), _of_module("numpy.random", "set_state"), _numpy_state),
     "torch": (_of_module("torch", "get_rng_state"), _of_module("torch", "set_rng_state"), _torch_state),
 }
+
+
+@contextlib.contextmanager
+def sleeping() -> Iterator[None]:
+    """Inside, a rank whose program sleeps lets others go on: perhaps it polls for what they do."""
+    slept = time.sleep
+
+    def sleep(seconds: float) -> None:
+        rank = sim.rank_of_thread()
+        if rank is None or _installed(sys._getframe(1).f_code.co_filename):
+            slept(seconds)
+        else:
+            rank.job.sleep(rank.rank, seconds)
+
+    time.sleep = sleep
+    try:
+        yield
+    finally:
+        time.sleep = slept
 
 
 class Imports:
