@@ -109,10 +109,13 @@ class Finding:
 
 @dataclass
 class Report:
-    """All that one `check` found; true where it found nothing."""
+    """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
+    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
+    traces: int | None = None
+    complete: bool | None = None
 
     def add(self, finding: Finding) -> None:
         """Keeps a finding unless the same fault is known."""
@@ -126,7 +129,16 @@ class Report:
     def __bool__(self) -> bool:
         return not self.findings
 
+    @property
+    def explored(self) -> str:
+        """How much was run, in words."""
+        runs = f"{self.runs} run{'s' * (self.runs != 1)}"
+        if self.complete is None:
+            return runs
+        shown = f"{self.traces} class{'es' * (self.traces != 1)} of interleavings"
+        return f"{runs}: {shown}, which are all" if self.complete else f"{runs}: {shown}, and others were not run"
+
     def __str__(self) -> str:
         if not self.findings:
-            return f"no finding in {self.runs} run{'s' * (self.runs != 1)}"
+            return f"no finding in {self.explored}"
         return "\n\n".join(map(str, self.findings))

@@ -17,15 +17,20 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import resident_blocks, waits_for_blocks
 from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.compiler.sim import numerics, schedule
+from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Finding, Report, Where
+from tilescale.compiler.sim.interleave import Interleaving
 from tilescale.compiler.sim.machine import Counters, Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
+from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.prepare import Prepared, prepare
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
 #: choices of a schedule after which a launch counts as endless
 STEPS = 2_000_000
+#: runs after which an exhaustive exploration gives up
+BOUND = 10_000
 
 
 @dataclass
@@ -68,13 +73,15 @@ def launch(
 
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
-    limit: int = STEPS,
+    bound: int = BOUND, limit: int = STEPS,
 ) -> Report:  # fmt: skip
-    """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it.
+    """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
+    interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
+    all), and ``"exhaustive:<choices>"`` the one that a finding names.
 
     Args:
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
-        seeds: how many, or which. The other arguments are those of :func:`launch`.
+        seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
     """
     programs = [tile_program(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()
@@ -83,7 +90,7 @@ def check(
         return report
     made = Launch(prepare(programs[0]), each_rank(args, ranks), limit=limit)
     made.run(into=report)
-    made.explore(schedule, seeds, report)
+    made.explore(schedule, seeds, report, bound=bound)
     return report
 
 
@@ -133,11 +140,16 @@ class Launch:
             x, y, z = (int(n(probe)) for n in made.grid)
         self.grid = (x, y, z)
 
-    def run(self, order: str = "round_robin", seed: int = 0, *, into: Report | None = None) -> Result:
+    def run(
+        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, observer: Observer | None = None
+    ) -> Result:
         """One run, its findings marked with the schedule and added to ``into``."""
+        chosen = schedule.make(order, seed) if isinstance(order, str) else order
+        if isinstance(chosen, Interleaving):
+            observer = chosen
         events, blocks = Events(), self.grid[0] * self.grid[1] * self.grid[2]
         with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
-            machine = Machine(self.made, self.grid, schedule.make(order, seed), events, self.limit)
+            machine = Machine(self.made, self.grid, chosen, events, self.limit, observer)
             machine.clocks = 1 + self.ranks * blocks * self.made.executors
             _static(machine, blocks)
             memories = {rank: Memory(b, events, machine.clocks) for rank, b in self.bound.items()}
@@ -147,8 +159,7 @@ class Launch:
             machine.run()
         report = Report(runs=1)
         for finding in machine.report.findings:
-            shown = order if order == "round_robin" else f"{order}, seed {seed}"
-            report.add(replace(finding, schedule=f"{shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
+            report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
         if into is not None:
             into.runs += 1
             for finding in report.findings:
@@ -156,14 +167,22 @@ class Launch:
         left = list(memories.values())
         return Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed)
 
-    def explore(self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None) -> None:
-        """Runs under ``order`` with each seed (how many, or which); findings go into the report. Round robin has no seeds: one run.
+    def explore(
+        self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None, *, bound: int = BOUND
+    ) -> None:
+        """Runs under ``order`` with each seed (how many, or which); findings go into the report. Round robin has no seeds: one run; nor
+        have the exhaustive schedules, of which one (``exhaustive:<choices>``) is a run and all of them up to ``bound``.
 
         Raises:
             TileValueError: there is no such schedule.
         """
+        if order == "exhaustive":
+            into.complete = exhaust(self, into, bound, progress)
+            return
         schedule.make(order, 0)
         drawn = range(seeds) if isinstance(seeds, int) else seeds
+        if order.startswith("exhaustive:"):
+            drawn = (0,)
         for seed in () if order == "round_robin" else drawn:
             self.run(order, seed, into=into)
             if progress is not None:
@@ -297,11 +316,12 @@ class Memory:
             slot = made.slots[p.var]
             info = made.buffers[slot]
             if p.spec.kind == "signal":
-                self.slots[slot] = self.named[p.name] = Counters(p.name, array, clocks, owner)
+                self.slots[slot] = self.named[p.name] = Counters(p.name, array, clocks, owner, slot)
                 continue
             mask = bound.masks.get(p.name)
             fresh = mask is not None and bool(mask.any())
-            shadow = Shadow(array.size * info.cells, events, tracked=info.tracked, written=not fresh)
+            cells, key = array.size * info.cells, (*owner, slot)
+            shadow = Shadow(cells, events, tracked=info.tracked, written=not fresh, key=key, viewed=info.viewed)
             if fresh:
                 shadow.last[:] = HOST
                 shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
