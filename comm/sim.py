@@ -248,6 +248,7 @@ class SimWorld:
 
     Attributes:
         checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
+        turn: the rank that runs.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
         disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
             ended; by default a CommError.
@@ -262,6 +263,7 @@ class SimWorld:
         self.ranks = [SimRank(self, r) for r in range(size)]
         self.allocations: dict[tuple[int, ...], int] = {}
         self.endings: list[Ending] = []
+        self.turn = 0
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._ready = set(range(size))
         self._meetings: dict[tuple[int, ...], dict[int, Arrival]] = {}
@@ -293,6 +295,7 @@ class SimWorld:
         _local.rank = self.ranks[rank]
         ending = Ending(rank)
         self._turns[rank].acquire()
+        self.turn = rank
         try:
             self._begin(rank)
             ending.value = work(rank)
@@ -316,6 +319,7 @@ class SimWorld:
         self.leave(rank)
         self._next(rank)
         self._turns[rank].acquire()
+        self.turn = rank
         self.enter(rank)
 
     def _next(self, rank: int) -> None:

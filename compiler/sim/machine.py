@@ -255,6 +255,7 @@ class Machine:
         self.late, self.observer = schedule.late, observer
         self.report = Report()
         self.printed: list[str] = []
+        self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
@@ -470,6 +471,7 @@ class Machine:
     def show(self, ex: Executor, label: str, value: Any) -> None:
         """What T.print shows."""
         who = ex.where(self.prepared.site).who
+        self.printers.append(ex.rank.number)
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 
     # -- findings -------------------------------------------------------------------------------------------------

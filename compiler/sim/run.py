@@ -36,12 +36,14 @@ BOUND = 10_000
 @dataclass
 class Result:
     """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody has written (masks; all
-    are written where there is none), and what T.print showed."""
+    are written where there is none), what T.print showed,
+    and which ranks did."""
 
     report: Report
     arrays: list[dict[str, Any]]
     unwritten: list[dict[str, Any]]
     printed: list[str]
+    printers: list[int]
 
 
 def tile_program(kernel: Any) -> Any:
@@ -133,6 +135,7 @@ class Launch:
 
     def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
         self.whose = whose
+        self.first: Result | None = None
         self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
         with np.errstate(all="ignore"):
             self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
@@ -165,7 +168,19 @@ class Launch:
             for finding in report.findings:
                 into.add(finding)
         left = list(memories.values())
-        return Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed)
+        made = Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers)
+        if into is not None and observer is None:  # an observed run may end before its results are there
+            into.varying |= self._differing(made)
+        return made
+
+    def _differing(self, made: Result) -> set[str]:
+        """The tensors that a clean run left other than the first clean one did, bit for bit."""
+        if not made.report:
+            return set()
+        if self.first is None:
+            self.first = made
+        pairs = zip(made.arrays, self.first.arrays, strict=True)
+        return {name for mine, first in pairs for name in mine if mine[name].tobytes() != first[name].tobytes()}
 
     def explore(
         self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None, *, bound: int = BOUND

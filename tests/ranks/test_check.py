@@ -310,6 +310,62 @@ def test_ranks_that_sleep_let_others_go_on(check):
     assert done.exit_code == 3 and "rank 0 has slept for 0.25 s while all other ranks waited for it or had ended" in done.stderr
 
 
+def test_what_ranks_print(check):
+    body = """
+import contextlib, io, logging
+log = logging.getLogger("of all ranks")
+if not log.handlers:
+    log.addHandler(logging.StreamHandler())
+    log.propagate = False
+held = io.StringIO()
+with contextlib.redirect_stdout(held):
+    print("kept", rank)
+    comm.barrier()
+    print("kept", rank)
+assert held.getvalue() == f"kept {rank}\\n" * 2
+log.warning("logged %d", rank)
+sys.stdout.buffer.write(b"bytes\\n")
+
+@T.prim_func
+def says(got: T.Signal((1,))):
+    with T.Kernel(1):
+        with T.Scale("device") as r, n:
+            T.signal(got[0], dst=(r + 1) % n)
+            T.wait(got[0])
+            T.print(r, "I am")
+
+tilescale.compile(says)(got)
+"""
+    done = check(2, body)
+    assert done.exit_code == 0, done.stderr
+    said = [f"[{r}] {line}" for r in (0, 1) for line in ("bytes", f"[rank {r}, block 0] I am = {r}")]
+    assert sorted(done.stdout.splitlines()[:-1]) == sorted(said)
+    assert sorted(done.stderr.splitlines()) == ["[0] logged 0", "[1] logged 1"]
+
+
+def test_results_that_the_schedule_decides_are_told(check):
+    body = """
+@T.prim_func
+def sums(A: T.Tensor((4,), "float32"), S: T.SymmTensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+    with T.Kernel(4) as b:
+        T.atomic_add(S[0], A[b])
+        with T.Scale("grid"):
+            T.barrier()
+        if b == 0:
+            B[0] = S[0]
+
+s = comm.zeros(1, like="numpy")
+tilescale.compile(sums)(np.array([1e8, 1, -1e8, 3], "float32"), s, np.zeros(1, "float32"))
+"""
+    done = check(1, body, "--schedule", "random", "--seeds", "10")
+    assert done.exit_code == 0 and "of sums comes out different from schedule to schedule" in done.stderr, done.stderr
+
+
+def test_every_interleaving(check):
+    done = check(2, "ring(8)(a, inbox, got, b)\n", "--schedule", "exhaustive")
+    assert done.exit_code == 0 and "no finding, all interleavings, " in done.stdout, done.stderr
+
+
 def test_tuning_and_timing(check, tmp_path, monkeypatch):
     monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "cache"))
     body = """
