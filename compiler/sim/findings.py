@@ -21,20 +21,21 @@ KINDS = {
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",
     "arithmetic": "an integer division by zero",
-    "schedule": "the tokens of a ring come in another order than acquire, commit, wait, release",
+    "schedule": "the scheduled program differs from the tile program: another result, or tokens of a ring out of order",
     "endless": "the launch does not end within the limit of steps",
 }
 
 
 @dataclass(frozen=True)
 class Where:
-    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index."""
+    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index (a role
+    has no index)."""
 
     what: str
     loc: Loc | None
     rank: int | None = None
     block: tuple[int, ...] | None = None
-    executor: tuple[tuple[str, int], ...] = ()
+    executor: tuple[tuple[str, int | None], ...] = ()
     region: str = ""
 
     @property
@@ -42,7 +43,7 @@ class Where:
         parts = [] if self.rank is None else [f"rank {self.rank}"]
         if self.block is not None:
             parts.append(f"block {self.block[0] if len(self.block) == 1 else self.block}")
-        parts += [f"{scale} {index}" for scale, index in self.executor]
+        parts += [scale if index is None else f"{scale} {index}" for scale, index in self.executor]
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def launch(
 
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
-    bound: int = BOUND, limit: int = STEPS,
+    bound: int = BOUND, limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+    ahead: bool = False,
 ) -> Report:  # fmt: skip
     """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
     interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
@@ -84,13 +85,23 @@ def check(
     Args:
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
         seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
+        level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
+        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py.
+
+    Raises:
+        TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an exhaustive schedule of
+            another level than "tile".
     """
+    from tilescale.compiler.sim import levels
+
     programs = [tile_program(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()
     if (finding := different(programs)) is not None:
         report.add(finding)
         return report
-    made = Launch(prepare(programs[0]), each_rank(args, ranks), limit=limit)
+    made = levels.launches(programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead))
+    if level != "tile" and schedule.startswith("exhaustive"):
+        raise TileValueError("the exhaustive schedules know the steps of the tile level", expected='level="tile", or another schedule')
     made.run(into=report)
     made.explore(schedule, seeds, report, bound=bound)
     return report
