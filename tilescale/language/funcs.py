@@ -34,6 +34,13 @@ class PrimFunc:
 
         return trace(self)
 
+    def check(self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10) -> Any:
+        """Runs the kernel on the simulator under many schedules: :meth:`tilescale.kernel.Kernel.check`."""
+        from tilescale.arrays import arguments
+        from tilescale.compiler.sim.run import check
+
+        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+
     def script(self) -> str:
         """The tile IR as text."""
         return self.trace().func.script()
