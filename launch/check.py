@@ -7,24 +7,23 @@ import os
 import runpy
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tilescale.comm import bootstrap, sim
-from tilescale.errors import FindingError, TileValueError
-from tilescale.launch.personas import NoProcessGroups, Persona
+from tilescale.errors import FindingError
+from tilescale.launch import personas
 
 #: exit codes: something was found; the program itself failed (2 is click's, for the command line)
-FOUND, FAILED = 1, 3
+FOUND, FAILED, INTERRUPTED = 1, 3, 130
 MAX_RANKS = 64
 
 
 @click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
-@click.option("--schedule", default="adversary", show_default=True, help="round_robin, random or adversary: who runs when.")
+@click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
 @click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
@@ -42,12 +41,10 @@ def command(
     """
     if not module and not Path(program).exists():
         raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
-    from tilescale.compiler.sim import schedule as schedules
+    from tilescale.compiler.sim.schedule import SCHEDULES
 
-    try:
-        schedules.make(schedule, 0)
-    except TileValueError as error:
-        raise click.UsageError(str(error)) from None
+    if schedule.partition(":")[0] not in SCHEDULES:
+        raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
     ctx.exit(Check(count, schedule, seeds, module, program, args, as_json).run())
 
 
@@ -62,6 +59,10 @@ class Check:
         self.count, self.module, self.program, self.as_json = count, module, program, as_json
         self.checking = simulator.Checking(schedule, seeds)
         self.world = simulator.world(count, self.checking)
+        personas.Persona.share()
+        self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr), lambda: None)
+        self.process.outs = [sys.stdout, sys.stderr]
+        self.process.take_off()
         self.bar = tqdm(unit=" runs", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), desc="checking")
         self.checking.progress = lambda: self.bar.update() and None
         # Ranks share the processors, as under `tilescale launch`; torch reads this when the program imports it.
@@ -70,9 +71,8 @@ class Check:
             del os.environ[name]
         path = [os.getcwd() if module else str(Path(program).resolve().parent), *sys.path[1:]]
         outs = (sys.stderr if as_json else sys.stdout, sys.stderr)
-        self.personas = [
-            Persona(r, self._environ(r), [program, *args], list(path), outs, self.bar.clear) for r in range(count)
-        ]
+        argv = [program, *args]
+        self.personas = [personas.Persona(r, self._environ(r), list(argv), list(path), outs, self.bar.clear) for r in range(count)]
         self.world.enter = lambda rank: self.personas[rank].put_on()
         self.world.leave = lambda rank: self.personas[rank].take_off()
 
@@ -83,22 +83,20 @@ class Check:
     def run(self) -> int:
         """Runs the ranks and reports. Returns the exit code."""
         start = time.perf_counter()
-        process = Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr), self.bar.clear)
-        outs, main = (sys.stdout, sys.stderr), sys.modules["__main__"]
-        guard: Any = NoProcessGroups()
-        sys.meta_path.insert(0, guard)
-        Persona.share()
+        watch: Any = personas.Imports(lambda: self.personas[getattr(sim.here(), "rank", 0)])
+        sys.meta_path.insert(0, watch)
         try:
-            endings = self.world.run(self._rank)
+            with personas.sleeping():
+                endings = self.world.run(self._rank)
+        except KeyboardInterrupt:
+            return INTERRUPTED
         finally:
-            process.put_on()
-            sys.modules["__main__"] = main
-            sys.stdout, sys.stderr = outs
-            sys.meta_path.remove(guard)
+            self.process.put_on()
+            for persona in self.personas:
+                persona.finish()
+            sys.meta_path.remove(watch)
             self.bar.close()
-        for persona in self.personas:
-            persona.finish()
-        failed = next((e for e in endings if e.first and not isinstance(e.error, FindingError)), None)
+        failed = next((e for e in endings if e.told is not None and not isinstance(e.error, FindingError)), None)
         self._report(failed, time.perf_counter() - start)
         return FOUND if self.checking.report.findings else FAILED if failed is not None else 0
 
@@ -106,7 +104,7 @@ class Check:
         if self.module:
             runpy.run_module(self.program, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(self.program, run_name="__main__")
+            runpy.run_path(str(Path(self.program).absolute()), run_name="__main__")
 
     def _report(self, failed: sim.Ending | None, seconds: float) -> None:
         checking = self.checking
@@ -124,6 +122,7 @@ class Check:
             click.echo(json.dumps(facts, indent=2))
             return
         found = _count(len(findings), "finding") if findings else "no finding"
+        found += f", rank {failed.rank} failed" if failed is not None else ""
         click.echo(
             f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
             f"{_count(checking.report.runs, 'run')}, {found}, {seconds:.1f} s"
@@ -141,7 +140,8 @@ def _why(ending: sim.Ending) -> str:
     if isinstance(error, SystemExit):
         said = f": {error.code}" if isinstance(error.code, str) else f" with exit code {error.code}"
         return f"tilescale: rank {ending.rank} ended{said}"
-    told = traceback.TracebackException.from_exception(error)
+    told = ending.told
+    assert told is not None
     frames = list(told.stack)
     ours = ("runpy", str(Path(__file__).parent), str(Path(sim.__file__)))
     while len(frames) > 1 and any(name in frames[0].filename for name in ours):

@@ -7,6 +7,7 @@ left. Installed packages and the standard library are one for all, and so is wha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import io
@@ -14,10 +15,12 @@ import os
 import random
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from tilescale.comm import sim
 from tilescale.errors import CommError
 from tilescale.launch import output
 
@@ -77,10 +80,12 @@ class Persona:
         self.argv, self.path = argv, path
         self.modules: dict[str, Any] = {}
         self.main: Any = None
-        self.randoms: dict[str, Any] = {"random": random.getstate()}
+        self.rank = rank
+        self.randoms: dict[str, Any] = {}
         marks = (output.Sink(1).prefix(rank), output.Sink(2).prefix(rank))
         self.marked = [Marked(under, mark, before) for under, mark in zip(outs, marks, strict=True)]
-        self.outs = [io.TextIOWrapper(io.BufferedWriter(m, 1 << 13), "utf-8", "replace", line_buffering=True) for m in self.marked]
+        buffers = [io.BufferedWriter(m, 1 << 13) for m in self.marked]
+        self.outs: list[Any] = [io.TextIOWrapper(b, "utf-8", "replace", line_buffering=True) for b in buffers]
 
     def put_on(self) -> None:
         """The process becomes this rank."""
@@ -90,9 +95,14 @@ class Persona:
         if self.main is not None:
             sys.modules["__main__"] = self.main
         sys.stdout, sys.stderr = self.outs
-        for name, (_, restore, initial) in _RANDOMS.items():
+        for name in _RANDOMS:
             if name in sys.modules:
-                restore(self.randoms[name] if name in self.randoms else initial())
+                self.seed(name)
+
+    def seed(self, module: str) -> None:
+        """The module's random numbers go on where this rank left them."""
+        _, restore, initial = _RANDOMS[module]
+        restore(self.randoms[module] if module in self.randoms else initial(self.rank))
 
     def take_off(self) -> None:
         """Keeps what the rank has made of the process."""
@@ -101,7 +111,7 @@ class Persona:
         self.environ, self.argv, self.path = dict(os.environ), sys.argv, list(sys.path)
         self.main = sys.modules.get("__main__")
         self.modules = {}
-        locks: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})  # type: ignore[attr-defined]
+        locks: dict[str, Any] = getattr(importlib._bootstrap, "_module_locks", {})
         for name in list(sys.modules):
             if self._is_own(name):
                 self.modules[name] = sys.modules.pop(name)
@@ -135,7 +145,11 @@ def _is_programs(name: str, module: Any) -> bool:
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     if not isinstance(file, str):
         return False
-    return not file.startswith(_INSTALLED) and not any(part in _PACKAGES for part in Path(file).parts)
+    return not _installed(file)
+
+
+def _installed(file: str) -> bool:
+    return file.startswith(_INSTALLED) or any(part in _PACKAGES for part in Path(file).parts)
 
 
 def _exchange(environ: Mapping[str, str]) -> None:
@@ -146,43 +160,61 @@ def _exchange(environ: Mapping[str, str]) -> None:
             os.environ[name] = value
 
 
-def _fresh_torch() -> Any:
+def _torch_state(rank: int) -> Any:
     import torch
 
-    return torch.Generator().get_state()
+    return torch.Generator().manual_seed(rank).get_state()
 
 
-def _module_call(module: str, name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        found = sys.modules[module]
-        for part in name.split("."):
-            found = getattr(found, part)
-        return found(*args)  # type: ignore[operator]
-
-    return call
-
-
-def _fresh_numpy() -> Any:
+def _numpy_state(rank: int) -> Any:
     import numpy
 
-    return numpy.random.RandomState(0).get_state()
+    return numpy.random.RandomState(rank).get_state()
 
 
-#: module → how its global generator's state is read, set, and what it is in a rank that has not used it yet
-_RANDOMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[], Any]]] = {
-    "random": (random.getstate, random.setstate, random.getstate),
-    "numpy.random": (_module_call("numpy.random", "get_state"), _module_call("numpy.random", "set_state"), _fresh_numpy),
-    "torch": (_module_call("torch", "get_rng_state"), _module_call("torch", "set_rng_state"), _fresh_torch),
+def _of_module(module: str, name: str) -> Callable[..., Any]:
+    return lambda *args: getattr(sys.modules[module], name)(*args)
+
+
+#: module → how its global generator's state is read, set, and what it is at first, by rank: ranks that seed nothing draw differently
+_RANDOMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int], Any]]] = {
+    "random": (random.getstate, random.setstate, lambda rank: random.Random(rank).getstate()),
+    "numpy.random": (_of_module("numpy.random", "get_state"), _of_module("numpy.random", "set_state"), _numpy_state),
+    "torch": (_of_module("torch", "get_rng_state"), _of_module("torch", "set_rng_state"), _torch_state),
 }
 
 
-class NoProcessGroups:
-    """A finder of modules that lets ``torch.distributed.init_process_group`` say why it cannot work here, instead of waiting."""
+@contextlib.contextmanager
+def sleeping() -> Iterator[None]:
+    """Inside, a rank whose program sleeps lets others go on: perhaps it polls for what they do."""
+    slept = time.sleep
 
-    NAME = "torch.distributed.distributed_c10d"
+    def sleep(seconds: float) -> None:
+        rank = sim.rank_of_thread()
+        if rank is None or _installed(sys._getframe(1).f_code.co_filename):
+            slept(seconds)
+        else:
+            rank.job.sleep(rank.rank, seconds)
+
+    time.sleep = sleep
+    try:
+        yield
+    finally:
+        time.sleep = slept
+
+
+class Imports:
+    """A finder of modules that acts behind the import of two: torch's generator begins as the rank's own, and
+    ``torch.distributed.init_process_group`` says why it cannot work here, instead of waiting."""
+
+    def __init__(self, now: Callable[[], Persona]):
+        self.behind = {
+            "torch": lambda module: now().seed("torch"),
+            "torch.distributed.distributed_c10d": lambda module: setattr(module, "init_process_group", refuse_process_group),
+        }
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name != self.NAME:
+        if name not in self.behind:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         if spec is not None and spec.loader is not None:
@@ -190,7 +222,7 @@ class NoProcessGroups:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                module.init_process_group = refuse_process_group
+                self.behind[name](module)
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -108,7 +108,7 @@ def _overlaps(params: list[dict[str, Any]], tensors: dict[str, Argument]) -> Non
             if not (p["written"] or q["written"]) or not numpy.may_share_memory(a, b):
                 continue
             try:
-                shared = numpy.shares_memory(a, b, max_work=_OVERLAP_WORK)
+                shared = numpy.shares_memory(a, b, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]  # NumPy's stub knows the named values alone
             except numpy.exceptions.TooHardError:  # too tangled to decide: take it as overlap
                 shared = True
             if shared:

@@ -155,12 +155,12 @@ class Jit:
         self.signature = inspect.signature(func)
         self.kernels: dict[Any, Kernel] = {}
         self._watch: Watch | None = None
-        self._epoch = comm_sim.epoch
+        self._epoch = 0
 
     def fresh(self) -> bool:
         """Whether kernels made so far still stand for what the function would make now; forgets them where they do not."""
         if self._watch is None:
-            self._watch = Watch(self.func)
+            self._watch, self._epoch = Watch(self.func), comm_sim.epoch
         elif self._watch.changed() or self._epoch != comm_sim.epoch:  # simulated ranks have come or gone: the target changes
             self._epoch = comm_sim.epoch
             self.kernels.clear()

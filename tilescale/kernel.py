@@ -90,6 +90,15 @@ class Kernel:
         return list(self._meta["symbols"])
 
     @property
+    def target(self) -> str:
+        """What the kernel runs on: "cpu" or "sim"."""
+        return str(self._meta.get("target", "cpu"))
+
+    def program(self) -> Any:
+        """The kernel as tile IR (a :class:`tilescale.compiler.frontend.trace.TileProgram`), traced again."""
+        return self._program()
+
+    @property
     def collective(self) -> bool:
         """Whether ranks meet in a launch, so that all must make it."""
         return bool(self._meta["collective"])
@@ -211,7 +220,7 @@ class Kernel:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self._program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""

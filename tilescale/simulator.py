@@ -8,6 +8,7 @@ every rank of the team has made it, and the last one runs the machine for all. B
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,12 +31,14 @@ class Program:
         from tilescale.compiler.sim.prepare import prepare
         from tilescale.compiler.sim.run import tile_program
 
-        self.traced, self.key = traced, key
+        self.traced = traced
+        self.key = f"program {next(_numbers)}" if key is None else key
         self.prepared = prepare(tile_program(traced))
         self.meta = {**driver.metadata(traced), "target": "sim"}
 
 
 _programs: dict[str, Program] = {}
+_numbers = itertools.count()
 
 
 def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
@@ -54,7 +57,7 @@ class Checking:
 
     Attributes:
         schedule, seeds: further runs of each launch, see compiler/sim/schedule.py.
-        report: what was found in all runs of all launches. kernels: the names of what was launched. launches: how many.
+        report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         progress: called behind each run.
     """
 
@@ -130,13 +133,16 @@ class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
     def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
-        self.program = program
+        self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
         if self.instrument:
             log.say("warning", f"{label}: simulated launches log no events (instrument=True has no effect)", once=True)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         return self._simulate
+
+    def program(self) -> Any:
+        return self.simulated.traced
 
     def _carried(self, array: Any) -> Any:
         return array
@@ -162,23 +168,23 @@ class SimKernel(Kernel):
             _perform([call], 1, None, None)
             return
         members = next((a.team for a in tensors.values() if a.team is not None), here.world.members)
-        here.job.meet(here.rank, members, "a launch", call, lambda calls: _together(calls, members, here.job.checking))
+        here.job.meet(here.rank, members, "a launch", call, lambda calls: _together(calls, members, here.job.size, here.job.checking))
 
     def get_kernel_source(self, kind: str = "tile") -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
         if kind not in _SOURCES:
             raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(_SOURCES))
         if kind == "tile":
-            return self.program.traced.func.script()
+            return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline
 
-        return pipeline.run(self.program.traced)[0].func.script()
+        return pipeline.run(self.simulated.traced)[0].func.script()
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last as scheduled."""
         from tilescale.compiler.passes import pipeline
 
-        return [(name, text) for name, text, _ in pipeline.run(self.program.traced, keep=True)[1].steps]
+        return [(name, text) for name, text, _ in pipeline.run(self.simulated.traced, keep=True)[1].steps]
 
 
 def world(ranks: int, checking: Checking) -> sim.SimWorld:
@@ -211,9 +217,9 @@ def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[in
     return FindingError(Report([finding], 1))
 
 
-def _together(calls: list[Call], members: tuple[int, ...], checking: Checking | None) -> list[None]:
+def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None) -> list[None]:
     """A launch that all ranks of a team have made."""
-    finding = _difference(calls, members)
+    finding = _difference(calls)
     if finding is not None:
         from tilescale.compiler.sim.findings import Report
 
@@ -221,30 +227,39 @@ def _together(calls: list[Call], members: tuple[int, ...], checking: Checking | 
         if checking is not None:
             checking.report.add(finding)
         raise FindingError(report)
-    _perform(calls, len(members), None, checking)
+    everyone = len(members) == size
+    _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
     return [None] * len(members)
 
 
-def _difference(calls: list[Call], members: tuple[int, ...]) -> Any:
+def _difference(calls: list[Call]) -> Any:
     """What ranks that launch together do differently, as a finding."""
     from tilescale.compiler.sim.findings import Finding, Where
     from tilescale.compiler.sim.run import different
 
-    if (finding := different([c.kernel.program.traced for c in calls])) is not None:
-        return finding
     first = calls[0]
+    for rank, call in enumerate(calls):
+        finding = different([first.kernel.simulated.traced, call.kernel.simulated.traced])
+        if finding is None:
+            continue
+        names = [c.kernel.label for c in (call, first)]
+        text = f"rank {rank} launches {names[0]} where rank 0 launches {names[1]}"
+        if names[0] == names[1]:
+            text = finding.message.replace("rank 1", f"rank {rank}")
+        here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+        return Finding(finding.kind, text, here, (there,), finding.hint)
     for rank, call in enumerate(calls):
         for name, mine in call.tensors.items():
             its = first.tensors[name]
             if (mine.at, mine.array.shape) == (its.at, its.array.shape) or mine.block is None or its.block is None:
                 continue
             text = f"rank {rank} launches {first.kernel.label} with another symmetric tensor as {name} than rank 0"
-            here, there = (Where(f"{c.kernel.name}(…)", c.loc, members[r]) for r, c in ((rank, call), (0, first)))
+            here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
             return Finding("different-programs", text, here, (there,), "the same tensor on all ranks, from one call of tilescale.comm")
     return None
 
 
-def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None) -> None:
+def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "") -> None:
     """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as ``checking`` asks for.
 
     Raises:
@@ -256,13 +271,13 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
-    launch = Launch(kernel.program.prepared, args, only=only)
+    launch = Launch(kernel.simulated.prepared, args, only=only, whose=whose)
     report = checking.report if checking is not None else Report()
     mark = None if checking is None else _mark(kernel, calls, args, only is None)
     done = launch.run(into=report)
     if checking is not None:
         checking.progress()
-        checking.kernels.add(kernel.name)
+        checking.kernels.add(kernel.label)
         checking.launches += 1
         assert mark is not None
         if mark not in checking.seen:
@@ -287,7 +302,7 @@ def _mark(kernel: SimKernel, calls: Sequence[Call], args: Sequence[dict[str, Any
     import numpy
 
     digest = hashlib.blake2b(digest_size=16)
-    digest.update((kernel.program.key or f"{id(kernel.program)}").encode())
+    digest.update(kernel.simulated.key.encode())
     for call in calls if together else calls[:1]:
         for name, argument in call.tensors.items():
             given = argument.array

@@ -42,10 +42,11 @@ def copy(
         TileTypeError: a remote side that is not declared ``T.SymmTensor``.
     """
     args = list(operands)
-    if base.is_tile(src) or (src is not None and not args):
+    # behind two operands both words name ranks, also where an element of a tensor says which: dst=expert[t]
+    if len(args) < 2 and (base.is_tile(src) or (src is not None and not args)):
         args.insert(0, src)
         src = None
-    if base.is_tile(dst):
+    if len(args) < 2 and base.is_tile(dst):
         args.append(dst)
         dst = None
     if len(args) != 2:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilescale.compiler.sim import diagnose, numerics
 from tilescale.compiler.sim.findings import Finding, Report, Where
-from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage, describe
+from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.schedule import Schedule
 
@@ -23,18 +23,19 @@ _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<
 
 @dataclass
 class Waiting:
-    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it."""
+    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it, the counter when ``cmp`` holds."""
 
     site: Site
     text: str
     counter: Counter | None = None
     meeting: Meeting | None = None
+    cmp: str = ""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One signal of a counter: the value behind it, what it added (None: it stored), who sent it at which own time, what it releases
-    by itself, and together with those whose release sequence it continues."""
+    """One signal of a counter: the value behind it, what it added (None: it stored), who sent it where at which own time, what it
+    releases by itself, and together with those whose release sequence it continues."""
 
     value: int
     amount: int | None
@@ -42,6 +43,7 @@ class Sent:
     at: int
     clock: Any
     joined: Any
+    where: Where | None = None
 
 
 class Counter:
@@ -55,18 +57,24 @@ class Counter:
         self.history = [Sent(value, None, 0, 0, nothing, nothing)]
         self.grows = True  # nothing but additions of what is not negative, so that their order says nothing
 
-    def signal(self, ex: Executor, amount: int, op: str) -> None:
+    def signal(self, ex: Executor, amount: int, op: str, site: Site) -> None:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
         for observer in ex.machine.observers:
             observer.signalled(ex, self, amount, op)
         adds = op == "add"
+        machine, value = ex.machine, None if adds else amount
+        if not (adds and self.grows):
+            other = next((s for s in self.history if s.where and (s.amount is None) is adds and s.at > ex.vc[s.who]), None)
+            if other is not None:
+                machine.report.add(diagnose.mixed(ex.where(site, self.name), value, other.where, other.value))
+        machine.signals.setdefault(ex.number, []).append(machine.note(self, site))
         self.grows = self.grows and adds and amount >= 0
         self.value = numerics.wrap(self.value + amount, "int64") if adds else amount
         at = ex.now
         clock = ex.release()
         # an addition continues the release sequence of those before it; a store starts anew
         joined = np.maximum(clock, self.history[-1].joined) if adds else clock
-        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined))
+        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined, ex.where(site, self.name)))
         for waiter in self.waiters:
             ex.machine.wake(waiter)
         self.waiters.clear()
@@ -183,6 +191,7 @@ class Executor:
         self.steps: Any = None
         self.intent = "run"
         self.waiting: Waiting | None = None
+        self.loop: Site | None = None  # the while loop that it came to last
         self.awaits: tuple[Counter, str, int] | None = None  # the condition of the wait that it stands in front of
         self.pulls: int | None = None  # the peer whose memory its next step reads
         self.outbox: dict[int, list[Callable[[], None]]] = {}  # by peer: what it wrote there and has not landed, oldest first
@@ -249,7 +258,10 @@ class Machine:
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
-        self.signals: dict[int, list[tuple[int, str, Any]]] = {}  # executor → its signals: when, which counter, where
+        self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
+        self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
+        self.races: dict[tuple[Any, ...], diagnose.Race] = {}  # two statements → their first race
+        self.early: dict[tuple[Any, ...], diagnose.Early] = {}  # statement of an executor → what it read that nothing had written
         self.ready: list[Executor] = []
         self.blocked: list[Executor] = []
         self.ranks: list[Rank] = []
@@ -308,7 +320,18 @@ class Machine:
 
     # -- the main loop --------------------------------------------------------------------------------------------
     def run(self) -> None:
-        """Until everyone has ended or nobody can go on."""
+        """Until everyone has ended or nobody can go on; then the report is complete."""
+        self._loop()
+        mixed = [{f.loc, *(w.loc for w in f.others)} for f in self.report.findings if f.kind == "mismatch"]
+        for race in self.races.values():
+            made = diagnose.race(self, race)
+            if not any({made.loc, made.others[0].loc} <= places for places in mixed):  # else no more than what follows from meeting there
+                self.report.add(made)
+        for early in self.early.values():
+            if early.unwritten.any():
+                self.report.add(diagnose.unwritten(self, early))
+
+    def _loop(self) -> None:
         left = self.limit
         while self.ready:
             ex = self.schedule.pick(self.ready, list(self.deliveries))
@@ -320,7 +343,8 @@ class Machine:
                 continue
             self.ready.remove(ex)
             if left < 0:
-                self.report.add(Finding("endless", f"the launch has not ended after {self.limit} steps", ex.where(self.prepared.site)))
+                text = f"the launch has not ended after {self.limit} steps"
+                self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site)))
                 return
             try:
                 ex.intent = next(ex.steps)
@@ -351,11 +375,15 @@ class Machine:
         while not counter.observe(ex, cmp, value):
             counter.waiters.append(ex)
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
-            ex.waiting = Waiting(site, text, counter=counter)
+            ex.waiting = Waiting(site, text, counter=counter, cmp=cmp)
             yield "wait"
         ex.awaits = None
         for observer in self.observers:
             observer.observed(ex, site, counter, cmp, value)
+        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
+
+    def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text)
 
     def meet(self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site) -> Generator[str, None, None]:
         """Until ``expected`` executors have come; everyone acquires what all released."""
@@ -445,15 +473,26 @@ class Machine:
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 
     # -- findings -------------------------------------------------------------------------------------------------
-    def report_race(
-        self, ex: Executor, storage: Storage, site: Site, mode: str, key: Any, event: int, other: str, bad: Any
-    ) -> None:
-        self.report.add(diagnose.race(self, ex, storage, site, mode, key, event, other, bad))
+    def raced(self, storage: Storage, event: int, ids: Any, bad: Any, other: str) -> None:
+        """The access ``event`` collides with the events ``ids`` where ``bad`` holds, which did ``other``. Told when the launch is over:
+        what comes behind the two says what orders them."""
+        said = self.events.said
+        name, site, mode, key = said[event]
+        for there in np.unique(ids[bad]).tolist():
+            their_site = said[there][1]
+            early = self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow))) if other == "read" else None
+            where = bad & (ids == there)
+            too_early = early is not None and bool(early.take(storage, key, where))
+            pair = (id(storage.shadow), site.number, mode, their_site.number, other, too_early)
+            first, second = (there, event) if too_early else (event, there)
+            self.races.setdefault(pair, diagnose.Race(storage, first, second, where, too_early))
 
-    def report_unwritten(self, ex: Executor, storage: Storage, site: Site, key: Any, bad: Any) -> None:
-        region = describe(storage.name, key, bad)
-        text = f"{region} is read, and nothing has written it{diagnose.owned(storage)}"
-        self.report.add(Finding("uninitialised", text, ex.where(site, region)))
+    def read_early(self, ex: Executor, storage: Storage, site: Site, event: int, unwritten: Any) -> None:
+        """The read ``event`` finds elements that nothing has written. A write that it should have awaited may still come."""
+        key = (ex.number, site.number, id(storage.shadow))
+        if key not in self.early:
+            self.early[key] = diagnose.Early(storage, event, np.zeros(storage.cells, bool))
+        self.early[key].unwritten[self.events.said[event][3]] |= unwritten
 
     def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str) -> None:
         self.report.add(Finding("out-of-bounds", f"{region} lies outside {name}, whose shape is {shape}", ex.where(site, region)))

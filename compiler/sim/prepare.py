@@ -266,8 +266,7 @@ class Preparation(Expressions):
             counter = flag.counter(ex, owner)
             if counter is not None:
                 ex.flush()
-                ex.machine.signals.setdefault(ex.number, []).append((ex.now, counter.name, site.loc))
-                counter.signal(ex, value(ex), op)
+                counter.signal(ex, value(ex), op, site)
 
         return run
 
@@ -370,6 +369,7 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]
+        accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
         pulled = next((view for view, mode, remote, _ in accesses if remote and mode == "read"), None)
         simulate = op.simulate(call, self)
         self.current = None
@@ -480,6 +480,7 @@ class Preparation(Expressions):
 
     def _s_While(self, s: Any) -> Step:
         self.loops.append(s)
+        site = self.site(s, "while")
         test, body, loop = self.scalar(s.condition), self.stmt(s.body), len(self.made.sites)
         self.loops.pop()
         seen, intent = not self.quiet and self._seen(s.condition), self._intent(s.condition)
@@ -490,6 +491,7 @@ class Preparation(Expressions):
                     yield intent
                 if not test(ex):
                     return
+                ex.loop = site
                 for observer in ex.machine.observers:
                     observer.turned(ex, loop)
                 if not seen:

@@ -134,13 +134,15 @@ class Launch:
 
     Args:
         args: one dict a rank, parameter name → array or number; see :func:`launch` for what may be left out.
+        whose: said of the ranks in findings, behind how many they are.
         only: this rank alone runs (a kernel in which ranks do not meet), as one of ``len(args)``; the others' dicts are not looked at.
 
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
 
-    def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS):
+    def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
+        self.whose = whose
         self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
         with np.errstate(all="ignore"):
             self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
@@ -168,7 +170,7 @@ class Launch:
             machine.run()
         report = Report(runs=1)
         for finding in machine.report.findings:
-            report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}"))
+            report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
         if into is not None:
             into.runs += 1
             for finding in report.findings:
@@ -230,6 +232,7 @@ class Arguments:
     def __init__(self, made: Prepared, rank: int, args: dict[str, Any]):
         self.made, self.rank = made, rank
         self.scalars: dict[int, Any] = {}
+        self.numbers: dict[str, Any] = {}
         self.arrays: dict[str, Any] = {}
         self.masks: dict[str, Any] = {}
         self.symbols: dict[str, int] = {}
@@ -252,6 +255,7 @@ class Arguments:
     def _given(self, p: Any, value: Any) -> None:
         dtype = str(p.spec.dtype)
         if not hasattr(p.spec, "shape"):
+            self.numbers[p.name] = value
             if p.var in self.made.names:
                 self.scalars[self.made.names[p.var]] = numerics.scalar(value, dtype)
             return
