@@ -38,7 +38,7 @@ def version() -> str:
     binding = _binding()
     try:
         code, major, minor = binding.nvrtcVersion()
-    except Exception as error:  # noqa: BLE001  # cuda-python raises errors of several kinds where the library is missing
+    except Exception as error:  # cuda-python raises errors of several kinds where the library is missing
         said = str(error).splitlines()
         raise TileError(
             f"the library libnvrtc.so was not found: {said[0] if said else type(error).__name__}", hint="pip install nvidia-cuda-nvrtc"

@@ -107,7 +107,7 @@ def choose() -> str:
     return "nvrtc"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _nvcc_version(path: str, stamp: int) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"release [\d.]+, V([\d.]+)", done.stdout)
@@ -200,7 +200,8 @@ def refused(printed: Printed, said: str) -> InternalError:
     """The compiler's first complaint as an error about the user's line, with the printed line that it was about."""
     found = re.search(r"\.cu\((\d+)\)(?::\s*|\s+)(?:catastrophic )?error\b:?\s*(.*)", said)
     if found is None:
-        return InternalError(f"the CUDA compiler refused {printed.name}:\n{said.strip()[:4000]}", loc=next(filter(None, printed.places), None))
+        first = next(filter(None, printed.places), None)
+        return InternalError(f"the CUDA compiler refused {printed.name}:\n{said.strip()[:4000]}", loc=first)
     number = int(found[1])
     shown = printed.text.splitlines()[number - 1].strip() if number <= len(printed.places) else ""
     return InternalError(
