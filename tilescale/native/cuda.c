@@ -23,7 +23,7 @@
 
 #define HEAD 12
 enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4 };
-enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2 };
+enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_NARROW_SYMBOLS = 4 /* kernels take symbols as int32 */ };
 enum { FORM_SLOT, FORM_FLOAT, FORM_MAP };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
@@ -285,7 +285,7 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   int64_t slots[TS_MAX_SLOTS];
   ts_arg args[TS_MAX_PARAMS];
   if (TS_UNLIKELY(ts_check_args(K, a, n, slots, args))) return -1;
-  for (int32_t k = 0; k < K->nsyms; k++) { /* kernels take them as int32 */
+  for (int32_t k = 0; k < K->nsyms && G->flags & FLAG_NARROW_SYMBOLS; k++) {
     int64_t extent = slots[K->nparams + 2 + k];
     if (TS_UNLIKELY(extent > INT32_MAX)) return ts_error("ValueError", "TS:symbol:-1:%d:%d:%lld", k, INT32_MAX, (long long)extent);
   }
