@@ -122,7 +122,7 @@ class CPrinter(Expressions):
         changed = self.place is None or (loc.file, loc.line) != (self.place.file, self.place.line)
         self.place = loc
         if changed:
-            source = " ".join(linecache.getline(loc.file, loc.line).split()).rstrip("\\")
+            source = linecache.getline(loc.file, loc.line).strip().rstrip("\\")
             self.write(f"// {PurePath(loc.file).name}:{loc.line}{'  ' + source if source else ''}")
 
     # -- statements
