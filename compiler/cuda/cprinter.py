@@ -12,12 +12,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, ClassVar
 
 from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_of
 from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.tvm_compat import REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc
@@ -31,15 +31,6 @@ RESERVED = frozenset(
     "union unsigned using virtual void volatile wchar_t while xor xor_eq ts half nv_bfloat16 uint uint2 uint4 dim3 min max abs "
     "blockIdx threadIdx blockDim gridDim warpSize INFINITY NAN".split()
 )
-
-
-@dataclass(frozen=True)
-class Printed:
-    """A kernel's code. ``places``: of every line (the first is ``places[0]``) where in the user's source it comes from."""
-
-    text: str
-    name: str
-    places: tuple[Loc | None, ...]
 
 
 class CPrinter(Expressions):

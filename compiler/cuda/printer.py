@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from tilescale.compiler.cuda.cexpr import POSTFIX, Text, dtype_of
-from tilescale.compiler.cuda.cprinter import CPrinter, Printed
+from tilescale.compiler.cuda.cprinter import CPrinter
 from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
+from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.tvm_compat import ir, is_buffer_var
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import tilescale.language as T
 from tests.unit.cuda.thread_kernels import I32, kernel, pointer
 from tilescale import native
-from tilescale.compiler import driver
 from tilescale.compiler.cuda.describe import description
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
+from tilescale.compiler.description import parameter_words
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
@@ -75,11 +75,7 @@ def mapped(A: T.Tensor((N, M), "float32"), C: T.StridedTensor((64, 32), (M, 1), 
 
 
 def launcher(thread: ThreadKernel, program: Any, name: str = "k") -> Callable[..., None]:
-    words: list[int] = []
-    symbols, written = driver.Symbols(program), driver.written_parameters(program)
-    for k, p in enumerate(program.params):
-        words += driver._parameter(p, k in written, symbols)
-    table = description(thread, program, words)
+    table = description(thread, program, parameter_words(program))
     return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name)
 
 
