@@ -28,14 +28,14 @@ class Program:
     """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
 
     def __init__(self, traced: Any, key: str | None):
-        from tilescale.compiler import driver
+        from tilescale.compiler import description
         from tilescale.compiler.sim.prepare import prepare
         from tilescale.compiler.sim.run import tile_program
 
         self.traced = traced
         self.key = f"program {next(_numbers)}" if key is None else key
         self.prepared = prepare(tile_program(traced))
-        self.meta = {**driver.metadata(traced), "target": "sim"}
+        self.meta = {**description.metadata(traced), "target": "sim"}
 
 
 _programs: dict[str, Program] = {}
