@@ -391,7 +391,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
-        if "int" in str(value.ty) and _stable(s.value):
+        if str(value.ty).startswith("int") and _stable(s.value):  # TVM's unsigned constants do not bear its subtractions
             self._learn(var, value)
         return tirx.Bind(var, value)
 

@@ -25,7 +25,7 @@ RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_releas
 ATTRS = {
     TILE: {"ts.kernel", "thread_extent", "ts.scale"},
     SCHEDULED: {"ts.kernel", "thread_extent", "ts.scale", "ts.role"},
-    THREAD: set(),
+    THREAD: {"thread_extent"},
 }
 
 
@@ -49,6 +49,11 @@ def _counts(token: Any) -> bool:
     return isinstance(counter, ir.TensorLoad) and counter.source.ty.storage_scope == "local.var"
 
 
+def _is_instruction(name: str) -> bool:
+    """Scalar functions have names of their own where the target's compiler has them too."""
+    return not name.startswith("ts.") or name.startswith("ts.math.")
+
+
 def _region_fits(region: Any) -> bool:
     return len(region.region) == len(region.source.ty.shape)
 
@@ -56,7 +61,7 @@ def _region_fits(region: Any) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(ir.Call, (TILE, SCHEDULED), _known_op, "an operation that is not registered"),
     Rule(ir.Call, (TILE,), lambda c: getattr(c.op, "name", "") not in RING_OPS, "a ring token at tile level"),
-    Rule(ir.Call, (THREAD,), lambda c: not getattr(c.op, "name", "").startswith("ts."), "an operation of the language is left"),
+    Rule(ir.Call, (THREAD,), lambda c: _is_instruction(getattr(c.op, "name", "")), "an operation of the language is left"),
     Rule(ir.TensorRegion, (TILE, SCHEDULED), _region_fits, "a region with another number of axes than its buffer"),
     Rule(ir.TensorRegion, (THREAD,), lambda r: False, "a region is left"),
     Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),
@@ -65,7 +70,7 @@ RULES: tuple[Rule, ...] = (
     Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key != "ts.role" or str(s.node.value) in ROLES, "a role that there is not"),
     Rule(ir.Call, (TILE,), lambda c: c.attrs is None or "ring" not in c.attrs, "a copy into a ring at tile level"),
     Rule(ir.Call, (SCHEDULED,), lambda c: getattr(c.op, "name", "") not in RING_OPS or _counts(c), "a ring token without a counter"),
-    Rule(tirx.AttrStmt, (THREAD,), lambda s: False, "an attribute is left"),
+    Rule(tirx.AttrStmt, (THREAD,), lambda s: s.attr_key in ATTRS[THREAD], "an attribute is left"),
     Rule(
         tirx.For,
         (TILE, SCHEDULED),

@@ -145,6 +145,8 @@ def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
 def deadlock(machine: Machine) -> Finding:
     """Everyone who waits, a cycle of them first where there is one."""
     waiting = [ex for ex in machine.blocked if ex.waiting is not None and not ex.children]
+    # those who wait for a signal first, then by place: not by who happened to come first
+    waiting.sort(key=lambda ex: (ex.waiting is not None and ex.waiting.meeting is not None, ex.number))
     cycle = _cycle(machine, waiting) or []
     order = cycle + [ex for ex in waiting if ex not in cycle]
     shown: dict[tuple[Any, ...], Where] = {}

@@ -111,12 +111,14 @@ class Finding:
 @dataclass
 class Report:
     """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
-    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None."""
+    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None.
+    ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do)."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
     traces: int | None = None
     complete: bool | None = None
+    varying: set[str] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
         """Keeps a finding unless the same fault is known."""
@@ -141,5 +143,6 @@ class Report:
 
     def __str__(self) -> str:
         if not self.findings:
-            return f"no finding in {self.explored}"
+            varying = f"; {', '.join(sorted(self.varying))} came out different" if self.varying else ""
+            return f"no finding in {self.explored}{varying}"
         return "\n\n".join(map(str, self.findings))

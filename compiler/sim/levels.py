@@ -19,7 +19,6 @@ from tilescale.compiler.ops import base
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.findings import Finding, Report, Where
-from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.prepare import prepare
 from tilescale.compiler.sim.run import Launch, Result
 from tilescale.compiler.sim.schedule import Schedule
@@ -65,10 +64,10 @@ class Both(Launch):
         self.scheduled = Launch(prepare(plan.of(program)), args, limit=limit, whose=f", {plan}")
 
     def run(
-        self, order: str | Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, observer: Observer | None = None
+        self, order: str | Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
     ) -> Result:
         """The tile program's run; its report has what was found at either level."""
-        tile = super().run(order, seed, into=into, observer=observer)
+        tile = super().run(order, seed, into=into, record=record)
         other = self.scheduled.run(order, seed, into=into)
         for finding in other.report.findings:
             tile.report.add(finding)

@@ -61,8 +61,8 @@ class Counter:
 
     def signal(self, ex: Executor, amount: int, op: str, site: Site) -> None:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
-        if ex.machine.observer is not None:
-            ex.machine.observer.signalled(ex, self, amount, op)
+        for observer in ex.machine.observers:
+            observer.signalled(ex, self, amount, op)
         adds = op == "add"
         machine, value = ex.machine, None if adds else amount
         if not (adds and self.grows):
@@ -220,8 +220,8 @@ class Executor:
         their order, those to different peers in any."""
         self.outbox.setdefault(peer, []).append(land)
         self.machine.deliveries[self.number, peer] = self
-        if self.machine.observer is not None:
-            self.machine.observer.posted(self, peer)
+        for observer in self.machine.observers:
+            observer.posted(self, peer)
 
     def deliver(self, peer: int) -> None:
         """The oldest write on its way to ``peer`` lands."""
@@ -229,8 +229,8 @@ class Executor:
         land = queue.pop(0)
         if not queue:
             del self.outbox[peer], self.machine.deliveries[self.number, peer]
-        if self.machine.observer is not None:
-            self.machine.observer.landed(self, peer)
+        for observer in self.machine.observers:
+            observer.landed(self, peer)
         land()
 
     def flush(self, peer: int | None = None) -> None:
@@ -249,16 +249,17 @@ class Machine:
 
     Args:
         memories: for each rank, buffer slot → Storage or Counters of its parameters.
-        schedule: see schedule.py. limit: choices after which a launch counts as endless. observer: is told what happens.
+        schedule: see schedule.py. limit: choices after which a launch counts as endless. observers: are told what happens.
     """
 
     def __init__(
-        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observer: Observer | None = None
+        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observers: tuple[Observer, ...] = ()
     ):
         self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
-        self.late, self.observer = schedule.late, observer
+        self.late, self.observers = schedule.late, observers
         self.report = Report()
         self.printed: list[str] = []
+        self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
@@ -353,8 +354,8 @@ class Machine:
             try:
                 ex.intent = next(ex.steps)
             except StopIteration:
-                if self.observer is not None:
-                    self.observer.ended(ex)
+                for observer in self.observers:
+                    observer.ended(ex)
                 if ex.parent is not None:
                     self._joined(ex, ex.parent)
                 continue
@@ -376,16 +377,16 @@ class Machine:
         """Until ``counter cmp value``; an acquire."""
         ex.awaits = (counter, cmp, value)
         yield "wait"  # what holds now need not hold when the wait looks
-        if self.observer is not None:
-            self.observer.waits(ex, site, counter)
+        for observer in self.observers:
+            observer.waits(ex, site, counter)
         while not counter.observe(ex, cmp, value):
             counter.waiters.append(ex)
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
             ex.waiting = Waiting(site, text, counter=counter, cmp=cmp)
             yield "wait"
         ex.awaits = None
-        if self.observer is not None:
-            self.observer.observed(ex, site, counter, cmp, value)
+        for observer in self.observers:
+            observer.observed(ex, site, counter, cmp, value)
         self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
 
     def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
@@ -405,8 +406,8 @@ class Machine:
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
-        if self.observer is not None:
-            self.observer.came(ex, site, meeting)
+        for observer in self.observers:
+            observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
             joined, came = meeting.clock, meeting.came
             meeting.came, meeting.clock, meeting.round = [], None, meeting.round + 1
@@ -439,8 +440,8 @@ class Machine:
             child.v, child.mem = list(ex.v), list(ex.mem)
             child.scales = {**ex.scales, label[0]: (index, count)}
             child.steps, child.parent = self._whole(child, body), ex
-            if self.observer is not None:
-                self.observer.forked(ex, child)
+            for observer in self.observers:
+                observer.forked(ex, child)
             self.ready.append(child)
         ex.children = count
         while ex.children:
@@ -468,6 +469,7 @@ class Machine:
     def show(self, ex: Executor, label: str, value: Any) -> None:
         """What T.print shows."""
         who = ex.where(self.prepared.site).who
+        self.printers.append(ex.rank.number)
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 
     # -- findings -------------------------------------------------------------------------------------------------

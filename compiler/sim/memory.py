@@ -142,8 +142,8 @@ class Storage:
         shadow = self.shadow
         if mode == "read" and shadow.whole and not shadow.tracked:
             return
-        if ex.machine.observer is not None and shadow.tracked:
-            ex.machine.observer.accessed(ex, self, key, mode, posted)
+        for observer in ex.machine.observers if shadow.tracked else ():
+            observer.accessed(ex, self, key, mode, posted)
         shadow.access(ex, self.cells, key, mode, site, self)
 
 

@@ -183,10 +183,10 @@ class View:
             storage.data[key] = chosen
             return
         assert owner is not None
-        kept, observer = chosen.copy(), ex.machine.observer
+        kept = chosen.copy()
 
         def land() -> None:
-            if observer is not None:
+            for observer in ex.machine.observers:
                 observer.accessed(ex, storage, key, "land", False)
             storage.data[key] = kept
 
@@ -462,8 +462,8 @@ class Preparation(Expressions):
             for view, mode, remote, when in accesses:
                 if when is None or when(ex):
                     view.record(ex, mode, whose if remote else None, by)
-            if ex.machine.observer is not None:
-                ex.machine.observer.performed(ex, op.name, site, whose, accesses)
+            for observer in ex.machine.observers:
+                observer.performed(ex, op.name, site, whose, accesses)
             return simulate(ex)
 
         if not op.stops(call):
@@ -570,8 +570,8 @@ class Preparation(Expressions):
                 if not test(ex):
                     return
                 ex.loop = site
-                if ex.machine.observer is not None:
-                    ex.machine.observer.turned(ex, loop)
+                for observer in ex.machine.observers:
+                    observer.turned(ex, loop)
                 if not seen:
                     yield "run"  # a loop that polls must let those go on whom it polls for
                 if body.yields:

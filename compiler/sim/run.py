@@ -24,6 +24,8 @@ from tilescale.compiler.sim.machine import Counters, Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.prepare import Prepared, prepare
+from tilescale.compiler.sim.record import Recorder
+from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
@@ -36,12 +38,19 @@ BOUND = 10_000
 @dataclass
 class Result:
     """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody has written (masks; all
-    are written where there is none), and what T.print showed."""
+    are written where there is none), what T.print showed and which ranks did, and where it was recorded who did what when."""
 
     report: Report
     arrays: list[dict[str, Any]]
     unwritten: list[dict[str, Any]]
     printed: list[str]
+    printers: list[int]
+    timeline: Timeline | None = None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes and messages between the ranks."""
+        return None if self.timeline is None else self.timeline.traffic
 
 
 def tile_program(kernel: Any) -> Any:
@@ -53,8 +62,9 @@ def tile_program(kernel: Any) -> Any:
 
 
 def launch(
-    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS
-) -> Result:
+    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS,
+    record: bool = False,
+) -> Result:  # fmt: skip
     """Runs one launch of a kernel on ``ranks`` simulated ranks.
 
     Args:
@@ -64,11 +74,12 @@ def launch(
             scalars may not be; signals are zero; tensors that the kernel reads and never writes are random numbers of the rank; all
             others are unwritten memory.
         order, seed: the schedule, see :mod:`tilescale.compiler.sim.schedule`. limit: steps after which it counts as endless.
+        record: the result has ``traffic`` and a ``timeline``, see timeline.py.
 
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
-    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks), limit=limit).run(order, seed)
+    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks), limit=limit).run(order, seed, record=record)
 
 
 def check(
@@ -144,6 +155,7 @@ class Launch:
 
     def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
         self.whose = whose
+        self.first: Result | None = None
         self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
         with np.errstate(all="ignore"):
             self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
@@ -152,15 +164,16 @@ class Launch:
         self.grid = (x, y, z)
 
     def run(
-        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, observer: Observer | None = None
+        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
     ) -> Result:
-        """One run, its findings marked with the schedule and added to ``into``."""
+        """One run, its findings marked with the schedule and added to ``into``. ``record``: what was seen is kept, as a Timeline."""
         chosen = schedule.make(order, seed) if isinstance(order, str) else order
-        if isinstance(chosen, Interleaving):
-            observer = chosen
+        recorder = Recorder(self.made.program.name, self.ranks) if record else None
+        observers: tuple[Observer, ...] = (chosen,) if isinstance(chosen, Interleaving) else ()
+        observers += () if recorder is None else (recorder,)
         events, blocks = Events(), self.grid[0] * self.grid[1] * self.grid[2]
         with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
-            machine = Machine(self.made, self.grid, chosen, events, self.limit, observer)
+            machine = Machine(self.made, self.grid, chosen, events, self.limit, observers)
             machine.clocks = 1 + self.ranks * blocks * self.made.executors
             _static(machine, blocks)
             memories = {rank: Memory(b, events, machine.clocks) for rank, b in self.bound.items()}
@@ -176,7 +189,20 @@ class Launch:
             for finding in report.findings:
                 into.add(finding)
         left = list(memories.values())
-        return Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed)
+        seen = None if recorder is None else recorder.finish(machine)
+        made = Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers, seen)
+        if into is not None and not isinstance(chosen, Interleaving):  # an observed run may end before its results are there
+            into.varying |= self._differing(made)
+        return made
+
+    def _differing(self, made: Result) -> set[str]:
+        """The tensors that a clean run left other than the first clean one did, bit for bit."""
+        if not made.report:
+            return set()
+        if self.first is None:
+            self.first = made
+        pairs = zip(made.arrays, self.first.arrays, strict=True)
+        return {name for mine, first in pairs for name in mine if mine[name].tobytes() != first[name].tobytes()}
 
     def explore(
         self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None, *, bound: int = BOUND

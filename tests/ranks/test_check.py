@@ -115,6 +115,11 @@ def test_a_rank_that_exits(check):
     assert check(2, "sys.exit(0)\n").exit_code == 0
 
 
+def test_a_rank_that_stops_the_job(check):
+    done = check(3, "comm.abort('enough') if rank == 1 else comm.barrier()\n")
+    assert done.exit_code == 3 and "rank 1 stopped the job: enough" in done.stderr
+
+
 def test_a_wrong_result_that_the_program_notices_is_no_finding(check):
     done = check(2, "ring(8)(a, inbox, got, b)\nassert (b == 99).all()\n")
     assert done.exit_code == 3 and "AssertionError" in done.stderr
@@ -295,6 +300,96 @@ if rank != 1:
     done = check(3, body)
     assert done.exit_code == 0, done.stderr
     assert "1 kernel on 3 ranks: 2 launches, 4 runs" in done.stdout  # explored once, and run in turn for each
+
+
+def test_ranks_that_sleep_let_others_go_on(check):
+    poll = "import time\nif rank == 1:\n    time.sleep(0.01)\n    comm.peer(inbox, 0)[:] = 1\nif rank == 0:\n    inbox[:] = 0\n"
+    done = check(2, poll + "    while not inbox.all(): time.sleep(0.01)\n")
+    assert done.exit_code == 0, done.stderr
+    done = check(2, "import time\nos.environ['TILESCALE_WAIT_TIMEOUT'] = '0.2'\nif rank: comm.barrier()\nwhile True: time.sleep(0.05)\n")
+    assert done.exit_code == 3 and "rank 0 has slept for 0.25 s while all other ranks waited for it or had ended" in done.stderr
+
+
+def test_what_ranks_print(check):
+    body = """
+import contextlib, io, logging
+log = logging.getLogger("of all ranks")
+if not log.handlers:
+    log.addHandler(logging.StreamHandler())
+    log.propagate = False
+held = io.StringIO()
+with contextlib.redirect_stdout(held):
+    print("kept", rank)
+    comm.barrier()
+    print("kept", rank)
+assert held.getvalue() == f"kept {rank}\\n" * 2
+log.warning("logged %d", rank)
+sys.stdout.buffer.write(b"bytes\\n")
+
+@T.prim_func
+def says(got: T.Signal((1,))):
+    with T.Kernel(1):
+        with T.Scale("device") as r, n:
+            T.signal(got[0], dst=(r + 1) % n)
+            T.wait(got[0])
+            T.print(r, "I am")
+
+tilescale.compile(says)(got)
+"""
+    done = check(2, body)
+    assert done.exit_code == 0, done.stderr
+    said = [f"[{r}] {line}" for r in (0, 1) for line in ("bytes", f"[rank {r}, block 0] I am = {r}")]
+    assert sorted(done.stdout.splitlines()[:-1]) == sorted(said)
+    assert sorted(done.stderr.splitlines()) == ["[0] logged 0", "[1] logged 1"]
+
+
+def test_results_that_the_schedule_decides_are_told(check):
+    body = """
+@T.prim_func
+def sums(A: T.Tensor((4,), "float32"), S: T.SymmTensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+    with T.Kernel(4) as b:
+        T.atomic_add(S[0], A[b])
+        with T.Scale("grid"):
+            T.barrier()
+        if b == 0:
+            B[0] = S[0]
+
+s = comm.zeros(1, like="numpy")
+tilescale.compile(sums)(np.array([1e8, 1, -1e8, 3], "float32"), s, np.zeros(1, "float32"))
+"""
+    done = check(1, body, "--schedule", "random", "--seeds", "10")
+    assert done.exit_code == 0 and "of sums comes out different from schedule to schedule" in done.stderr, done.stderr
+
+
+def test_every_interleaving(check):
+    done = check(2, "ring(8)(a, inbox, got, b)\n", "--schedule", "exhaustive")
+    assert done.exit_code == 0 and "no finding, all interleavings, " in done.stdout, done.stderr
+
+
+def test_tuning_and_timing(check, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "cache"))
+    body = """
+@tilescale.autotune(configs={"wait": [True]})
+@tilescale.jit
+def tuned(N, wait=True):
+    return ring.get_tir(N, wait)
+
+k = tuned(8)
+k(a, inbox, got, b)
+assert (b == (rank - 1) % n).all()
+assert ring(8).get_profiler().do_bench() > 0
+"""
+    done = check(2, body)
+    assert done.exit_code == 0, done.stderr
+    assert not list(tmp_path.rglob("tuned/*"))
+
+
+def test_an_example_that_traces_says_why_it_cannot(check):
+    example = Path(__file__).parents[2] / "examples" / "08_ag_gemm.py"
+    args = ["--m", "8", "--n", "8", "--k", "8", "--trace"]
+    done = CliRunner().invoke(commands, ["check", "-n", "2", "--seeds", "1", str(example), *args])
+    assert done.exit_code == 3 and "2 ranks: max error" in done.stdout, done.stderr
+    assert "nothing was logged: is the kernel compiled with instrument=True, and not run on the simulator?" in done.stderr
 
 
 def test_usage(check, tmp_path):

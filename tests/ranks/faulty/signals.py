@@ -162,7 +162,7 @@ def signal_nobody_awaits(n, bug):
     return main
 
 
-@case("race", "flag", args=lambda n: {"flag": np.zeros(1, np.int32)})
+@case("race", "flag", args=lambda n: {"flag": np.zeros(1, np.int32), "one": np.ones(1, np.int32)})
 def relaxed_flag(n, bug):
     """The arrival of the data is polled in ordinary memory, which orders nothing: the flag may be seen before the data."""
 
