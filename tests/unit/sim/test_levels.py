@@ -229,3 +229,5 @@ def test_levels_that_there_are_not():
     for program, level in ((odd, "thread"), (schedule(tile_program(odd)), "both")):
         with pytest.raises(TileValueError):
             check(program, 1, {"n": 3}, level=level)
+    with pytest.raises(TileValueError, match="know the steps of the tile level"):
+        check(odd, 1, {"n": 3}, level="scheduled", schedule="exhaustive")
