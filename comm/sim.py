@@ -248,7 +248,7 @@ class SimWorld:
 
     Attributes:
         checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
-        turn: the rank that runs.
+        turn: the rank that runs. threads: of the ranks.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
         disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
             ended; by default a CommError.
@@ -264,6 +264,7 @@ class SimWorld:
         self.allocations: dict[tuple[int, ...], int] = {}
         self.endings: list[Ending] = []
         self.turn = 0
+        self.threads: list[threading.Thread] = []
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._ready = set(range(size))
         self._meetings: dict[tuple[int, ...], dict[int, Arrival]] = {}
@@ -277,7 +278,7 @@ class SimWorld:
         """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls ``sys.exit`` with anything but
         success, ends those that wait for it (their error is a RankStopped)."""
         global epoch, _running
-        threads = [threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size)]
+        threads = self.threads = [threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size)]
         epoch, _running = epoch + 1, _running + 1
         try:
             for thread in threads:

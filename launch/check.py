@@ -93,6 +93,7 @@ class Check:
             with personas.sleeping():
                 endings = self.world.run(self._rank)
         except KeyboardInterrupt:
+            click.echo(f"\ntilescale: interrupted{_place_of(self.world)}", err=True)
             return INTERRUPTED
         finally:
             self.process.put_on()
@@ -141,6 +142,14 @@ class Check:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what if n == 1 else what + ('es' if what.endswith('ch') else 's')}"
+
+
+def _place_of(world: sim.SimWorld) -> str:
+    """Where in the program the rank is whose turn it is."""
+    frame = sys._current_frames().get(world.threads[world.turn].ident or 0)
+    while frame is not None and not personas.is_programs(frame):
+        frame = frame.f_back
+    return "" if frame is None else f" while rank {world.turn} was at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _why(ending: sim.Ending) -> str:

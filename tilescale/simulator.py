@@ -165,7 +165,7 @@ class SimKernel(Kernel):
         """One launch; ``args``: one for each parameter, outputs too."""
         from tilescale.arguments import bind
 
-        backend = comm.backend()
+        backend = comm.behind()
         tensors, numbers = bind(self, args, backend)
         call = Call(self, tensors, numbers, sim.call_site())
         here = backend if isinstance(backend, sim.SimRank) else None

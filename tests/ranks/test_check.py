@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -220,6 +221,34 @@ def test_what_a_launch_wrote_is_written_for_the_next(check):
     assert done.exit_code == 0, done.stderr
 
 
+def test_what_a_launch_left_unwritten_stays_so(check):
+    half = """
+@T.prim_func
+def half(X: T.KIND((16,), "float32")):
+    with T.Kernel(1):
+        for i in T.Parallel(8):
+            X[i] = i
+
+x = comm.empty(16, like="numpy")
+tilescale.compile(half)(x)
+assert x[:8].tolist() == list(range(8))
+print("again")
+"""
+    reads = """
+@T.prim_func
+def reads(X: T.SymmTensor((16,), "float32"), B: T.Tensor((16,), "float32")):
+    with T.Kernel(1):
+        for i in T.Parallel(16):
+            B[i] = X[i] + 1
+
+tilescale.compile(reads)(x, np.zeros(16, "float32"))
+"""
+    for kind in ("SymmTensor", "Tensor"):
+        done = check(2, half.replace("KIND", kind) + reads)
+        assert done.exit_code == 1 and "uninitialised: X[8:16] is read" in done.stderr, done.stderr
+        assert check(2, half.replace("KIND", kind) + "x[8:] = 0\ncomm.barrier()\n" + reads).exit_code == 0
+
+
 def test_signals_start_at_zero_unless_they_are_kept(check):
     body = """
 @T.prim_func
@@ -390,6 +419,17 @@ def test_an_example_that_traces_says_why_it_cannot(check):
     done = CliRunner().invoke(commands, ["check", "-n", "2", "--seeds", "1", str(example), *args])
     assert done.exit_code == 3 and "2 ranks: max error" in done.stdout, done.stderr
     assert "nothing was logged: is the kernel compiled with instrument=True, and not run on the simulator?" in done.stderr
+
+
+def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
+    script = tmp_path / "spins.py"
+    script.write_text("from tilescale import comm\ncomm.init()\nprint('spinning', flush=True)\nwhile True:\n    pass\n")
+    command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", str(script)]
+    with subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and "spinning" in job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        _, said = job.communicate(timeout=30)
+    assert job.returncode == 130 and "tilescale: interrupted while rank 1 was at " in said and "spins.py:" in said
 
 
 def test_usage(check, tmp_path):
