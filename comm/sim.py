@@ -278,7 +278,8 @@ class SimWorld:
         """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls ``sys.exit`` with anything but
         success, ends those that wait for it (their error is a RankStopped)."""
         global epoch, _running
-        threads = self.threads = [threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size)]
+        made = (threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size))
+        threads = self.threads = list(made)
         epoch, _running = epoch + 1, _running + 1
         try:
             for thread in threads:
