@@ -19,6 +19,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from tilescale import env
@@ -68,11 +69,15 @@ class RankStopped(BaseException):
 
 
 def call_site() -> Loc | None:
-    """The statement of the user's code that is under way: the innermost frame that is none of ours."""
-    frame = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale":
-        frame = frame.f_back  # type: ignore[assignment]
+    """The statement of the user's code that is under way: the innermost frame that is none of ours, nor generated."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _ours(frame):
+        frame = frame.f_back
     return None if frame is None else Loc(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale" or frame.f_code.co_filename.startswith("<call of")
 
 
 @dataclass

@@ -130,6 +130,7 @@ def test_a_wrong_result_that_the_program_notices_is_no_finding(check):
     ("body", "said"),
     [
         ("ring(8, wait=rank != 1)(a, inbox, got, b)", "rank 1 launches ring(N=8, wait=False) where rank 0 launches ring(N=8, wait=True)"),
+        ("k = tilescale.compile(ring.get_tir(8), -1)\nif rank != 1: k(a, inbox, got)", "rank 0 launches main(wait=True), and not every"),
         ("if rank != 1: ring(8)(a, inbox, got, b)", "not every rank of its team does: rank 1 has ended"),
         ("ring(8)(a, inbox, got, b) if rank else comm.barrier()", "not every rank of its team does: rank 0 calls barrier()"),
         ("o = comm.empty(8, like='numpy')\nring(8)(a, o if rank else inbox, got, b)", "with another symmetric tensor as inbox than rank 0"),
