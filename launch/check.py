@@ -101,7 +101,9 @@ class Check:
                 output.finish()
             sys.meta_path.remove(watch)
             self.bar.close()
-        failed = next((e for e in endings if e.told is not None and not isinstance(e.error, FindingError)), None)
+        failed = next((e for e in endings if e.told is not None), None)
+        if failed is not None and isinstance(failed.error, FindingError) and self.checking.report.findings:
+            failed = None  # it is told as a finding
         self._report(failed, time.perf_counter() - start)
         return FOUND if self.checking.report.findings else FAILED if failed is not None else 0
 

@@ -433,6 +433,34 @@ def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
     assert job.returncode == 130 and "tilescale: interrupted while rank 1 was at " in said and "spins.py:" in said
 
 
+def test_ranks_that_never_call_init(check):
+    head = HEAD[: HEAD.index("comm.init()")]
+    body = """
+@T.prim_func
+def fills(B: T.Tensor((8,), "int32")):
+    with T.Kernel(BLOCKS):
+        with T.Scale("device") as rank, n:
+            for i in T.Parallel(8):
+                B[i] = rank * 10 + n
+
+b = np.zeros(8, "int32")
+tilescale.compile(fills)(b)
+assert (b == 1).all()   # alone, as on the CPU
+"""
+    assert check(2, body.replace("BLOCKS", "1"), head=head).exit_code == 0
+    done = check(2, body.replace("BLOCKS", "2"), head=head)
+    assert done.exit_code == 1 and "race: this writes B" in done.stderr, done.stderr
+    done = check(2, "comm.barrier()\n", head=head)
+    assert done.exit_code == 3 and "tilescale.comm is not initialised" in done.stderr
+
+
+def test_processes_cannot_be_simulated(tilescale_launch, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + "ring(8)(a, inbox, got, b)\n")
+    done = tilescale_launch(2, script, env={"TILESCALE_TARGET": "sim"})
+    assert done.returncode != 0 and "the simulator runs all ranks in one process, and this job has 2 processes" in done.stderr
+
+
 def test_usage(check, tmp_path):
     assert check(2, "", "--schedule", "fast").exit_code == 2
     run = CliRunner().invoke
