@@ -284,7 +284,8 @@ def _below_the_block(body: Any) -> list[Any]:
 
 
 def _finished(program: Any, body: Any, draft: _Draft) -> Any:
-    """Allocations and roles in their places: counters, and the stages that several roles see, at the head of the kernel."""
+    """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are read, at the head of the kernel
+    (a tile may be allocated in the very loop that fills it)."""
     plan, heads = draft.plan, []
     for counter in draft.counters:
         heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
@@ -295,7 +296,7 @@ def _finished(program: Any, body: Any, draft: _Draft) -> Any:
         if new is None:
             return s
         made = tirx.AllocBuffer(new, dict(s.annotations), s.span)
-        if len(plan.roles) == 1:
+        if plan.rings[plan.ring_of[new]].form == TURN:
             return made
         heads.append(made)
         return tirx.Evaluate(ZERO)

@@ -145,6 +145,37 @@ def ag_gemm() -> Any:
     return main
 
 
+def ag_gemm_rows() -> Any:
+    """All-gather and GEMM in one, as in example 08: a tile of other ranks' rows waits once, in front of its loop."""
+    n = 2
+
+    @T.prim_func
+    def main(
+        X: T.SymmTensor((n, 16, 80), "float32"), W: T.Tensor((80, 32), "float32"), here: T.Signal((n,)),
+        C: T.Tensor((n, 16, 32), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1) as b:
+            x, w = T.alloc_shared((16, 16), "float32"), T.alloc_shared((16, 16), "float32")
+            acc = T.alloc_fragment((16, 16), "float32")
+            with T.Scale("device") as rank, world:
+                for step, j in T.Persistent((n, 2), 1, b):
+                    owner = (rank + step) % world
+                    if step == 0:
+                        mine = X[rank, 0:16, 0:80]
+                        for hop in T.serial(j + 1, world, step=2):
+                            T.copy(mine, mine, dst=(rank + hop) % world, signal=here[rank])
+                    else:
+                        T.wait(here[owner])
+                    T.clear(acc)
+                    for k in T.Pipelined(5, num_stages=4):
+                        T.copy(X[owner, 0, k * 16], x)
+                        T.copy(W[k * 16, j * 16], w)
+                        T.gemm(x, w, acc)
+                    T.copy(acc, C[owner, 0, j * 16])
+
+    return main
+
+
 def _rows(rank: int) -> Any:
     made = np.ma.masked_all((2, 16, 80), np.float32)
     made[rank] = np.random.default_rng(rank).standard_normal((16, 80)).astype(np.float32)
@@ -156,6 +187,7 @@ CASES = (
     Case("persistent_gemm", persistent_gemm),
     Case("attention", attention),
     Case("ag_gemm", ag_gemm, 2, lambda: {"X": _rows}),
+    Case("ag_gemm_rows", ag_gemm_rows, 2, lambda: {"X": _rows}),
 )
 BOTH = ("producer", "consumer")
 PLANS = {
@@ -171,7 +203,7 @@ PLANS = {
 
 def seeded(program: Any) -> Iterator[Fault]:
     """All faults of a scheduled program with one ring."""
-    for edit in (_tokens, _stages, _moves, _counters, _copies, _plan, _across):
+    for edit in (_tokens, _stages, _moves, _counters, _copies, _guards, _plan, _across):
         for name, at, made in edit(program):
             yield Fault(name, at, made)
 
@@ -390,6 +422,27 @@ def _copies(program: Any) -> Edits:
             yield f"a loop with {name}", loop.loop_var.name, _again(program, body)
 
 
+def _guards(program: Any) -> Edits:
+    """Waits away from the copies that they guard, made by one role instead of both."""
+    for k, region in enumerate(_regions(program)):
+        choices: list[Any] = []
+        structural_walk(region.body, (tirx.IfThenElse, choices.append))
+        for s in choices:
+            branches = [s.then_case] if s.else_case is None else [s.then_case, s.else_case]
+            if any(map(is_guard, branches)) and not is_guard(s):
+                nothing = tirx.Evaluate(tirx.IntImm("int32", 0))
+                parts = [nothing if is_guard(b) else b for b in branches]
+                new = tirx.IfThenElse(s.condition, parts[0], parts[1] if len(parts) > 1 else None, s.span)
+                body = structural_map(program.func.body, (tirx.IfThenElse, lambda x, s=s, new=new: new if x.same_as(s) else x))
+                yield "guard left to the other role", ("producer", "consumer")[k] + " without", _again(program, body)
+
+
+def _regions(program: Any) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.role" else None))
+    return found if len(found) > 1 else []
+
+
 def _plan(program: Any) -> Edits:
     """Tokens that take the ring for deeper than its buffers are."""
     ring = program.schedule.rings[0]
@@ -437,15 +490,11 @@ def _across(program: Any) -> Edits:
 def _names(program: Any) -> dict[Any, Any]:
     """The producer's names → the consumer's of the same spelling."""
     found: list[dict[str, Any]] = []
-
-    def region(s: Any) -> None:
-        if s.attr_key == "ts.role":
-            variables: list[Any] = []
-            structural_walk(s.body, (tirx.For, lambda x: variables.append(x.loop_var)))
-            structural_walk(s.body, (tirx.Bind, lambda x: variables.append(x.var)))
-            found.append({v.name: v for v in variables})
-
-    structural_walk(program.func.body, (tirx.AttrStmt, region))
+    for s in _regions(program):
+        variables: list[Any] = []
+        structural_walk(s.body, (tirx.For, lambda x, out=variables: out.append(x.loop_var)))
+        structural_walk(s.body, (tirx.Bind, lambda x, out=variables: out.append(x.var)))
+        found.append({v.name: v for v in variables})
     return {v: found[1][n] for n, v in found[0].items() if n in found[1]}
 
 
@@ -499,6 +548,8 @@ class Judge:
 HARMLESS = {
     ("ahead", "a copy into a stage too many", "sequence 0"): "the loop is entered once: its first rounds have the same stage either way",
     ("ahead", "a copy into a stage too few", "sequence 0"): "the loop is entered once: its first rounds have the same stage either way",
+    ("roles", "guard left to the other role", "consumer without"): "what this consumer reads of others comes through the ring, whose rounds"
+    " are committed behind the producer's wait",
     ("ahead", "a loop with a round more", "i0_n"): "the tile loop of the whole block, not of the pass: a tile beyond all reads zero, writes nothing",
 }
 

@@ -243,6 +243,20 @@ def test_tile_variables_are_copied_to_the_producer():
     assert report, report
 
 
+@pytest.mark.parametrize("plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"])
+def test_a_tile_that_is_allocated_in_its_loop(plan: dict[str, Any]):
+    @T.prim_func
+    def main(A: T.Tensor((8, S), "int32"), C: T.Tensor((8, S), "int32")):
+        with T.Kernel(1):
+            for k in T.Pipelined(8, num_stages=3):
+                a = T.alloc_shared((S,), "int32")
+                T.copy(A[k, 0], a)
+                T.copy(a, C[k, 0])
+
+    report = check(main, level="both", depth=3, seeds=2, **plan)
+    assert report, report
+
+
 def test_plans_that_there_are_not():
     for plan in ({"roles": ("consumer",)}, {"roles": BOTH, "ahead": True}):
         with pytest.raises(ValueError, match="one role"):
