@@ -73,6 +73,27 @@ def test_a_wait_that_ends_without_the_signal():
     assert "as many signals as must have come" in found.hint
 
 
+def test_one_counter_of_two_is_never_awaited():
+    def kernel(both: bool):
+        @T.prim_func
+        def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((2, S), "float32"), got: T.Signal((2,)), B: T.Tensor((2, S), "float32")):
+            with T.Kernel(1):
+                with T.Scale("device") as rank, world:
+                    T.copy(A, inbox[0, 0:S], dst=(rank + 1) % world, signal=got[0])
+                    T.copy(A, inbox[1, 0:S], dst=(rank + 1) % world, signal=got[1])
+                    T.wait(got[1])  # the first copy comes before the second one's signal
+                    if both:
+                        for k in T.serial(2):
+                            T.wait(got[k])
+                    T.copy(inbox, B)
+
+        return main
+
+    (found,) = check(kernel(False), 2, seeds=3).findings
+    assert found.kind == "unawaited" and found.message.startswith("got[0] is signalled") and "signal=got[0]" in str(found)
+    assert check(kernel(True), 2, seeds=3)
+
+
 @SCHEDULES
 @pytest.mark.parametrize("ordered", [False, True])
 def test_stores_and_additions_of_one_counter(ordered: bool, schedule: str):
