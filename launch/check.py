@@ -93,6 +93,7 @@ class Check:
             with personas.sleeping():
                 endings = self.world.run(self._rank)
         except KeyboardInterrupt:
+            click.echo(f"\ntilescale: interrupted{_place_of(self.world)}", err=True)
             return INTERRUPTED
         finally:
             self.process.put_on()
@@ -100,7 +101,9 @@ class Check:
                 output.finish()
             sys.meta_path.remove(watch)
             self.bar.close()
-        failed = next((e for e in endings if e.told is not None and not isinstance(e.error, FindingError)), None)
+        failed = next((e for e in endings if e.told is not None), None)
+        if failed is not None and isinstance(failed.error, FindingError) and self.checking.report.findings:
+            failed = None  # it is told as a finding
         self._report(failed, time.perf_counter() - start)
         return FOUND if self.checking.report.findings else FAILED if failed is not None else 0
 
@@ -141,6 +144,14 @@ class Check:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what if n == 1 else what + ('es' if what.endswith('ch') else 's')}"
+
+
+def _place_of(world: sim.SimWorld) -> str:
+    """Where in the program the rank is whose turn it is."""
+    frame = sys._current_frames().get(world.threads[world.turn].ident or 0)
+    while frame is not None and not personas.is_programs(frame):
+        frame = frame.f_back
+    return "" if frame is None else f" while rank {world.turn} was at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _why(ending: sim.Ending) -> str:

@@ -18,6 +18,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from tilescale.comm import sim
@@ -164,7 +165,12 @@ def _is_programs(name: str, module: Any) -> bool:
 
 
 def _installed(file: str) -> bool:
-    return file.startswith(_INSTALLED) or any(part in _PACKAGES for part in Path(file).parts)
+    return file.startswith((*_INSTALLED, "<frozen")) or any(part in _PACKAGES for part in Path(file).parts)
+
+
+def is_programs(frame: FrameType) -> bool:
+    """Whether a frame runs code of the program, and not ours, of an installed package or of the standard library."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "tilescale" and not _installed(frame.f_code.co_filename)
 
 
 def _exchange(environ: Mapping[str, str]) -> None:
@@ -206,7 +212,7 @@ def sleeping() -> Iterator[None]:
 
     def sleep(seconds: float) -> None:
         rank = sim.rank_of_thread()
-        if rank is None or _installed(sys._getframe(1).f_code.co_filename):
+        if rank is None or not is_programs(sys._getframe(1)):
             slept(seconds)
         else:
             rank.job.sleep(rank.rank, seconds)

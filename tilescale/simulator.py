@@ -115,19 +115,9 @@ class Argument:
 
     def take(self, values: Any, unwritten: Any) -> None:
         """What a launch left of it, into the caller's memory."""
-        if self.block is None:
-            self.array[...] = values
-            return
-        if unwritten is not None:  # what nobody wrote keeps the pattern that says so
-            values = self.array.copy() if unwritten.all() else _chosen(unwritten, self.array, values)
-        self.array[...] = values
-        self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
-
-
-def _chosen(where: Any, yes: Any, no: Any) -> Any:
-    out = no.copy()
-    out[where] = yes[where]
-    return out
+        self.array[...] = values  # where nobody wrote, still the pattern that says so
+        if self.block is not None:
+            self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
 
 
 @dataclass
@@ -165,24 +155,22 @@ class SimKernel(Kernel):
         """One launch; ``args``: one for each parameter, outputs too."""
         from tilescale.arguments import bind
 
-        backend = comm.backend()
+        backend = comm.behind()  # None before comm.init: a launch is then of one rank
+        thread = sim.here()
+        checking = None if thread is None else thread.job.checking
+        rank, world = (0, 1) if backend is None else (backend.place.rank, backend.place.size)
         tensors, numbers = bind(self, args, backend)
         call = Call(self, tensors, numbers, sim.call_site())
-        here = backend if isinstance(backend, sim.SimRank) else None
-        if not self.collective:
-            rank, world = (0, 1) if backend is None else (backend.place.rank, backend.place.size)
-            _show(_perform([call], world, None if world == 1 else rank, None if here is None else here.job.checking)[0])
+        if world == 1 or not self.collective:
+            _show(_perform([call], world, None if world == 1 else rank, checking)[0])
             return
-        if here is None:
-            if backend is not None and backend.place.size > 1:
-                raise LaunchError(
-                    f"{self.name}: the simulator runs all ranks in one process, and this job has {backend.place.size} processes",
-                    loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
-                )  # fmt: skip
-            _show(_perform([call], 1, None, None)[0])
-            return
-        members = next((a.team for a in tensors.values() if a.team is not None), here.world.members)
-        _show(here.job.meet(here.rank, members, LAUNCH, call, lambda calls: _together(calls, members, here.job.size, here.job.checking)))
+        if not isinstance(backend, sim.SimRank):
+            raise LaunchError(
+                f"{self.name}: the simulator runs all ranks in one process, and this job has {world} processes",
+                loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
+            )  # fmt: skip
+        members = next((a.team for a in tensors.values() if a.team is not None), backend.world.members)
+        _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking)))
 
     def get_kernel_source(self, kind: str = "tile") -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, register_op, tirx, tvm_ffi
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
 
 #: A binding may stand on so many others before it goes by way of a slot: TVM's analyses grow with the power of it.
 CHAIN = 4
@@ -81,7 +81,7 @@ class _Pass:
         return tirx.SeqStmt(steps)
 
     def chained(self, bind: Any) -> Any:
-        """A binding of the author's: by way of a slot where it stands on too many others (see `held`), or where TVM would misread it."""
+        """A binding of the author's: by way of a slot where it stands on too many others (see `held`)."""
         depth = 0
 
         def look(var: Any) -> None:
@@ -89,7 +89,7 @@ class _Pass:
             depth = max(depth, self.depth.get(hash(var), 0))
 
         tvm_ffi.structural_walk(bind.value, (ir.Var, look))
-        if (depth < CHAIN and not _misread(bind)) or str(bind.var.ty) == "bool":
+        if depth < CHAIN or str(bind.var.ty) == "bool":
             self.depth[hash(bind.var)] = depth + 1
             self.kept.append(bind.var)
             return bind
@@ -114,76 +114,13 @@ class _Pass:
         return [tirx.BufferStore(slot, bind.value, at), tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span)]
 
 
-def _misread(bind: Any) -> bool:
-    """Whether TVM's interval analysis would stumble over a binding. Of a product of floats one of which is an integer with known bounds,
-    converted, it asks for the integer constant 0 of a float type; of a signed integer taken for an unsigned one it makes an unsigned
-    constant of the lower bound. There is neither."""
-    casts: list[Any] = []
-    products: list[Any] = []
-    tvm_ffi.structural_walk(bind.value, (tirx.Cast, casts.append))
-    tvm_ffi.structural_walk(bind.value, (tirx.Mul, products.append))
-    kinds = [(str(c.value.ty), str(c.ty)) for c in casts]
-    if any(src.startswith("int") and dst.startswith("uint") for src, dst in kinds):
-        return True
-    return "float" in str(bind.var.ty) and bool(products) and any("int" in src for src, _ in kinds)
-
-
-CHOSEN = "ts.chosen"
-register_op(CHOSEN, pure=True)
-
-
-def hide_choices() -> Any:
-    """The pass: an ``if_then_else`` whose condition holds a Let (inside a branch it cannot be bound in front) becomes a call that TVM
-    knows nothing of. LowerIntrin would take the condition and its contrary for granted in the branches, bind the Let anew each time, and
-    refuse where its value had become simpler. ``show_choices`` undoes it."""
-
-    def hidden(call: Any, mutator: Any) -> Any:
-        made = mutator.default_mutate(call)
-        if getattr(made.op, "name", "") != IF_THEN_ELSE:
-            return made
-        found: list[Any] = []
-        tvm_ffi.structural_walk(made.args[0], (tirx.Let, found.append))
-        return ir.Call(CHOSEN, list(made.args), ret_ty=made.ty) if found else made
-
-    def any_let(func: Any) -> bool:
-        found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, (tirx.Let, found.append))
-        return bool(found)
-
-    return _of_calls("hide_choices", hidden, any_let)
-
-
-def show_choices() -> Any:
-    """The pass: what ``hide_choices`` hid is an ``if_then_else`` again."""
-
-    def shown(call: Any, mutator: Any) -> Any:
-        made = mutator.default_mutate(call)
-        return tirx.if_then_else(*made.args) if getattr(made.op, "name", "") == CHOSEN else made
-
-    def any_hidden(func: Any) -> bool:
-        found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, (ir.Call, lambda c: found.append(c) if getattr(c.op, "name", "") == CHOSEN else None))
-        return bool(found)
-
-    return _of_calls("show_choices", shown, any_hidden)
-
-
-def _of_calls(name: str, change: Any, needed: Any) -> Any:
-    def run(func: Any, _module: Any, _context: Any) -> Any:
-        if not needed(func):
-            return func
-        return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, change)]))
-
-    return tirx.transform.prim_func_pass(run, opt_level=0, name=f"tilescale.{name}")
-
-
 def bind_lets() -> Any:
     """The pass: Lets in stores, bindings and evaluated calls become ``Bind`` statements in front of them."""
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
         tvm_ffi.structural_walk(func.body, ((tirx.Let, tirx.Bind), found.append))
-        if len(found) <= CHAIN and not any(isinstance(node, tirx.Let) or _misread(node) for node in found):
+        if len(found) <= CHAIN and not any(isinstance(node, tirx.Let) for node in found):
             return func
         state = _Pass()
         kinds = (tirx.BufferStore, tirx.Bind, tirx.Evaluate)

@@ -20,7 +20,7 @@ KINDS = {
     "different-programs": "the ranks of a launch run different programs",
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",
-    "arithmetic": "an integer division by zero",
+    "arithmetic": "an integer division by zero, or a signed result of 32 or 64 bits out of range",
     "schedule": "the scheduled program differs from the tile program: another result, or tokens of a ring out of order",
     "endless": "the launch does not end within the limit of steps",
 }

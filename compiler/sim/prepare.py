@@ -29,11 +29,13 @@ from tilescale.language.dtypes import BITS
 
 @dataclass(frozen=True)
 class Sending:
-    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without)."""
+    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without). index: of the counter, None where it is
+    computed."""
 
     site: Site
     flag: View
     peer: Value | None
+    index: tuple[int, ...] | None = None
 
     def target(self, ex: Any) -> tuple[Any, str] | None:
         """Home and name of the counter that it would signal by the variables of an executor as they are; None where one has no value."""
@@ -66,7 +68,8 @@ class Prepared:
     #: loops around a statement, by the statement's number; the statements that signal a buffer, by its name
     loops_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     signalled: dict[str, list[Sending]] = field(default_factory=dict)
-    awaited: set[str] = field(default_factory=set)
+    #: by the name of a signal the counters that statements wait for, None where the index is computed
+    awaited: dict[str, set[tuple[int, ...] | None]] = field(default_factory=dict)
     #: signals (by slot) in whose counters the order of additions may say something: some statement does more than add to them and wait
     #: for enough
     ordered: set[int] = field(default_factory=set)
@@ -171,7 +174,7 @@ class Preparation(Expressions):
         """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
         by then."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
-        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer))
+        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer, _constant(region)))
         if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
             self.made.ordered.add(flag.slot)
 
@@ -185,7 +188,7 @@ class Preparation(Expressions):
 
     def awaiting(self, region: Any, call: Any) -> Site:
         """The site of a wait for a counter."""
-        self.made.awaited.add(self.buffers[self.slots[region.source]].name)
+        self.made.awaited.setdefault(self.buffers[self.slots[region.source]].name, set()).add(_constant(region))
         if str(call.attrs["cmp"]) not in ("ge", "gt"):
             self.made.ordered.add(self.slots[region.source])
         return self.site(call, "T.wait")
@@ -533,6 +536,12 @@ def _sequence(steps: list[Step]) -> Step:
                 s.run(ex)
 
     return Step(slowly, True)
+
+
+def _constant(region: Any) -> tuple[int, ...] | None:
+    """The index of a counter where it is constant."""
+    mins = [r.min for r in region.region]
+    return tuple(int(m.value) for m in mins) if all(isinstance(m, tirx.IntImm) for m in mins) else None
 
 
 def _forks(body: Any) -> bool:

@@ -237,10 +237,14 @@ def _static(machine: Machine, blocks: int) -> None:
         machine.report.add(Finding("not-resident", text, Where(site.what, site.loc), hint=hint))
     kept = {p.name for p in made.program.params if getattr(p.spec, "keep", False)}
     for name, sendings in made.signalled.items():
-        if name not in made.awaited | kept:
-            site = sendings[0].site
-            text = f"{name} is signalled, and no statement of {made.program.name} waits for it"
-            machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=f"T.wait({name}[…]) where its news is needed"))
+        awaited = made.awaited.get(name, set())
+        unheard = [s for s in sendings if not awaited or not ({s.index, None} & awaited or s.index is None)]
+        if unheard and name not in kept:
+            site, index = unheard[0].site, unheard[0].index
+            counter = f"{name}[{', '.join(map(str, index))}]" if index else f"{name}[…]"
+            text = f"{counter if awaited else name} is signalled, and no statement of {made.program.name} waits for it"
+            hint = f"T.wait({counter}) where its news is needed"
+            machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=hint))
 
 
 class _Values:

@@ -22,7 +22,7 @@ from tests.fuzz.shrink import shrink
 
 #: seconds for one program, its shrinking included; programs of one process (what TVM keeps of each adds up);
 #: programs that share one group of ranks
-LIMIT, PORTION, GROUP = 30.0, 400, 20
+LIMIT, PORTION, GROUP = 240.0, 400, 20
 
 
 @dataclass
