@@ -135,7 +135,7 @@ def said(call: Callable[[], Any]) -> str:
 
 
 def main() -> dict[str, Any]:
-    out: dict[str, Any] = {"missing": native.cuda_missing()}
+    out: dict[str, Any] = {"missing": native.cuda_missing(), "capability": [native.cuda_capability(), native.cuda_capability(7)]}
     fake, run = Driver(), scaled()
     a, b = np.zeros(300, "float16"), np.zeros(300, "float16")
     args = (OnGpu(a), OnGpu(b), 0.1, -3)

@@ -57,6 +57,10 @@ def test_the_current_stream_is_used(seen: dict[str, Any]):
     assert seen["again"]["stream"] == 0
 
 
+def test_the_compute_capability(seen: dict[str, Any]):
+    assert seen["capability"] == [[9, 0], None]
+
+
 def test_code_is_loaded_once(seen: dict[str, Any]):
     assert seen["scale"]["loads"] == 1 and seen["again"]["loads"] == 1 and seen["again"]["launches"] == 2
 
@@ -114,6 +118,7 @@ def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
 
 def test_a_machine_without_a_gpu_says_so(driver: Path, clean_env: dict[str, str]):
     got = run(driver, clean_env, FAKE_NO_GPU="1")
+    assert got["capability"] == [None, None]
     assert got["call"] == "RuntimeError: TS:run:-1:the CUDA driver does not start (cuInit): no CUDA-capable device is detected"
 
 
