@@ -149,6 +149,13 @@ CC: Var[list[str] | None] = Var(
     "a command, such as 'gcc' or 'ccache clang'",
     "the C compiler that builds the runtime and links kernels; default: $CC, else cc, gcc or clang from the PATH",
 )
+CUDA_COMPILER: Var[str | None] = Var(
+    "TILESCALE_CUDA_COMPILER",
+    _nothing,
+    str,
+    "nvcc, nvrtc or the path of an nvcc",
+    "what compiles kernels for CUDA; default: nvcc where there is one, else NVRTC",
+)
 JOB: Var[str | None] = Var(
     "TILESCALE_JOB",
     _nothing,
@@ -157,7 +164,7 @@ JOB: Var[str | None] = Var(
     "set by `tilescale launch` for its ranks: the job's name, part of every file name in /dev/shm",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
