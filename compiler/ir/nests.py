@@ -62,6 +62,8 @@ def nest_of(s: Any) -> Nest | None:
         while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
             loops.append(loops[-1].body)
         return Nest(tuple(loop.loop_var for loop in loops), tuple(constant_extent(loop.extent) for loop in loops), loops[-1].body, s)
+    if isinstance(s, tirx.BufferStore):
+        return Nest((), (), s, s, "the assignment")
     if isinstance(s, tirx.Evaluate):
         op = base.find(s.value)
         if op is not None:

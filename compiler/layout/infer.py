@@ -77,6 +77,7 @@ class Uses:
     """Everything in a kernel that has a say about layouts."""
 
     threads: int
+    arch: str
     owners: dict[Any, Executor] = field(default_factory=dict)
     items: list[Use] = field(default_factory=list)
 
@@ -114,13 +115,17 @@ def scalar_reads(s: Any) -> list[Element]:
         return list(reads(s.condition))
     if isinstance(s, tirx.Bind):
         return list(reads(s.value))
+    if isinstance(s, tirx.Evaluate):  # the scalars that an operation takes beside its tiles
+        found: list[Element] = []
+        structural_walk(s.value, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))))
+        return found
     return []
 
 
 def gather(program: Any) -> Uses:
     """The uses of a program's tiles."""
     threads = program.launch.threads
-    uses = Uses(threads)
+    uses = Uses(threads, program.arch)
     for s, ex in walk(program.func.body, Executor("block", threads)):
         if isinstance(s, tirx.AllocBuffer):
             uses.owners[s.buffer] = ex
@@ -129,7 +134,7 @@ def gather(program: Any) -> Uses:
         if nest is not None:
             uses.items.append(Use(ex, s, nest=nest))
         elif isinstance(s, tirx.Evaluate) and base.find(s.value) is not None:
-            uses.items.append(Use(ex, s, call=s.value))
+            uses.items.append(Use(ex, s, call=s.value, reads=scalar_reads(s)))
         elif found := scalar_reads(s):
             uses.items.append(Use(ex, s, reads=found))
     return uses

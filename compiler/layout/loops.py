@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.layout.fragment import Fragment, packed
-from tilescale.compiler.layout.match import Loop, Slots, is_replicated, match
+from tilescale.compiler.layout.match import Loop, Slots, is_replicated, match, seen_by
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.spread import best, ceil_div
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
@@ -200,6 +200,7 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
     """The loop of a nest whose fragments all have layouts, and the accesses that do not fit it (each with the reason): the loop with the
     fewest of those; among equals one that follows a fragment that is written, then one that reads most."""
     known = [a for a in fragments_of(nest) if isinstance(layouts.get(a.buffer), Fragment)]
+    layouts = {a.buffer: seen_by(layouts[a.buffer], threads) if a.mode == "read" else layouts[a.buffer] for a in known}
     tries: list[Loop] = []
     for a in sorted(known, key=lambda a: (a.mode == "read", -prod(layouts[a.buffer].shape))):
         for share in (True, False) if a.mode == "read" else (False,):

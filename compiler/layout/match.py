@@ -89,6 +89,14 @@ def is_replicated(fragment: Fragment) -> bool:
     return all(p.axis is None or p.to == "slot" for p in fragment.pieces)
 
 
+def seen_by(fragment: Fragment, threads: int) -> Fragment:
+    """A fragment as the threads of an executor see it: what all threads of a block hold, all threads of a warp hold."""
+    if fragment.threads == threads or not is_replicated(fragment):
+        return fragment
+    kept = tuple(p for p in fragment.pieces if p.axis is not None)
+    return Fragment(fragment.shape, (*kept, Piece(None, 0, threads, "thread", 1)), threads)
+
+
 def everywhere(indices: Sequence[Any], fragment: Fragment) -> Slots:
     """The slot of an element of a replicated fragment, computed when the kernel runs."""
     return Slots(0, None, (), tuple((indices[p.axis], p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis is not None))

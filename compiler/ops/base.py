@@ -64,6 +64,10 @@ class TileOp:
         the other operands; ``cx`` is a :class:`tilescale.compiler.layout.infer.Solver`."""
         return []
 
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        """On GPUs: tile → the Shared layout that the operation reads best."""
+        return {}
+
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
         """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
         :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""

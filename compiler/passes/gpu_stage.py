@@ -6,6 +6,7 @@ An atomic update whose old value a block wants is done by one thread, which pass
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tilescale.compiler.ir.rewrite import rebuild
@@ -67,8 +68,9 @@ def again(call: Any, args: list[Any], attrs: dict[str, Any] | None = None) -> An
     return tirx.Evaluate(made, call.span)
 
 
-def gpu_stage(program: Any) -> Any:
-    """The program with every operand where its operation can reach it."""
+def gpu_stage(program: Any, arch: str) -> Any:
+    """The program, to run on ``arch``, with every operand where its operation can reach it."""
+    program = replace(program, arch=arch, notes=[])
     staging = Staging(program)
 
     def leaf(s: Any, ex: Executor) -> list[Any] | None:

@@ -3,3 +3,4 @@
 #include <ts/types.cuh>
 #include <ts/convert.cuh>
 #include <ts/math.cuh>
+#include <ts/warp.cuh>
