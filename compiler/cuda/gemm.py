@@ -254,7 +254,7 @@ def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: s
         buf = tirx.decl_buffer((count,), inner, name, scope="local", layout=None)
         begin = tirx.Var("row0" if axis == 0 else "col0", "int32")
         where = _start(cx, c.layout, axis)
-        cx.analyzer.bind(begin, where)
+        cx.bound(begin, where)
         stmts.append(tirx.Bind(begin, where))
         u = tirx.Var("u", "int32")
         cx.bind_range(u, count)
@@ -317,7 +317,7 @@ def _mma(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, k: int) -
     cx.bind_range(lane, WARP)
     for var, axis, size in ((row0, 0, 16), (col0, 1, 8)):
         begin = _warp_start(cx, c.layout, axis, size)
-        cx.analyzer.bind(var, begin)
+        cx.bound(var, begin)
         binds.append(tirx.Bind(var, begin))
     a_dtype, b_dtype = element_dtype(a.place.buf), element_dtype(b.place.buf)
     a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)

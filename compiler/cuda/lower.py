@@ -292,7 +292,7 @@ class Lowering(Scalars, NestLowering):
         from tilescale.compiler.ir import numeric
 
         if "int" in str(value.ty) and None not in numeric.variables(value):
-            self.analyzer.bind(var, self.analyzer.simplify(value))
+            self.bound(var, value)
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)

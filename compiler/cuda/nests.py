@@ -93,7 +93,7 @@ class NestLowering:
                 starts.append(total)
                 continue
             start = tirx.Var(f"{var.name}0", "int32")
-            self.analyzer.bind(start, total)
+            self.bound(start, total)
             starts.append(start)
             binds.append(tirx.Bind(start, total))
         return starts, binds
@@ -107,20 +107,18 @@ class NestLowering:
                     total = total + c * p.unit
             total = self.analyzer.simplify(total)
             extent, reach = loop.extents[axis], loop.fragment.shape[axis]
-            if loop.shifts[axis]:
-                tests.append(total >= 0)
-            if reach - loop.shifts[axis] > extent:
-                tests.append(total < extent)
+            mine = [total >= 0] if loop.shifts[axis] else []
+            mine += [total < extent] if reach - loop.shifts[axis] > extent else []
+            tests += [t for t in mine if not self.analyzer.can_prove(t)]
             if isinstance(total, tirx.IntImm) or not hasattr(total, "a"):
                 made = total if str(var.ty) == "int32" else widened(total, str(var.ty))
                 self.variables[var] = made
                 continue
             made = tirx.Var(var.name, "int32")
             binds.append(tirx.Bind(made, total))
-            self.analyzer.bind(made, total)
+            self.bind_range(made, extent)  # outside it nothing of the round runs
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             tests = [_with(t, total, made) for t in tests]
-        tests = [t for t in tests if not self.analyzer.can_prove(t)]
         outer = self.loop, getattr(self, "counters", []), getattr(self, "round", None)
         self.loop, self.counters, self.round = loop, counters, number
         try:
@@ -128,10 +126,7 @@ class NestLowering:
                 test = tests[0]
                 for t in tests[1:]:
                     test = tirx.And(test, t)
-                if self.analyzer.can_prove(tirx.Not(test)):
-                    return tirx.Evaluate(tirx.IntImm("int32", 0))
-                with self.analyzer.constraint_scope(test):
-                    body: Any = tirx.IfThenElse(test, self.stmt(nest.body), None)
+                body: Any = tirx.IfThenElse(test, self.stmt(nest.body), None)
             else:
                 body = self.stmt(nest.body)
         finally:
@@ -166,6 +161,15 @@ class NestLowering:
         self.loop, self.strided = before, outer
         count = (widened(total, "int32") + (threads - 1)) // threads
         return tirx.For(steps, tirx.IntImm("int32", 0), count, tirx.ForKind.SERIAL, sequence([binds[0], body]), span=nest.node.span)
+
+    def bound(self, var: Any, value: Any) -> None:
+        """Tells the analyzer between what a binding lies. (Told the value, it would put it in the variable's place.)"""
+        known = self.analyzer.const_int_bound(value)
+        low, high = int(known.min_value), int(known.max_value)
+        if -(1 << 31) <= low and high < (1 << 31) - 1:
+            from tilescale.compiler.tvm_compat import ir
+
+            self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 
     # -- what stands inside ---------------------------------------------------------------------------------------
     def slot(self, place: Registers, buffer: Any, indices: Any, writes: bool) -> Any:
