@@ -19,7 +19,7 @@ from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops.print import dtype_code
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.passes.residency import waits_for_blocks
+from tilescale.compiler.passes.residency import meets_ranks, shared_bytes, waits_for_blocks
 from tilescale.errors import Loc, TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -121,10 +121,8 @@ def describe(lowered: Lowered, instrument: bool, fingerprint: int) -> Artifact:
     written = written_parameters(program)
     symbols = Symbols(program)
     desc: list[int] = []
-    params: list[dict[str, Any]] = []
     for k, p in enumerate(program.params):
         desc += _parameter(p, k in written, symbols)
-        params.append(_metadata(p, k in written))
     _require_defined(program, symbols)
     launch = program.launch
     clustered = launch.cluster != (1, 1, 1)
@@ -132,19 +130,37 @@ def describe(lowered: Lowered, instrument: bool, fingerprint: int) -> Artifact:
     flags |= UNORDERED * (not launch.ordered) | LOCAL * (not waits_for_blocks(program.func.body))
     head = [1, len(program.params), len(program.symbols), low.arena_bytes, launch.threads, flags, *launch.cluster, launch.max_blocks]
     head += [low.shared_bytes, len(low.regions), fingerprint]
-    meta = {
+    meta = metadata(program)
+    meta["collective"] = meta["collective"] or bool(low.device)
+    meta["shared_bytes"] = low.shared_bytes
+    sites = [*low.sites, *(f"param|{p.name}|||" for p in program.params)]
+    return Artifact(meta, head + desc, sites)
+
+
+def metadata(program: Any) -> dict[str, Any]:
+    """What a kernel object keeps of a program, at any level, as JSON.
+
+    Raises:
+        TileValueError: an extent that no call would define.
+    """
+    written = written_parameters(program)
+    symbols = Symbols(program)
+    for k, p in enumerate(program.params):
+        _parameter(p, k in written, symbols)
+    _require_defined(program, symbols)
+    params = [_metadata(p, k in written) for k, p in enumerate(program.params)]
+    launch = program.launch
+    return {
         "name": program.name,
         "params": params,
         "symbols": list(program.symbols),
         "returns": list(program.returns),
         "loc": _loc(program.loc),
         "launch_loc": _loc(launch.loc),
-        "collective": bool(low.device) or any(p["kind"] in ("symm", "signal") for p in params),
+        "collective": any(p["kind"] in ("symm", "signal") for p in params) or meets_ranks(program.func.body),
         "threads": launch.threads,
-        "shared_bytes": low.shared_bytes,
+        "shared_bytes": shared_bytes(program),
     }
-    sites = [*low.sites, *(f"param|{p.name}|||" for p in program.params)]
-    return Artifact(meta, head + desc, sites)
 
 
 def _parameter(p: Any, written: bool, symbols: Symbols) -> list[int]:
@@ -175,6 +191,7 @@ def _metadata(p: Any, written: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "loc": _loc(p.loc), "written": written, "output": p.output}
     if not isinstance(p.spec, TensorSpec):
         return {**out, "kind": "scalar"}
+    out["keep"] = p.spec.kind == "signal" and p.spec.keep
     strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
     return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
 

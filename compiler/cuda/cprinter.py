@@ -8,6 +8,7 @@ printed line knows its place, so that a compiler's complaint becomes one about t
 from __future__ import annotations
 
 import linecache
+import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any, ClassVar
 from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_of
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.tvm_compat import REINTERPRET, ir, is_buffer_var, structural_walk, tirx
+from tilescale.compiler.tvm_compat import REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc
 
 #: what no variable may be called: C++'s words, and what the printed code itself uses
@@ -121,7 +122,7 @@ class CPrinter(Expressions):
         changed = self.place is None or (loc.file, loc.line) != (self.place.file, self.place.line)
         self.place = loc
         if changed:
-            source = " ".join(linecache.getline(loc.file, loc.line).split()).rstrip("\\")
+            source = linecache.getline(loc.file, loc.line).strip().rstrip("\\")
             self.write(f"// {PurePath(loc.file).name}:{loc.line}{'  ' + source if source else ''}")
 
     # -- statements
@@ -258,13 +259,13 @@ class CPrinter(Expressions):
 
     def vector(self, buffer: Any, index: Any, const: str = "") -> str:
         """Several neighbouring elements as one access."""
-        size = _bytes(buffer, index)
+        size = access_bytes(buffer, [index])
         if constant(index.stride) != 1 or size not in self.words:
             raise InternalError(f"a vector access of {size} bytes to {buffer.name}: {index}", loc=self.place)
         return f"*({const}{self.words[size]}*)&{self.name(buffer)}[{self.index(index.base)}]"
 
     def _vector_value(self, s: Any) -> str:
-        value, size = s.value, _bytes(s.buffer, s.indices[0])
+        value, size = s.value, access_bytes(s.buffer, s.indices)
         if isinstance(value, ir.TensorLoad) and isinstance(value.indices[0], tirx.Ramp):
             if str(value.source.ty.dtype) == str(s.buffer.ty.dtype):
                 return self.vector(value.source, value.indices[0], "const ")
@@ -278,15 +279,15 @@ def _is_call(value: Any) -> bool:
 
 
 def _is_zero(e: Any) -> bool:
-    import math
-
     return (isinstance(e, tirx.IntImm) and int(e.value) == 0) or (
         isinstance(e, tirx.FloatImm) and float(e.value) == 0.0 and math.copysign(1.0, float(e.value)) > 0
     )
 
 
-def _bytes(buffer: Any, index: Any) -> int:
-    return bits_of(str(buffer.ty.dtype)) // 8 * (constant(index.lanes) or 0)
+def access_bytes(buffer: Any, indices: Any) -> int:
+    """The bytes of one access."""
+    lanes = constant(indices[0].lanes) if isinstance(indices[0], tirx.Ramp) else 1
+    return bits_of(str(buffer.ty.dtype)) // 8 * (lanes or 0)
 
 
 def _moved_as_vectors(body: Any) -> dict[Any, int]:
@@ -294,8 +295,8 @@ def _moved_as_vectors(body: Any) -> dict[Any, int]:
     found: dict[Any, int] = {}
 
     def note(buffer: Any, indices: Any) -> None:
-        if len(indices) == 1 and isinstance(indices[0], tirx.Ramp):
-            found[buffer] = max(found.get(buffer, 0), _bytes(buffer, indices[0]))
+        if isinstance(indices[0], tirx.Ramp):
+            found[buffer] = max(found.get(buffer, 0), access_bytes(buffer, indices))
 
     structural_walk(body, (ir.TensorLoad, lambda e: note(e.source, e.indices)))
     structural_walk(body, (tirx.BufferStore, lambda s: note(s.buffer, s.indices)))
@@ -307,6 +308,3 @@ def _mentions(body: Any, var: Any) -> bool:
     structural_walk(body, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))
     return bool(found)
 
-
-def is_buffer(var: Any) -> bool:
-    return is_buffer_var(var)

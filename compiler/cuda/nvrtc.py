@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
-import os
-from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.cuda.cprinter import Printed
@@ -38,7 +35,7 @@ def version() -> str:
     binding = _binding()
     try:
         code, major, minor = binding.nvrtcVersion()
-    except Exception as error:  # noqa: BLE001  # cuda-python raises errors of several kinds where the library is missing
+    except Exception as error:  # cuda-python raises errors of several kinds where the library is missing
         said = str(error).splitlines()
         raise TileError(
             f"the library libnvrtc.so was not found: {said[0] if said else type(error).__name__}", hint="pip install nvidia-cuda-nvrtc"
@@ -46,19 +43,6 @@ def version() -> str:
     if int(code) != 0:
         raise TileError(f"NVRTC: nvrtcVersion failed: {code}")
     return f"nvrtc {major}.{minor}"
-
-
-def cuda_headers() -> Path | None:
-    """The folder of cuda_fp16.h: a toolkit's, or that of NVIDIA's wheels. NVRTC brings no headers of its own."""
-    from tilescale.compiler.cuda import toolchain
-
-    nvcc = toolchain.find_nvcc()
-    homes = [Path(nvcc).resolve().parent.parent] if nvcc else []
-    homes += [Path(h) for h in (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if h]
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        homes += [Path(folder, "cu13"), Path(folder, "cuda_runtime")]
-    return next((home / "include" for home in homes if (home / "include" / "cuda_fp16.h").exists()), None)
 
 
 def compile_code(printed: Printed, arch: str, *, ptx: bool) -> tuple[bytes, str]:
@@ -71,7 +55,7 @@ def compile_code(printed: Printed, arch: str, *, ptx: bool) -> tuple[bytes, str]
 
     version()
     binding = _binding()
-    headers = cuda_headers()
+    headers = toolchain.headers()
     if headers is None and "#include <cuda_" in printed.text:
         raise TileError("NVRTC finds no cuda_fp16.h, which this kernel needs", hint="pip install nvidia-cuda-runtime, or set CUDA_HOME")
     target = arch.replace("sm", "compute") if ptx else arch

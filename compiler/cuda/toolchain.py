@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -107,7 +108,21 @@ def choose() -> str:
     return "nvrtc"
 
 
-@functools.lru_cache(maxsize=None)
+def toolkits() -> list[Path]:
+    """Where a CUDA toolkit may lie: around nvcc, CUDA_HOME, /usr/local/cuda, NVIDIA's wheels."""
+    nvcc = find_nvcc()
+    homes = [Path(nvcc).resolve().parent.parent] if nvcc else []
+    homes += [Path(home) for home in (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if home]
+    spec = importlib.util.find_spec("nvidia")
+    return homes + [Path(folder, "cu13") for folder in (spec.submodule_search_locations or ()) if folder] if spec else homes
+
+
+def headers() -> Path | None:
+    """The folder of CUDA's own headers, where there is one. nvcc knows it by itself; NVRTC brings none."""
+    return next((home / "include" for home in toolkits() if (home / "include" / "cuda_fp16.h").exists()), None)
+
+
+@functools.cache
 def _nvcc_version(path: str, stamp: int) -> str:
     done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     found = re.search(r"release [\d.]+, V([\d.]+)", done.stdout)
@@ -200,7 +215,8 @@ def refused(printed: Printed, said: str) -> InternalError:
     """The compiler's first complaint as an error about the user's line, with the printed line that it was about."""
     found = re.search(r"\.cu\((\d+)\)(?::\s*|\s+)(?:catastrophic )?error\b:?\s*(.*)", said)
     if found is None:
-        return InternalError(f"the CUDA compiler refused {printed.name}:\n{said.strip()[:4000]}", loc=next(filter(None, printed.places), None))
+        first = next(filter(None, printed.places), None)
+        return InternalError(f"the CUDA compiler refused {printed.name}:\n{said.strip()[:4000]}", loc=first)
     number = int(found[1])
     shown = printed.text.splitlines()[number - 1].strip() if number <= len(printed.places) else ""
     return InternalError(
@@ -295,9 +311,8 @@ def sass(code: bytes) -> str:
     Raises:
         TileError: neither is there.
     """
-    folder = os.path.dirname(os.path.realpath(find_nvcc() or ""))
     for name, options in (("nvdisasm", ("-c",)), ("cuobjdump", ("-sass",))):
-        tool = shutil.which(name) or shutil.which(os.path.join(folder, name))
+        tool = next(filter(None, map(shutil.which, (name, *(str(home / "bin" / name) for home in toolkits())))), None)
         if tool is None:
             continue
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

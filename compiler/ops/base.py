@@ -42,6 +42,10 @@ class TileOp:
     #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
     demands: ClassVar[bool] = False
 
+    def stops(self, call: Any) -> bool:
+        """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
+        return self.waits
+
     def effects(self, call: Any) -> list[Access]:
         """What the call reads and writes."""
         raise NotImplementedError

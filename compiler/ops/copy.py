@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
@@ -41,10 +42,11 @@ def copy(
         TileTypeError: a remote side that is not declared ``T.SymmTensor``.
     """
     args = list(operands)
-    if base.is_tile(src) or (src is not None and not args):
+    # behind two operands both words name ranks, also where an element of a tensor says which: dst=expert[t]
+    if len(args) < 2 and (base.is_tile(src) or (src is not None and not args)):
         args.insert(0, src)
         src = None
-    if base.is_tile(dst):
+    if len(args) < 2 and base.is_tile(dst):
         args.append(dst)
         dst = None
     if len(args) != 2:
@@ -144,6 +146,9 @@ class Copy(TileOp):
 
         return element_nest(sizes, element, call, "T.copy")
 
+    def stops(self, call: Any) -> bool:
+        return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it
+
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu import move
 
@@ -173,7 +178,11 @@ class Copy(TileOp):
             owner = peer(ex) if side else None
             values = tiles.converted(src.read(ex, owner if side == "src" else None), src.dtype, dst.dtype)
             dst.write(ex, values, owner if side == "dst" else None)
-            if signal is not None:
-                signal(ex, owner)
 
-        return run
+        def with_signal(ex: Any) -> Iterator[str]:
+            run(ex)
+            yield "signal"
+            assert signal is not None
+            signal(ex, peer(ex))
+
+        return run if signal is None else with_signal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilescale.errors import Loc
 
@@ -44,6 +45,14 @@ class Where:
         parts += [f"{scale} {index}" for scale, index in self.executor]
         return ", ".join(parts)
 
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        loc = self.loc
+        return {
+            "what": self.what, "file": loc and loc.file, "line": loc and loc.line, "column": loc and loc.col, "rank": self.rank,
+            "block": self.block and list(self.block), "executor": [list(e) for e in self.executor], "region": self.region,
+        }  # fmt: skip
+
     def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:
         """One line, and the source below it unless it is among those ``shown``."""
         place = f"{self.loc}: " if self.loc else ""
@@ -69,6 +78,13 @@ class Finding:
     def loc(self) -> Loc | None:
         return self.where.loc
 
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        return {
+            "kind": self.kind, "message": self.message, "where": self.where.to_dict(), "others": [w.to_dict() for w in self.others],
+            "hint": self.hint, "schedule": self.schedule,
+        }  # fmt: skip
+
     @property
     def key(self) -> tuple[object, ...]:
         """Two findings with one key are the same fault, met twice."""
@@ -93,10 +109,13 @@ class Finding:
 
 @dataclass
 class Report:
-    """All that one `check` found; true where it found nothing."""
+    """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
+    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
+    traces: int | None = None
+    complete: bool | None = None
 
     def add(self, finding: Finding) -> None:
         """Keeps a finding unless the same fault is known."""
@@ -110,7 +129,16 @@ class Report:
     def __bool__(self) -> bool:
         return not self.findings
 
+    @property
+    def explored(self) -> str:
+        """How much was run, in words."""
+        runs = f"{self.runs} run{'s' * (self.runs != 1)}"
+        if self.complete is None:
+            return runs
+        shown = f"{self.traces} class{'es' * (self.traces != 1)} of interleavings"
+        return f"{runs}: {shown}, which are all" if self.complete else f"{runs}: {shown}, and others were not run"
+
     def __str__(self) -> str:
         if not self.findings:
-            return f"no finding in {self.runs} run{'s' * (self.runs != 1)}"
+            return f"no finding in {self.explored}"
         return "\n\n".join(map(str, self.findings))

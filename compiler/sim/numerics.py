@@ -164,7 +164,8 @@ def function(name: str, values: list[Any], dtype: str) -> Any:
     wide = [np.asarray(v, dtype=np.float64) for v in values]
     # a product of two float32 is exact in float64: the sum rounds there first, to odd, so that the last rounding is the only one
     made = _fma_narrow(*wide) if name == "fma" else _FUNCTIONS[name](*wide)
-    return decode(encode(np.asarray(made), dtype), dtype)
+    # functions of the small floats are those of float32, rounded to the small one only where they are stored or cast
+    return np.asarray(made).astype(compute(dtype))[()]
 
 
 def _fma(a: float, b: float, c: float) -> float:

@@ -29,7 +29,7 @@ from tilescale.language.dtypes import BITS
 
 @dataclass
 class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of."""
+    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it."""
 
     name: str
     dtype: str
@@ -38,6 +38,7 @@ class BufferInfo:
     cells: int = 1
     tracked: bool = False
     base: int | None = None
+    viewed: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,9 @@ class Prepared:
     loops_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     signalled: dict[str, list[Sending]] = field(default_factory=dict)
     awaited: set[str] = field(default_factory=set)
+    #: signals (by slot) in whose counters the order of additions may say something: some statement does more than add to them and wait
+    #: for enough
+    ordered: set[int] = field(default_factory=set)
     sites: list[Site] = field(default_factory=list)
     slots: dict[Any, int] = field(default_factory=dict)
     names: dict[Any, int] = field(default_factory=dict)
@@ -146,15 +150,28 @@ class View:
         key, part, shape = self.cut(ex, storage)
         values = np.broadcast_to(values, shape) if np.ndim(values) == 0 else values.reshape(shape)
         chosen = values if part is None else values[part]
-        if owner is None or (self.reach == "device" and owner == ex.rank.number):
+        if not self.posts(ex, owner):
             storage.data[key] = chosen
             return
-        kept = chosen.copy() if ex.machine.late else chosen
+        assert owner is not None
+        kept, observer = chosen.copy(), ex.machine.observer
 
         def land() -> None:
+            if observer is not None:
+                observer.accessed(ex, storage, key, "land", False)
             storage.data[key] = kept
 
-        ex.post(land)
+        ex.post(self.peer(owner), land)
+
+    def posts(self, ex: Any, owner: int | None) -> bool:
+        """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another block of the cluster)."""
+        if owner is None or not ex.machine.late:
+            return False
+        return owner != (ex.rank.number if self.reach == "device" else ex.block.cluster_index)
+
+    def peer(self, owner: int) -> int:
+        """The number of ``owner`` among the peers of an executor: a rank, or (below zero) a block of the cluster."""
+        return owner if self.reach == "device" else -1 - owner
 
     def record(self, ex: Any, mode: str, owner: int | None) -> None:
         """An access by the operation's effect table."""
@@ -168,7 +185,7 @@ class View:
             wanted = tuple(slice(low, low + n) for low, n in zip(self.index(ex), shape, strict=True))
             ex.machine.report_outside(ex, storage.name, storage.shape, self.site, describe(storage.name, wanted))
         if all(k.stop > k.start for k in key):
-            storage.record(ex, key, mode, self.site)
+            storage.record(ex, key, mode, self.site, mode == "write" and self.posts(ex, owner))
 
 
 class Preparation(Expressions):
@@ -242,19 +259,22 @@ class Preparation(Expressions):
         by then."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
         self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer))
+        if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
+            self.made.ordered.add(flag.slot)
 
         def run(ex: Any, owner: int | None) -> None:
             counter = flag.counter(ex, owner)
             if counter is not None:
                 ex.flush()
-                ex.machine.signals.setdefault(ex.number, []).append((ex.now, counter.name, site.loc))
-                counter.signal(ex, value(ex), op)
+                counter.signal(ex, value(ex), op, site)
 
         return run
 
     def awaiting(self, region: Any, call: Any) -> Site:
         """The site of a wait for a counter."""
         self.made.awaited.add(self.buffers[self.slots[region.source]].name)
+        if str(call.attrs["cmp"]) not in ("ge", "gt"):
+            self.made.ordered.add(self.slots[region.source])
         return self.site(call, "T.wait")
 
     here: Any = None
@@ -273,16 +293,31 @@ class Preparation(Expressions):
         finally:
             self.here, self.quiet = before, outer
 
-    def _visible(self, node: Any, run: Callable[[Any], Any], intent: str = "run") -> Step:
-        """A step that others may see: they get a turn before it."""
+    def _visible(self, node: Any, run: Callable[[Any], Any], intent: str = "", pulls: Value | None = None) -> Step:
+        """A step that others may see: they get a turn before it. ``pulls``: the peer whose memory it reads."""
         if self.quiet or not self._seen(node):
             return Step(run)
+        intent = intent or self._intent(node)
 
         def slowly(ex: Any) -> Iterator[str]:
+            if pulls is not None:
+                ex.pulls = pulls(ex)
             yield intent
+            ex.pulls = None
             run(ex)
 
         return Step(slowly, True)
+
+    def _intent(self, node: Any) -> str:
+        """What a step is about to do: atomic updates other than loads release."""
+        found: list[Any] = []
+
+        def look(call: Any) -> None:
+            if call.op.name == "ts.atomic" and str(call.attrs["kind"]) != "load":
+                found.append(call)
+
+        structural_walk(node, (ir.Call, look))
+        return "atomic" if found else "run"
 
     def _seen(self, node: Any) -> bool:
         found: list[Any] = []
@@ -303,7 +338,25 @@ class Preparation(Expressions):
         if op is None:
             return Step(self.scalar(s.value)) if isinstance(s.value, ir.Call) else Step(lambda ex: None)
         run = self.performed(op, s.value)
-        return Step(run, True) if op.waits else self._visible(s.value, run, "signal" if op.name == "signal" else "run")
+        if not op.stops(s.value):
+            return self._visible(s.value, run, "signal" if op.name == "signal" else "", self._pulled(op, s.value))
+        if op.waits:
+            return Step(run, True)
+
+        def slowly(ex: Any) -> Iterator[str]:
+            yield "run"
+            yield from run(ex)
+
+        return Step(slowly, True)
+
+    def _pulled(self, op: Any, call: Any) -> Value | None:
+        """Whose memory (see View.peer) an operation reads; None for the own, and where finding that out reads memory itself."""
+        access = next((a for a in op.effects(call) if a.owner is not None and a.mode == "read"), None)
+        loads: list[Any] = []
+        if access is None or structural_walk(access.owner, (ir.TensorLoad, lambda e: loads.append(e))) or loads:
+            return None
+        view, owner = self.view(access.region, call), self.scalar(access.owner)
+        return lambda ex: view.peer(owner(ex))
 
     def performed(self, op: Any, call: Any) -> Any:
         """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
@@ -316,7 +369,8 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]
-        pulls = any(a.owner is not None and a.mode == "read" for a in effects)
+        accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
+        pulled = next((view for view, mode, remote, _ in accesses if remote and mode == "read"), None)
         simulate = op.simulate(call, self)
         self.current = None
         if not effects:
@@ -326,14 +380,16 @@ class Preparation(Expressions):
             whose = None if owner is None else owner(ex)
             if whose is not None and not ex.machine.reaches(ex, whose, reach, site):
                 return None
-            if pulls:
-                ex.flush()
+            if pulled is not None and whose is not None:
+                ex.flush(pulled.peer(whose))  # it sees what it wrote there itself
             for view, mode, remote, when in accesses:
                 if when is None or when(ex):
                     view.record(ex, mode, whose if remote else None)
+            if ex.machine.observer is not None:
+                ex.machine.observer.performed(ex, op.name, site, whose, accesses)
             return simulate(ex)
 
-        if not op.waits:
+        if not op.stops(call):
             return run
 
         def slowly(ex: Any) -> Iterator[str]:
@@ -369,6 +425,9 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         shape = tuple(int(e) for e in ty.shape)
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old))
+        at: int | None = old
+        while at is not None:
+            self.buffers[at].viewed, at = True, self.buffers[at].base
         if s.data.args[0] in self.contended:
             self.contended.add(s.buffer)
 
@@ -409,24 +468,34 @@ class Preparation(Expressions):
 
         def slowly(ex: Any) -> Iterator[str]:
             if seen:
-                yield "run"
+                yield intent
             step = then if test(ex) else other
             if step.yields:
                 yield from step.run(ex)
             else:
                 step.run(ex)
 
-        seen = not self.quiet and self._seen(s.condition)
+        seen, intent = not self.quiet and self._seen(s.condition), self._intent(s.condition)
         return Step(slowly, True) if seen or then.yields or other.yields else Step(run)
 
     def _s_While(self, s: Any) -> Step:
         self.loops.append(s)
-        test, body = self.scalar(s.condition), self.stmt(s.body)
+        site = self.site(s, "while")
+        test, body, loop = self.scalar(s.condition), self.stmt(s.body), len(self.made.sites)
         self.loops.pop()
+        seen, intent = not self.quiet and self._seen(s.condition), self._intent(s.condition)
 
         def run(ex: Any) -> Iterator[str]:
-            while test(ex):
-                yield "run"  # a loop that polls must let those go on whom it polls for
+            while True:
+                if seen:
+                    yield intent
+                if not test(ex):
+                    return
+                ex.loop = site
+                if ex.machine.observer is not None:
+                    ex.machine.observer.turned(ex, loop)
+                if not seen:
+                    yield "run"  # a loop that polls must let those go on whom it polls for
                 if body.yields:
                     yield from body.run(ex)
                 else:
