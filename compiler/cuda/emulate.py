@@ -534,7 +534,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::mma_m16n8k32_u8": _mma("uint8", "uint8", 8),
     "ts::mma_m16n8k32_s8_u8": _mma("int8", "uint8", 8),
     "ts::mma_m16n8k32_u8_s8": _mma("uint8", "int8", 8),
-    **{f"ts::atomic_{kind}": _atomic(kind) for kind in ("add", "max", "min", "load", "store")},
+    **{f"ts::{how}_{kind}": _atomic(kind) for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
 
 

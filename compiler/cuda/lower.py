@@ -24,6 +24,7 @@ from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops import base
+from tilescale.compiler.passes.fences import published
 from tilescale.compiler.tvm_compat import ir, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
@@ -51,6 +52,8 @@ class Lowering(Scalars, NestLowering):
         self.tid = tirx.Var("tid", "int32")
         self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
         self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
+        #: blocks can tell each other something through tensors: atomic updates carry what was written before them
+        self.publishes = bool(published(program))
         self.arena = arena(max(1, program.arena_bytes))
         self._parameters()
 
@@ -131,7 +134,7 @@ class Lowering(Scalars, NestLowering):
         shape = tuple(int(e) for e in b.ty.shape)
         if b.ty.storage_scope.startswith("shared"):
             layout = self.layouts[b]
-            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b], s.span)
+            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
             self.head.append(declared)
             self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
             if b.ty.storage_scope == "shared.signal":
@@ -172,7 +175,7 @@ class Lowering(Scalars, NestLowering):
 
             layout = strided(shape, BITS[dtype])
             root = next(v for v in self.program.arena if self.places.get(v) is held or self.places.get(v, held).buf is held.buf)
-            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[root], s.span)
+            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[root][0], s.span)
             self.head.append(declared)
             own = None if held.base is None else held.base * held.layout.bits // layout.bits
             self.places[b] = InShared(tile, layout, shape, own, b.name)

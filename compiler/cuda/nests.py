@@ -38,6 +38,8 @@ class NestLowering:
     #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
     loop: Loop | None
     strided: bool = False
+    #: one holder of the iteration runs already
+    only: bool = False
     counters: list[Any]
     round: int | None
 
@@ -126,12 +128,22 @@ class NestLowering:
                 test = tests[0]
                 for t in tests[1:]:
                     test = tirx.And(test, t)
-                body: Any = tirx.IfThenElse(test, self.stmt(nest.body), None)
+                body: Any = tirx.IfThenElse(test, self._body(nest), None)
             else:
-                body = self.stmt(nest.body)
+                body = self._body(nest)
         finally:
             self.loop, self.counters, self.round = outer
         return sequence([*binds, body])
+
+    def _body(self, nest: Nest) -> Any:
+        """The body of an iteration; by one of the threads that hold it where it may run only once."""
+        if not nest.alone:
+            return self.stmt(nest.body)
+        test = self.holder()
+        outer, self.only = self.only, True
+        body = self.stmt(nest.body)
+        self.only = outer
+        return body if test is None else tirx.IfThenElse(test, body, None)
 
     # -- extents known only at run time ---------------------------------------------------------------------------
     def _strided(self, nest: Nest) -> Any:
@@ -195,7 +207,7 @@ class NestLowering:
 
     def holder(self) -> Any:
         """Whether this thread stands for all that hold the current iteration; None where it is the only one."""
-        if self.strided:
+        if self.strided or self.only:
             return None
         thread = self.thread()
         if self.loop is None:

@@ -32,14 +32,29 @@ class Nest:
     node: Any
     #: which operation it stands for; T.Parallel for the author's own
     what: str = "T.Parallel"
+    #: an iteration may run only once: its values come from what it does to memory, or it reads what it writes
+    alone: bool = False
     accesses: list[Element] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.accesses = list(accesses(self.body))
+        self.alone = self.alone or _takes_results(self.body)
 
     @property
     def is_static(self) -> bool:
         return all(isinstance(e, int) for e in self.extents)
+
+
+def _takes_results(body: Any) -> bool:
+    """Whether a body uses what an atomic update of its own returned."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        if base.find(call) is not None and str(call.ty) != str(base.VOID):
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    return bool(found)
 
 
 def constant_extent(e: Any) -> Any:

@@ -221,6 +221,8 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")
             if isinstance(fits, str):
                 bad.append((a, fits))
+            elif nest.alone and a.mode != "read" and loop.fragment.copies != (0,):
+                bad.append((a, "an iteration runs once, and more threads have a copy of the element"))
         if first or len(bad) < len(found[1]):
             found, first = (loop, bad), False
         if not found[1] and loop.fragment.copies == (0,):

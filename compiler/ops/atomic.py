@@ -111,6 +111,11 @@ class Atomic(TileOp):
 
         return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
 
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.atomic import emit_atomic
+
+        return emit_atomic(cx, call)
+
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu import convert as conversions
         from tilescale.compiler.cpu import move

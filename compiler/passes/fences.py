@@ -81,24 +81,19 @@ class _Walk:
         self.bases: dict[Any, Any] = {}
         self.cache: dict[Any, list[Touch]] = {}
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0])))
-        self.groups = self._overlapping()
+        self.published = published(program)
         self.pending: list[Touch] = []
 
     def run(self) -> Any:
         return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
 
     # -- memory -------------------------------------------------------------------------------------------------------
-    def _overlapping(self) -> dict[Any, int]:
-        """Tiles of the arena by groups that share bytes, directly or through others."""
-        spans = sorted((offset, offset + self.layouts[b].bytes, b) for b, offset in ((b, o) for b, o in self.arena.items()))
-        groups: dict[Any, int] = {}
-        end, number = -1, 0
-        for start, stop, b in spans:
-            if start >= end:
-                number += 1
-            groups[b] = number
-            end = max(end, stop)
-        return groups
+    def _overlap(self, a: Any, b: Any) -> bool:
+        """Whether two tiles share bytes of the arena."""
+        if a not in self.arena or b not in self.arena:
+            return False
+        (first, length), (second, other) = self.arena[a], self.arena[b]
+        return first < second + other and second < first + length
 
     def memory(self, buffer: Any) -> Any:
         """What an access touches: tiles of the arena that share bytes are one memory, tensors are one each."""
@@ -109,8 +104,9 @@ class _Walk:
     def clash(self, a: Touch, b: Touch) -> bool:
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
-        group = self.groups.get(a.memory)
-        return group is not None and group == self.groups.get(b.memory) and not (a.mode == b.mode == "read")
+        if _publishes(a, b, self.published) or _publishes(b, a, self.published):
+            return True
+        return not (a.mode == b.mode == "read") and self._overlap(a.memory, b.memory)
 
     # -- what a statement touches -------------------------------------------------------------------------------------
     def touches(self, s: Any, ex: Executor) -> list[Touch]:
@@ -219,6 +215,40 @@ class _Walk:
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
 
 
+def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
+    """Whether ``a`` is an atomic update that orders ``b`` for other blocks: what all threads did before must be done before it, and what
+    they read behind it must come behind it."""
+    return a.mode == "update" and a.memory.ty.storage_scope.startswith("global") and b.memory in seen
+
+
+def published(program: Any) -> set[Any]:
+    """Tensors that a kernel both writes and reads: through those blocks can tell each other something."""
+    from tilescale.compiler.layout.infer import walk
+
+    bases: dict[Any, Any] = {}
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+    modes: dict[Any, set[str]] = {}
+
+    def note(buffer: Any, mode: str) -> None:
+        while buffer in bases:
+            buffer = bases[buffer]
+        if buffer.ty.storage_scope.startswith("global"):
+            modes.setdefault(buffer, set()).add(mode)
+
+    for s, _ in walk(program.func.body, Executor("block", program.launch.threads)):
+        nest = nest_of(s)
+        if nest is not None:
+            for a in nest.accesses:
+                note(a.buffer, a.mode)
+            continue
+        op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+        for access in op.effects(s.value) if op is not None else ():
+            note(access.region.source, access.mode)
+        for r in scalar_reads(s):
+            note(r.buffer, r.mode)
+    return {b for b, m in modes.items() if "read" in m and m != {"read"}}
+
+
 def _is_barrier(s: Any) -> bool:
     return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.barrier"
 
@@ -273,7 +303,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element) -> Owners | None:
         origin.append(text)
         depends |= used
     threads = np.broadcast_to(np.arange(inside.shape[0])[:, None], inside.shape)
-    if a.mode != "read":
+    if a.mode != "read" or nest.alone:
         inside = inside & first_holders(loop)[:, None]
     if not inside.any():
         return Owners(np.zeros(0, np.int64), np.zeros(0, np.int64), tuple(origin), frozenset(depends))

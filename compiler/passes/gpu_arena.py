@@ -131,7 +131,7 @@ class _Lifetimes:
 
 
 def gpu_arena(program: Any, limit: int = LIMITS[90]) -> Any:
-    """The program with ``arena`` (tile → byte offset) and ``arena_bytes``.
+    """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
 
     Raises:
         TileValueError: more than ``limit`` bytes; the text is a table of who uses what.
@@ -141,7 +141,7 @@ def gpu_arena(program: Any, limit: int = LIMITS[90]) -> Any:
     for t in sorted(tiles, key=lambda t: (-t.align, -t.bytes)):
         t.offset = _lowest(t, [p for p in placed if t.first <= p.last and p.first <= t.last])
         placed.append(t)
-    program.arena = {t.buffer: t.offset for t in tiles}
+    program.arena = {t.buffer: (t.offset, t.bytes) for t in tiles}
     program.arena_bytes = max((t.offset + t.bytes for t in tiles), default=0)
     if program.arena_bytes > limit:
         raise _too_much(program, tiles, limit)

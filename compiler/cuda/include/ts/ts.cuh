@@ -4,3 +4,4 @@
 #include <ts/convert.cuh>
 #include <ts/math.cuh>
 #include <ts/warp.cuh>
+#include <ts/atomic.cuh>
