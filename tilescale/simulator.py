@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale import comm, log
 from tilescale.cache import Entry
@@ -20,21 +20,19 @@ from tilescale.errors import FindingError, LaunchError, TileValueError
 from tilescale.explain import place
 from tilescale.kernel import Kernel
 
-_SOURCES = ("tile", "scheduled")
-
 
 class Program:
     """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
 
     def __init__(self, traced: Any, key: str | None):
-        from tilescale.compiler import driver
+        from tilescale.compiler import description
         from tilescale.compiler.sim.prepare import prepare
         from tilescale.compiler.sim.run import tile_program
 
         self.traced = traced
         self.key = f"program {next(_numbers)}" if key is None else key
         self.prepared = prepare(tile_program(traced))
-        self.meta = {**driver.metadata(traced), "target": "sim"}
+        self.meta = {**description.metadata(traced), "target": "sim"}
 
 
 _programs: dict[str, Program] = {}
@@ -132,6 +130,9 @@ class Call:
 class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
+    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled")
+    default_source: ClassVar[str] = "tile"
+
     def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
         self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
@@ -170,10 +171,11 @@ class SimKernel(Kernel):
         members = next((a.team for a in tensors.values() if a.team is not None), here.world.members)
         here.job.meet(here.rank, members, "a launch", call, lambda calls: _together(calls, members, here.job.size, here.job.checking))
 
-    def get_kernel_source(self, kind: str = "tile") -> str:
+    def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
-        if kind not in _SOURCES:
-            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(_SOURCES))
+        kind = self.default_source if kind is None else kind
+        if kind not in self.sources:
+            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.sources))
         if kind == "tile":
             return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline

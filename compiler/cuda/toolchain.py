@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tilescale import env, log
-from tilescale.compiler.cuda.cprinter import Printed
+from tilescale import env
+from tilescale.compiler.cuda.printed import Printed
 from tilescale.errors import InternalError, Loc, TileError
 
 INCLUDE = Path(__file__).resolve().parent / "include"
@@ -104,7 +104,6 @@ def choose() -> str:
             expected=f"nvcc on the PATH or under CUDA_HOME; or NVRTC ({error.message})",
             hint="pip install cuda-python nvidia-cuda-nvrtc, or install the CUDA toolkit",
         ) from error
-    log.say("info", "there is no nvcc: kernels are compiled by NVRTC", once=True)
     return "nvrtc"
 
 
@@ -159,8 +158,18 @@ def headers_hash() -> str:
 
 
 def fingerprint(arch: str) -> str:
-    """Everything beside the kernel itself that decides its cubin: for the cache's key."""
-    return "\0".join(("cuda", arch, version(), *FLAGS, headers_hash()))
+    """Everything beside the kernel itself that decides its cubin: for the cache's key. nvcc counts by its file: asking it for its version
+    takes longer than everything else in a warm start.
+
+    Raises:
+        TileError: there is no compiler.
+    """
+    if choose() == "nvcc":
+        path = os.path.realpath(find_nvcc() or "")
+        compiler = f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}"
+    else:
+        compiler = version()
+    return "\0".join(("cuda", arch, compiler, *FLAGS, headers_hash()))
 
 
 # ---- compiling
@@ -178,12 +187,9 @@ def compile_cubin(printed: Printed, arch: str) -> Cubin:
         from tilescale.compiler.cuda import nvrtc
 
         code, said = nvrtc.compile_code(printed, arch, ptx=False)
-        made = Cubin(code, resources_of(said, printed.name), nvrtc.version())
-    else:
-        code, said = _nvcc(printed, arch, "-cubin", ("-Xptxas", "-v"))
-        made = Cubin(code, resources_of(said, printed.name), nvcc_version())
-    _report(printed.name, made.resources)
-    return made
+        return Cubin(code, resources_of(said, printed.name), nvrtc.version())
+    code, said = _nvcc(printed, arch, "-cubin", ("-Xptxas", "-v"))
+    return Cubin(code, resources_of(said, printed.name), nvcc_version())
 
 
 def compile_ptx(printed: Printed, arch: str) -> str:
@@ -246,12 +252,6 @@ def resources_of(said: str, name: str) -> Resources:
         ("stack", "stack frame"), ("spill_stores", "spill stores"), ("spill_loads", "spill loads"), ("shared", "smem"),
     )}  # fmt: skip
     return Resources(int(used[1]), **numbers)
-
-
-def _report(name: str, r: Resources) -> None:
-    if r.spill_stores or r.spill_loads:
-        log.say("info", f"{name}: registers spill, {r.spill_stores} bytes stored and {r.spill_loads} loaded a thread")
-    log.say("debug", f"{name}: {r.registers} registers, {r.stack} bytes of stack, {r.shared} bytes of static shared memory")
 
 
 @dataclass(frozen=True)

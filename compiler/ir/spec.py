@@ -23,7 +23,7 @@ RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_releas
 ATTRS = {
     TILE: {"ts.kernel", "thread_extent", "ts.scale"},
     SCHEDULED: {"ts.kernel", "thread_extent", "ts.scale", "ts.role"},
-    THREAD: set(),
+    THREAD: {"thread_extent"},
 }
 
 
@@ -42,6 +42,11 @@ def _known_op(call: Any) -> bool:
     return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in base.REGISTRY
 
 
+def _is_instruction(name: str) -> bool:
+    """Scalar functions have names of their own where the target's compiler has them too."""
+    return not name.startswith("ts.") or name.startswith("ts.math.")
+
+
 def _region_fits(region: Any) -> bool:
     return len(region.region) == len(region.source.ty.shape)
 
@@ -49,13 +54,13 @@ def _region_fits(region: Any) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(ir.Call, (TILE, SCHEDULED), _known_op, "an operation that is not registered"),
     Rule(ir.Call, (TILE,), lambda c: getattr(c.op, "name", "") not in RING_OPS, "a ring token at tile level"),
-    Rule(ir.Call, (THREAD,), lambda c: not getattr(c.op, "name", "").startswith("ts."), "an operation of the language is left"),
+    Rule(ir.Call, (THREAD,), lambda c: _is_instruction(getattr(c.op, "name", "")), "an operation of the language is left"),
     Rule(ir.TensorRegion, (TILE, SCHEDULED), _region_fits, "a region with another number of axes than its buffer"),
     Rule(ir.TensorRegion, (THREAD,), lambda r: False, "a region is left"),
     Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),
     Rule(tirx.AttrStmt, (TILE,), lambda s: s.attr_key in ATTRS[TILE], "an attribute that the tile level does not have"),
     Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key in ATTRS[SCHEDULED], "an attribute that the scheduled level does not have"),
-    Rule(tirx.AttrStmt, (THREAD,), lambda s: False, "an attribute is left"),
+    Rule(tirx.AttrStmt, (THREAD,), lambda s: s.attr_key in ATTRS[THREAD], "an attribute is left"),
     Rule(
         tirx.For,
         (TILE, SCHEDULED),

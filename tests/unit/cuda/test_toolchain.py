@@ -9,6 +9,7 @@ import pytest
 from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.test_printer import CASES, STORED, math, printer
 from tilescale.compiler.cuda import nvrtc, toolchain
+from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.printer import CudaPrinter, print_kernel
 from tilescale.compiler.cuda.toolchain import Resources
 from tilescale.compiler.tvm_compat import tirx
@@ -41,7 +42,7 @@ def everything() -> Any:
         if not name.startswith("ieee_") and name not in ("expm1", "asinh", "acosh", "atanh", "fabs", "rint", "lgamma", "tgamma", "remainder",
                                                          "nextafter", "abs", "nearbyint", "__tanh"):  # fmt: skip
             values += [math(name, *[tk.load(inputs[dt], 0)] * arity) for dt in floats]
-    numbers = [dt for dt in CudaPrinter.types]
+    numbers = list(CudaPrinter.types)
     values += [tirx.Cast(to, tk.load(inputs[src], 1)) for src in numbers for to in numbers if to != src]
     body = tirx.SeqStmt([tk.store(out, k, v if str(v.ty) == "float64" else tirx.Cast("float64", v)) for k, v in enumerate(values)])
     return tk.kernel("everything", [*inputs.values(), out], body)
@@ -75,8 +76,6 @@ def test_every_expression_of_the_printers_tests_compiles(monkeypatch: pytest.Mon
     head = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <ts/ts.cuh>\n#include <stdio.h>\n"
     text = f'{head}extern "C" __global__ void k({", ".join(f"{t} {v}" for v, t in types.items())}) {{\n'
     text += "".join(f"  auto v{k} = {line};\n" for k, line in enumerate(lines)) + "}\n"
-    from tilescale.compiler.cuda.cprinter import Printed
-
     toolchain.compile_ptx(Printed(text, "k", (None,) * text.count("\n")), "sm_90a")
 
 
@@ -149,12 +148,6 @@ def test_figures_of_ptxas():
         toolchain.resources_of("nothing", "gemm")
 
 
-def test_spills_are_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setenv("TILESCALE_LOG", "info")
-    toolchain._report("gemm", toolchain.resources_of(SAID, "gemm"))
-    assert capsys.readouterr().err == "tilescale info: gemm: registers spill, 12 bytes stored and 16 loaded a thread\n"
-
-
 # From NVIDIA's occupancy calculator (cuda_occupancy.h) for these kernels.
 @pytest.mark.parametrize(
     "registers, arch, threads, shared, blocks, bound",
@@ -173,12 +166,17 @@ def test_occupancy_of_an_unknown_architecture_is_not_guessed():
     assert toolchain.occupancy(Resources(32, 0, 0, 0, 0), "sm_999", 128, 0) is None
 
 
-def test_the_key_has_all_that_decides_the_code(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(toolchain, "version", lambda: "nvcc 13.0.88")
-    first = toolchain.fingerprint("sm_90a")
-    assert first != toolchain.fingerprint("sm_80")
-    monkeypatch.setattr(toolchain, "version", lambda: "nvcc 13.1.0")
-    assert first != toolchain.fingerprint("sm_90a")
-    monkeypatch.setattr(toolchain, "version", lambda: "nvcc 13.0.88")
+@pytest.mark.parametrize("compiler", ["nvcc", "nvrtc"])
+def test_the_key_has_all_that_decides_the_code(compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("one")
+    monkeypatch.setattr(toolchain, "choose", lambda: compiler)
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: str(nvcc))
+    monkeypatch.setattr(toolchain, "version", lambda: "nvrtc 13.0")
+    seen = [toolchain.fingerprint("sm_90a"), toolchain.fingerprint("sm_80")]
+    monkeypatch.setattr(toolchain, "version", lambda: "nvrtc 13.1")
+    nvcc.write_text("another")
+    seen.append(toolchain.fingerprint("sm_90a"))
     monkeypatch.setattr(toolchain, "headers_hash", lambda: "other")
-    assert first != toolchain.fingerprint("sm_90a")
+    seen.append(toolchain.fingerprint("sm_90a"))
+    assert len(set(seen)) == 4
