@@ -16,6 +16,7 @@ from tilescale.compiler.cuda.kernel import Source, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.scalars import Scalars
+from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
@@ -359,7 +360,7 @@ class Lowering(Scalars, NestLowering):
         """The kernel's function and what its launcher must know."""
         body = self.stmt(self.program.func.body)
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = sequence([*smem, *self.head, body])
+        whole = tidied(sequence([*smem, *self.head, body]))
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):

@@ -223,7 +223,8 @@ class NestLowering:
                 test = tests[0]
                 for t in tests[1:]:
                     test = tirx.And(test, t)
-                body: Any = tirx.IfThenElse(test, make() if make else self._body(nest), None)
+                with self.analyzer.constraint_scope(test):
+                    body: Any = tirx.IfThenElse(test, make() if make else self._body(nest), None)
             else:
                 body = make() if make else self._body(nest)
         finally:
