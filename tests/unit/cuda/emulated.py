@@ -23,7 +23,7 @@ TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6
 
 def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
     """Runs a launch on both; integers agree to the bit, floats to their dtype's tolerance, all of them to the bit with ``exact``."""
-    got = RUN(kernel, args, arch, seed)
+    got = run(kernel, args, arch, seed)
     want = launch(kernel, 1, args).arrays[0]
     for name, array in got.items():
         same(array, want[name], name, exact)
@@ -35,10 +35,6 @@ def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, An
     program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
     check_layouts(program)
     return emulate.run(Lowering(program, arch).run(), program, args, seed)
-
-
-#: how `agree` launches a kernel; tests/gpu puts the GPU in its place
-RUN = run
 
 
 def check_layouts(program: Any) -> None:
