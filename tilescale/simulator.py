@@ -7,6 +7,7 @@ every rank of the team has made it, and the last one runs the machine for all. B
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
@@ -37,6 +38,26 @@ class Program:
         self.meta = {**description.metadata(traced), "target": "sim"}
 
 
+    @functools.cached_property
+    def scheduled(self) -> Any:
+        """The same as a target with asynchronous copies would have it: rings of two stages, for a producer and a consumer."""
+        from tilescale.compiler.sim.levels import Plan
+        from tilescale.compiler.sim.prepare import prepare
+
+        return prepare(Plan().of(self.prepared.program))
+
+    def launch(self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str) -> Any:
+        """A launch at a level, with the arguments of every rank: see compiler/sim/levels.py."""
+        from tilescale.compiler.sim.levels import Both, Plan
+        from tilescale.compiler.sim.run import Launch
+
+        if level == "both":
+            return Both(self.prepared, self.scheduled, args, Plan(), only=only, whose=whose)
+        if level == "scheduled":
+            return Launch(self.scheduled, args, only=only, whose=f"{whose}, {Plan()}")
+        return Launch(self.prepared, args, only=only, whose=whose)
+
+
 _programs: dict[str, Program] = {}
 _numbers = itertools.count()
 
@@ -56,7 +77,7 @@ class Checking:
     """What launches do beside computing, and what came of it.
 
     Attributes:
-        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py.
+        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py. level: "tile", "scheduled" or "both".
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
@@ -64,6 +85,7 @@ class Checking:
 
     schedule: str = "adversary"
     seeds: int = 10
+    level: str = "tile"
     report: Any = None
     kernels: set[str] = field(default_factory=set)
     launches: int = 0
@@ -279,12 +301,12 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
         FindingError: something is wrong with it, and nobody gathers findings.
     """
     from tilescale.compiler.sim.findings import Report
-    from tilescale.compiler.sim.run import Launch
 
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
-    launch, report = Launch(kernel.simulated.prepared, args, only=only, whose=whose), Report()
+    level = "tile" if checking is None else checking.level
+    launch, report = kernel.simulated.launch(args, level, only, whose), Report()
     done = launch.run(into=report)
     if checking is not None:
         checking.progress()
