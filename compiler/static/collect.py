@@ -16,7 +16,7 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
 from tilescale.compiler.static.reading import Reading
-from tilescale.compiler.static.terms import EXECUTION, ONE, ZERO, Cond, Poly, at_least, negation, number
+from tilescale.compiler.static.terms import ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -262,7 +262,10 @@ class Collector(Reading):
         if dtype == "bool":
             self.tests[s.var] = self.cond(s.value)
         elif "int" in dtype:
-            self.names[s.var] = self.term(s.value)
+            made = self.names[s.var] = self.term(s.value)
+            atoms = [k for k in made.atoms if self.terms.atoms[k].name == s.var.name + "_n"]
+            if len(atoms) == 1:
+                self.terms.atoms[atoms[0]].shown = (s.var.name, made)
 
     def _s_BufferStore(self, s: Any) -> None:
         self.visit(s.value)
@@ -430,7 +433,10 @@ class Collector(Reading):
             self.phase = None
 
     def _under_a_condition(self) -> bool:
-        return any(any(self.terms.atoms[a].role in EXECUTION for a in self.terms.leaves_of_cond(c)) or c.kind == "opaque" for c in self.conds)
+        """Whether executors may differ in whether they come here."""
+        t = self.terms
+        return any(c.kind == "opaque" or any(t.atoms[a].role not in ("ranks", "extent", "") for a in t.leaves_of_cond(c)) or t.is_unknown(c)
+                   for c in self.conds)  # fmt: skip
 
     def _around(self, s: Any) -> None:
         if s in self.acquires:

@@ -91,10 +91,6 @@ class Reading:
             return self.scale_value(str(e.args[0].value), int(name == "ts.scale_count"))
         if name == IF_THEN_ELSE:
             return self.terms.choice(self.cond(e.args[0]), self.term(e.args[1]), self.term(e.args[2]))
-        args = {"tirx.bitwise_and": "BitwiseAnd", "tirx.bitwise_or": "BitwiseOr", "tirx.bitwise_xor": "BitwiseXor",
-                "tirx.shift_left": "LShift", "tirx.shift_right": "RShift"}  # fmt: skip
-        if name in args:
-            return self._fits(self._pair(args[name], self.term(e.args[0]), self.term(e.args[1])), str(e.ty))
         return self._unknown("a value")
 
     # -- conditions -----------------------------------------------------------------------------------------------

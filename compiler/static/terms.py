@@ -7,7 +7,7 @@ and bounds have lower numbers than the atom itself. Arithmetic is that of the in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,8 @@ class Atom:
     low: Poly | None = None
     high: Poly | None = None
     nest: int = 0
+    #: what the author calls it, where a loop counts from zero in steps of one and the author's does not: (name, value)
+    shown: tuple[str, Poly] | None = None
 
 
 #: roles of variables that take every value within their bounds in each launch; the caller of a kernel chooses all others
@@ -195,6 +197,24 @@ class Terms:
 
     def opaque(self, name: str) -> Poly:
         return self.atom(Atom("opaque", (), name, nest=self.nest))
+
+    def twin(self, k: int, by: dict[int, Poly]) -> Poly:
+        """Another variable like ``k``, its bounds with atoms replaced; told apart by a prime."""
+        a = self.atoms[k]
+        low, high = (None if b is None else self.replace(b, by) for b in (a.low, a.high))
+        shown = None
+        made = self.atom(Atom(a.kind, (), a.name + "'", a.role, low, high, a.nest))
+        if a.shown is not None:
+            shown = (a.shown[0] + "'", self.replace(a.shown[1], {**by, k: made}))
+            self.atoms[-1].shown = shown
+        return made
+
+    def twins(self, atoms: Iterable[int]) -> dict[int, Poly]:
+        """Twins of several variables, older before younger: what other executions of a statement have instead."""
+        by: dict[int, Poly] = {}
+        for k in sorted(atoms):
+            by[k] = self.twin(k, by)
+        return by
 
     def _shared(self, kind: str, *args: Any) -> Poly:
         key = (kind, *args)

@@ -1,0 +1,119 @@
+"""From a question to a verdict: cheap proofs first, then corners, then the solver where there is time for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tilescale.compiler.static.collect import Access, Facts
+from tilescale.compiler.static.obligations import PROVEN, REFUTED, UNKNOWN, Counterexample, Obligation
+from tilescale.compiler.static.prove import Clock, OutOfTime, Prover
+from tilescale.compiler.static.refute import Question, certain, in_names, search
+from tilescale.compiler.static.terms import EXECUTION, Cond, Poly, Terms, Unevaluable, at_least
+
+IN_MEMORY = "depends on values in memory"
+
+
+@dataclass
+class Verdict:
+    """``env``: the counterexample, also beside ``unknown`` where other arguments avoid it."""
+
+    status: str
+    env: dict[int, int] | None = None
+    reason: str = ""
+
+
+@dataclass
+class Judge:
+    """The checks' common ground. ``solve``: (sat, env) of a question by the solver, None where there is no time for one."""
+
+    terms: Terms
+    facts: Facts
+    clock: Clock
+    leaves: int = 500
+    solve: Callable[[Question], tuple[str, dict[int, int] | None]] | None = None
+    always: Callable[[Question], bool] | None = None
+    #: atoms below this number are the program's, the others the checks'
+    own: int = 0
+    _provers: dict[tuple[Cond, ...], Prover] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.own = len(self.terms.atoms)
+
+    def prover(self, conds: tuple[Cond, ...]) -> Prover:
+        """Proofs under the conditions of a path."""
+        if conds not in self._provers:
+            self._provers[conds] = Prover(self.terms, conds, self.clock)
+        return self._provers[conds]
+
+    def decide(self, conds: tuple[Cond, ...], goal: Cond, proven: Callable[[], bool] | None = None, ranks: int = 2) -> Verdict:
+        """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the prover's."""
+        self.clock.check()
+        if proven is None:
+            prover = self.prover(conds)
+            if prover.contradiction or prover.holds(goal):
+                return Verdict(PROVEN)
+        elif proven():
+            return Verdict(PROVEN)
+        return self.counterexample(Question(self.terms, list(conds), goal), ranks)
+
+    def counterexample(self, q: Question, ranks: int = 2) -> Verdict:
+        """What can be said of a question that has no cheap proof."""
+        env = search(q, self.clock, self.leaves)
+        if env is None and self.solve is not None:
+            answer, env = self.solve(q)
+            if answer == "unsat":
+                return Verdict(PROVEN)
+        if env is None:
+            known = all(self.terms.atoms[k].kind != "opaque" for k in q.relevant)
+            return Verdict(UNKNOWN, None, "neither a proof nor a counterexample" if known else IN_MEMORY)
+        if certain(q, env, self.clock, ranks) or (self.always is not None and self.always(q)):
+            return Verdict(REFUTED, env)
+        names = in_names(self.terms, {k: env[k] for k in q.given() if k in env})
+        told = ", ".join(f"{name} = {value}" for name, value in names.items())
+        return Verdict(UNKNOWN, env, f"fails for {told}, and not for all arguments")
+
+    # -- telling --------------------------------------------------------------------------------------------------
+    def told(self, verdict: Verdict, index: str = "") -> Counterexample | None:
+        """A counterexample in the author's names."""
+        return None if verdict.env is None else Counterexample(in_names(self.terms, verdict.env), index)
+
+    def region(self, a: Access, env: dict[int, int] | None) -> str:
+        """``tile[3:7, 2]`` under a counterexample; empty without one."""
+        if env is None:
+            return ""
+        parts = []
+        try:
+            for low, extent in zip(a.low, a.extent, strict=True):
+                x, n = self.terms.value(low, env), self.terms.value(extent, env)
+                parts.append(str(x) if n == 1 else f"{x}:{x + n}")
+        except Unevaluable:
+            return a.memory.name
+        return f"{a.memory.name}[{', '.join(parts)}]"
+
+    def file(self, made: Obligation, verdict: Verdict, text: str, index: str = "") -> Obligation:
+        """Puts a verdict into an obligation."""
+        made.status, made.reason = verdict.status, verdict.reason
+        if verdict.status != PROVEN:
+            made.text = text
+            made.counterexample = self.told(verdict, index)
+        return made
+
+    def guarded(self, made: Obligation, work: Callable[[], Obligation]) -> Obligation:
+        """``work()``; unknown where the budget ends in the middle of it."""
+        try:
+            return work()
+        except OutOfTime:
+            made.status, made.reason = UNKNOWN, "the budget was spent"
+            return made
+
+
+def inside(low: list[Poly], extent: list[Poly], shape: list[Poly]) -> Cond:
+    """A region lies inside a shape."""
+    parts = [c for x, e, n in zip(low, extent, shape, strict=True) for c in (at_least(x), at_least(n - x - e))]
+    return Cond("and", parts=tuple(parts))
+
+
+def executions(terms: Terms, atoms: tuple[int, ...]) -> list[int]:
+    """Those of ``atoms`` that number executions."""
+    return [k for k in atoms if terms.atoms[k].role in EXECUTION]

@@ -1,0 +1,2 @@
+"""stub"""
+def attach(judge): pass
