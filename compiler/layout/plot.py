@@ -1,0 +1,93 @@
+"""Pictures of layouts: which thread and slot holds each element of a fragment, which bank each element of a shared tile lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.layout.fragment import Fragment
+from tilescale.compiler.layout.shared import BANK_BYTES, BANKS, Shared
+from tilescale.errors import TileTypeError, TileValueError
+
+#: cells of a picture; a larger tile is cut, and the title says so
+MOST = 128 * 64
+#: cells above which numbers would no longer be read
+LABELLED = 64 * 32
+
+
+def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "") -> Path:
+    """Draws a layout of one or two axes and returns the file's path.
+
+    A fragment's cells show ``thread:slot``, coloured by thread (of several copies the first). A shared tile's cells show the element's
+    place in its swizzled memory, in elements, coloured by the bank of its first byte.
+
+    Args:
+        path: ends in ``.png`` or ``.svg``. title: by default what the layout is.
+
+    Raises:
+        TileValueError: another file type, or more than two axes. TileTypeError: matplotlib is not installed.
+    """
+    path = Path(path)
+    if path.suffix not in (".png", ".svg"):
+        raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png or .svg")
+    if len(layout.shape) > 2:
+        raise TileValueError(f"a picture of a tile with {len(layout.shape)} axes", expected="one or two axes")
+    values, label, what = _fragment(layout) if isinstance(layout, Fragment) else _shared(layout)
+    return _draw(values, label, path, title or what)
+
+
+def _grid(shape: tuple[int, ...]) -> tuple[Any, ...]:
+    rows, columns = shape if len(shape) == 2 else (1, shape[0])
+    columns = min(columns, MOST)
+    rows = min(rows, max(1, MOST // columns))
+    index = np.indices((rows, columns))
+    return tuple(index) if len(shape) == 2 else (index[1],)
+
+
+def _cut(shape: tuple[int, ...], shown: tuple[int, ...]) -> str:
+    whole = shape if len(shape) == 2 else (1, *shape)
+    return "" if whole == shown else f" (rows 0:{shown[0]}, columns 0:{shown[1]})"
+
+
+def _fragment(layout: Fragment) -> tuple[Any, Callable[[int, int], str], str]:
+    index = _grid(layout.shape)
+    threads, slots = layout.thread(*index), layout.slot(*index)
+    copies = f", {len(layout.copies)} copies" if len(layout.copies) > 1 else ""
+    size = "×".join(map(str, layout.shape))
+    what = f"fragment {size} on {layout.threads} threads, {layout.slots} slots each{copies}; thread:slot{_cut(layout.shape, threads.shape)}"
+    return threads, lambda r, c: f"{threads[r, c]}:{slots[r, c]}", what
+
+
+def _shared(layout: Shared) -> tuple[Any, Callable[[int, int], str], str]:
+    bytes_ = layout.byte(*_grid(layout.shape))
+    size = "×".join(map(str, layout.shape))
+    swizzle = f"swizzle {layout.swizzle} B" if layout.swizzle else "no swizzle"
+    what = f"shared {size} × {layout.bits} bits, {swizzle}; place, coloured by bank{_cut(layout.shape, bytes_.shape)}"
+    return bytes_ // BANK_BYTES % BANKS, lambda r, c: str(bytes_[r, c] * 8 // layout.bits), what
+
+
+def _draw(values: Any, label: Callable[[int, int], str], path: Path, title: str) -> Path:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise TileTypeError("plot_layout needs matplotlib", hint="pip install 'tilescale[vis]'") from None
+    rows, columns = values.shape
+    cell = 0.42 if rows * columns <= LABELLED else 0.12
+    figure = Figure(figsize=(max(4.0, columns * cell + 1), max(2.0, rows * cell + 1)), layout="constrained")
+    FigureCanvasAgg(figure) if path.suffix == ".png" else FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    # neighbouring numbers get colours far apart: a walk around a cyclic map by the golden ratio
+    axes.imshow(values * 0.618034 % 1.0, cmap="hsv", alpha=0.45, vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+    if rows * columns <= LABELLED:
+        for r in range(rows):
+            for c in range(columns):
+                axes.text(c, r, label(r, c), ha="center", va="center", fontsize=6)
+    axes.set_title(title, fontsize=9, wrap=True)
+    axes.xaxis.tick_top()
+    figure.savefig(path, dpi=120)
+    return path
