@@ -35,12 +35,16 @@ def _proven(judge: Judge, a: Access) -> bool:
 
 
 def _tile(judge: Judge, a: Access, made: Obligation) -> Obligation:
-    verdict = judge.decide(a.at.conds, inside(a.low, a.extent, a.memory.shape))
+    verdict = judge.decide(a.at.conds, inside(a.low, a.extent, a.memory.shape), scope=a.at.scope)
     if verdict.status == PROVEN:
         made.status = PROVEN
         return made
     text = f"an access lies outside {a.memory.name}, whose shape is {_shape(a.memory.shape)}"
     return judge.file(made, verdict, text, judge.region(a, verdict.env))
+
+
+def _leaves(judge: Judge, *terms: Poly) -> set[int]:
+    return {k for p in terms for k in judge.terms.leaves_of(p)}
 
 
 def _shape(shape: list[Poly]) -> str:
@@ -57,7 +61,7 @@ def counters(judge: Judge) -> Iterator[Obligation]:
 
         def work(memory=memory, index=index, at=at, made=made) -> Obligation:  # type: ignore[no-untyped-def]
             ones = [ONE] * len(index)
-            verdict = judge.decide(at.conds, inside(index, ones, memory.shape))
+            verdict = judge.decide(at.conds, inside(index, ones, memory.shape), scope=at.scope)
             a = Access(memory, "update", index, ones, at)
             text = f"there is no such counter of {memory.name}, whose shape is {_shape(memory.shape)}"
             return judge.file(made, verdict, text, judge.region(a, verdict.env))
@@ -74,7 +78,8 @@ def peers(judge: Judge) -> Iterator[Obligation]:
 
 def _peer(judge: Judge, p: Peer, made: Obligation) -> Obligation:
     who = "rank" if p.reach == "device" else "block of the cluster"
-    verdict = judge.decide(p.at.conds, Cond("and", parts=(at_least(p.owner), at_least(p.count - p.owner - 1))))
+    there = Cond("and", parts=(at_least(p.owner), at_least(p.count - p.owner - 1)))
+    verdict = judge.decide(p.at.conds, there, scope=(*p.at.scope, *_leaves(judge, p.count, p.owner)))
     shown = ""
     if verdict.env is not None:
         try:

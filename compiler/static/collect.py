@@ -16,7 +16,7 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
 from tilescale.compiler.static.reading import Reading
-from tilescale.compiler.static.terms import ONE, ZERO, Cond, Poly, at_least, negation, number
+from tilescale.compiler.static.terms import FALSE, ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -144,12 +144,14 @@ class Collector(Reading):
         for name, var in program.symbols.items():
             self.symbols[name] = number(values[name]) if name in values else t.var(name, "extent", 1)
             self.names[var] = self.symbols[name]
+        if ranks is None and not _names_ranks(program.func.body):
+            ranks = 1  # what one rank does says all
         self.count = number(ranks) if ranks is not None else t.var("n", "ranks", 1, world)
         self.rank = ZERO if ranks == 1 else t.var("rank", "rank", 0, self.count - 1)
         self.conds: list[Cond] = []
         self.scope: list[int] = [next(iter(self.rank.atoms))] if self.rank.terms else []
         self.loops: list[int] = []
-        self.executors: list[tuple[str, Poly, int]] = []
+        self.executors: list[tuple[str, Poly, Poly]] = []
         self.order = 0
         self.phase: int | None = 0
         self.endless = 0
@@ -217,9 +219,9 @@ class Collector(Reading):
 
     def scale_value(self, name: str, which: int) -> Poly:
         """The own index (0) or the count (1) at a scale."""
-        for scale, count, atom in self.executors:
+        for scale, count, own in self.executors:
             if scale == name:
-                return count if which else Poly({(atom,): 1})
+                return count if which else own
         if name == "device":
             return self.count if which else self.rank
         if name in ("grid", "block"):
@@ -300,20 +302,24 @@ class Collector(Reading):
         with self._loop(s, "lane" if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED) else "loop"):
             self.stmt(s.body)
 
+    def _number(self, name: str, role: str, extent: Poly) -> tuple[Poly, list[int], list[Cond]]:
+        """A variable from 0 to ``extent`` - 1, its atom, and that there is such a number. Of one alone there is no variable."""
+        if extent.const == 1:
+            return ZERO, [], []
+        var = self.terms.var(name, role, 0, extent - 1)
+        known = extent.const
+        return var, list(var.atoms), [at_least(extent - 1)] if known is None else [FALSE] if known < 1 else []
+
     @contextmanager
-    def _loop(self, s: Any, role: str) -> Iterator[int]:
-        extent = self.term(s.extent)
-        var = self.terms.var(s.loop_var.name, role, 0, extent - 1)
-        atom = next(iter(var.atoms))
-        self.names[s.loop_var] = var
-        self.scope.append(atom)
-        if role == "loop":
-            self.loops.append(atom)
-        with self.given(*([] if extent.const is not None else [at_least(extent - 1)])):
-            yield atom
-        self.scope.pop()
-        if role == "loop":
-            self.loops.pop()
+    def _loop(self, s: Any, role: str) -> Iterator[list[int]]:
+        self.names[s.loop_var], atoms, conds = self._number(s.loop_var.name, role, self.term(s.extent))
+        before = len(self.scope), len(self.loops)
+        self.scope += atoms
+        self.loops += atoms if role == "loop" else []
+        with self.given(*conds):
+            yield atoms
+        del self.scope[before[0] :]
+        del self.loops[before[1] :]
 
     def _nest(self, s: Any) -> None:
         """All loops of a nest at once; what reads memory inside is numbered as the nest's."""
@@ -332,8 +338,8 @@ class Collector(Reading):
 
     def _lanes(self, s: Any, depth: int, nest: Nest) -> None:
         self.visit(s.extent)
-        with self._loop(s, "lane") as atom:
-            nest.lanes.append(atom)
+        with self._loop(s, "lane") as atoms:
+            nest.lanes += atoms
             inner = s.body
             if depth > 1 and isinstance(inner, tirx.For):
                 self._lanes(inner, depth - 1, nest)
@@ -342,12 +348,11 @@ class Collector(Reading):
 
     def _s_AttrStmt(self, s: Any) -> None:
         if s.attr_key == "thread_extent":
-            extent = self.term(s.value)
-            var = self.terms.var(s.node.var.name, "block", 0, extent - 1)
+            var, atoms, conds = self._number(s.node.var.name, "block", self.term(s.value))
             self.names[s.node.var] = var
             self.blocks.append(var)
-            self.scope += var.atoms
-            with self.given(*([] if extent.const is not None else [at_least(extent - 1)])):
+            self.scope += atoms
+            with self.given(*conds):
                 self.stmt(s.body)
             return
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
@@ -358,11 +363,12 @@ class Collector(Reading):
         self.found.concurrent = True
         outer = next((WIDTHS[scale] for scale, _, _ in reversed(self.executors)), self.program.launch.threads)
         count = number(outer // WIDTHS[name])
-        atom = next(iter(self.terms.var(name, "exec", 0, count - 1).atoms))
-        self.executors.insert(0, (name, count, atom))
-        self.scope.append(atom)
+        index, atoms, _ = self._number(name, "exec", count)
+        self.executors.insert(0, (name, count, index))
+        depth = len(self.scope)
+        self.scope += atoms
         self.stmt(s.body)
-        self.scope.pop()
+        del self.scope[depth:]
         self.executors.pop(0)
         del self.conds[before:]
 
@@ -465,4 +471,20 @@ def _acquires(body: Any) -> bool:
 
     structural_walk(body, (ir.Call, look))
     structural_walk(body, (tirx.While, found.append))
+    return bool(found)
+
+
+def _names_ranks(body: Any) -> bool:
+    """Whether a program says anything of other ranks."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        name = getattr(call.op, "name", "")
+        if name in ("ts.scale_index", "ts.scale_count"):
+            if str(call.args[0].value) == "device":
+                found.append(call)
+        elif base.find(call) is not None and call.attrs is not None and "reach" in call.attrs and str(call.attrs["reach"]) == "device":
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
     return bool(found)

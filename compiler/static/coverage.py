@@ -152,7 +152,7 @@ def _unwritten(judge: Judge, r: Access, before: list[Access]) -> Verdict:
         if not outside:
             return Verdict(UNKNOWN, None, "no statement before it is known to write all of it")
         conds.append(Cond("or", parts=tuple(outside)))
-    verdict = judge.counterexample(Question(t, conds, FALSE))
+    verdict = judge.counterexample(Question(t, conds, FALSE, r.at.scope))
     if verdict.status == PROVEN or verdict.env is None:
         return Verdict(UNKNOWN, None, "no statement before it is known to write all of it")
     return verdict

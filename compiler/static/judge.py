@@ -46,7 +46,7 @@ class Judge:
             self._provers[conds] = Prover(self.terms, conds, self.clock)
         return self._provers[conds]
 
-    def decide(self, conds: tuple[Cond, ...], goal: Cond, proven: Callable[[], bool] | None = None, ranks: int = 2) -> Verdict:
+    def decide(self, conds: tuple[Cond, ...], goal: Cond, proven: Callable[[], bool] | None = None, scope: tuple[int, ...] = ()) -> Verdict:  # fmt: skip
         """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the prover's."""
         self.clock.check()
         if proven is None:
@@ -55,9 +55,9 @@ class Judge:
                 return Verdict(PROVEN)
         elif proven():
             return Verdict(PROVEN)
-        return self.counterexample(Question(self.terms, list(conds), goal), ranks)
+        return self.counterexample(Question(self.terms, list(conds), goal, scope))
 
-    def counterexample(self, q: Question, ranks: int = 2) -> Verdict:
+    def counterexample(self, q: Question) -> Verdict:
         """What can be said of a question that has no cheap proof."""
         env = search(q, self.clock, self.leaves)
         if env is None and self.solve is not None:
@@ -67,11 +67,12 @@ class Judge:
         if env is None:
             known = all(self.terms.atoms[k].kind != "opaque" for k in q.relevant)
             return Verdict(UNKNOWN, None, "neither a proof nor a counterexample" if known else IN_MEMORY)
-        if certain(q, env, self.clock, ranks) or (self.always is not None and self.always(q)):
-            return Verdict(REFUTED, env)
+        whole = q.completed(env)
+        if certain(q, env, self.clock) or (self.always is not None and self.always(q)):
+            return Verdict(REFUTED, whole)
         names = in_names(self.terms, {k: env[k] for k in q.given() if k in env})
         told = ", ".join(f"{name} = {value}" for name, value in names.items())
-        return Verdict(UNKNOWN, env, f"fails for {told}, and not for all arguments")
+        return Verdict(UNKNOWN, whole, f"fails for {told}, and not for all arguments")
 
     # -- telling --------------------------------------------------------------------------------------------------
     def told(self, verdict: Verdict, index: str = "") -> Counterexample | None:

@@ -42,7 +42,7 @@ def _pair(judge: Judge, a: Access, b: Access, made: Obligation) -> Obligation:
         known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)
         return known.impossible or all(known.same(x, y) for x, y in executors)
 
-    verdict = judge.decide((*conds, *same), goal, proven)
+    verdict = judge.decide((*conds, *same), goal, proven, (*a.at.scope, *(k for p, _ in executors for k in p.atoms)))
     if verdict.status != PROVEN and (a.at.phase is None or a.at.phase != b.at.phase):
         verdict = Verdict(UNKNOWN, None, "a wait or a barrier may order them")
     if verdict.status == PROVEN:

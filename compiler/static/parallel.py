@@ -80,7 +80,7 @@ def _pair(judge: Judge, nest: Nest, a: Access, b: Access) -> Verdict:
         known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)
         return known.impossible or all(known.same(x, y) for x, y in lanes)
 
-    verdict = judge.decide((*conds, *same), goal, proven)
+    verdict = judge.decide((*conds, *same), goal, proven, (*a.at.scope, *(k for p in by.values() for k in p.atoms)))
     if verdict.status == REFUTED and not nest.single and a.memory.scope.startswith("local"):
         # iterations that go different ways run one after another, and memory of one thread may be meant for each of them
         return Verdict(UNKNOWN, verdict.env, "private memory in iterations that go different ways")

@@ -248,7 +248,8 @@ class Equations:
 
     def same(self, a: Poly, b: Poly) -> bool:
         """Whether two terms are equal wherever the equations hold."""
-        return self.impossible or not self.reduced(a - b).terms
+        left = self.reduced(a - b)
+        return self.impossible or not left.terms or (self.prover.nonneg(left) and self.prover.nonneg(-left))
 
     def reduced(self, p: Poly) -> Poly:
         return self.terms.replace(p, self.solved)

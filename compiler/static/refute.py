@@ -26,22 +26,22 @@ class Question:
     conds: list[Cond]
     goal: Cond
 
+    #: variables that the counterexample names besides those that decide
+    scope: tuple[int, ...] = ()
+
     @property
     def relevant(self) -> list[int]:
-        """The variables that decide it, older before younger: those that occur, and those in their bounds."""
+        """The variables that decide it."""
         t = self.terms
-        seen: set[int] = set()
-        work = set(t.leaves_of_cond(self.goal)).union(*(t.leaves_of_cond(c) for c in self.conds))
-        while work:
-            k = work.pop()
-            if k in seen:
-                continue
-            seen.add(k)
-            a = t.atoms[k]
-            for bound in (a.low, a.high):
-                if bound is not None:
-                    work |= t.leaves_of(bound) - seen
-        return sorted(k for k in seen if t.atoms[k].kind in ("var", "opaque"))
+        return t.with_bounds(t.leaves_of_cond(self.goal).union(*(t.leaves_of_cond(c) for c in self.conds)))
+
+    def completed(self, env: dict[int, int]) -> dict[int, int]:
+        """A counterexample with values for the variables of ``scope`` that do not matter."""
+        out = dict(env)
+        for k in self.terms.with_bounds(self.scope):
+            if k not in out and self.terms.atoms[k].kind == "var":
+                out[k] = next(iter(_candidates(self.terms, k, out)), 0)
+        return out
 
     def fails(self, env: dict[int, int]) -> bool:
         """Whether ``env`` is a counterexample: all variables within their bounds, all conditions hold, the goal does not."""
@@ -164,7 +164,7 @@ def _choices(t: Terms, execution: list[int], env: dict[int, int]) -> Iterator[tu
 def in_names(t: Terms, env: dict[int, int]) -> dict[str, int]:
     """The values of variables by the author's names, what the caller chooses first."""
     out: dict[str, int] = {}
-    for k in sorted(env, key=lambda k: (t.atoms[k].role in EXECUTION, k)):
+    for k in sorted((k for k in env if not t.atoms[k].name.startswith("element")), key=lambda k: (t.atoms[k].role in EXECUTION, k)):
         a = t.atoms[k]
         name, value = a.name, env[k]
         if a.shown is not None:

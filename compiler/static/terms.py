@@ -479,6 +479,20 @@ class Terms:
             out |= self.leaves_of_cond(p)
         return out
 
+    def with_bounds(self, atoms: Iterable[int]) -> list[int]:
+        """The variables and unknown values among ``atoms``, in them, and in their bounds; older before younger."""
+        seen: set[int] = set()
+        work = [x for k in atoms for x in self.leaves(k)]
+        while work:
+            k = work.pop()
+            if k in seen:
+                continue
+            seen.add(k)
+            for bound in (self.atoms[k].low, self.atoms[k].high):
+                if bound is not None:
+                    work += self.leaves_of(bound) - seen
+        return sorted(k for k in seen if self.atoms[k].kind in ("var", "opaque"))
+
     def is_unknown(self, c: Cond) -> bool:
         """Whether a condition hangs on something that nothing is known of."""
         return c.kind == "opaque" or any(map(self.is_unknown, c.parts)) or any(self.atoms[a].kind == "opaque" for a in self.leaves_of_cond(c))

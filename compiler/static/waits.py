@@ -58,7 +58,7 @@ def _wait(judge: Judge, w: Wait, made: Obligation) -> Obligation:
         if w.memory.keep:
             verdict = Verdict(UNKNOWN, None, KEPT)
         elif high is not None:
-            verdict = judge.counterexample(Question(judge.terms, list(w.at.conds), at_least(high - needed)))
+            verdict = judge.counterexample(Question(judge.terms, list(w.at.conds), at_least(high - needed), _named(judge, w, needed)))
             if verdict.status == REFUTED and not _confirmed(judge, w, needed, signals):
                 verdict = Verdict(UNKNOWN, None, "not confirmed by counting")
     shown = ""
@@ -66,6 +66,10 @@ def _wait(judge: Judge, w: Wait, made: Obligation) -> Obligation:
         region = judge.region(Access(w.memory, "read", w.index, [ONE] * len(w.index), w.at), verdict.env)
         shown = f"{region} {'=' if w.cmp == 'eq' else '≥'} {judge.terms.value(needed, verdict.env)}"
     return judge.file(made, verdict, text, shown)
+
+
+def _named(judge: Judge, w: Wait, needed: Poly) -> tuple[int, ...]:
+    return (*w.at.scope, *(k for p in (*w.index, needed) for k in judge.terms.leaves_of(p)))
 
 
 # ---- counted one by one
