@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "World", "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
-    "team",    "world", "world_size", "zeros",
+    "team",    "team_count", "world", "world_size", "zeros",
 ]  # fmt: skip
 
 _lock = threading.RLock()
@@ -198,6 +198,11 @@ def team(ranks: Any) -> Team | None:
         return None
     with _lock:
         return heap.make_team(members)
+
+
+def team_count() -> int:
+    """How many teams this rank is in, everyone's included."""
+    return len(_need().teams)
 
 
 # ---- the end

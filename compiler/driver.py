@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilescale.compiler import static
 from tilescale.compiler.cpu import codegen
 from tilescale.compiler.cpu.lower import Lowering
 from tilescale.compiler.ir import spec as levels
@@ -68,19 +69,24 @@ def lower(program: Any, *, instrument: bool = False, keep: bool = False) -> Lowe
         return Lowered(scheduled, lowering, funcs, trace)
 
 
-def compile_program(program: Any, path: str | os.PathLike[str], *, instrument: bool = False, fingerprint: int | None = None) -> Artifact:
+def compile_program(
+    program: Any, path: str | os.PathLike[str], *, instrument: bool = False, fingerprint: int | None = None,
+    ranks: int | None = None, world: int | None = None,
+) -> Artifact:  # fmt: skip
     """Compiles a traced kernel to the shared object ``path``.
 
     Args:
         program: what `frontend.trace` returns.
         instrument: log remote operations and waits (tilescale.native.events).
         fingerprint: what ranks compare when they launch together; by default made from the tile IR.
+        ranks, world: on how many ranks the kernel will run, and on how many at most, for the static checks; open without.
 
     Raises:
-        TileError: anything that the target refuses, placed in the user's source.
+        TileError: anything that the target refuses, and what the static checks refute, placed in the user's source.
     """
     with _lock:
         lowered = lower(program, instrument=instrument)
+        static.require(program, ranks, world)  # behind the refusals of the passes, which say the same of what is constant, and before LLVM
         artifact = describe(lowered, instrument, _own_fingerprint(program) if fingerprint is None else fingerprint)
         codegen.build_shared(lowered.funcs, Path(path))
         return artifact

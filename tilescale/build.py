@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -60,6 +61,15 @@ def number_of(key: str) -> int:
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
 
 
+def ranks() -> dict[str, int]:
+    """On how many ranks a kernel will run, for the static checks: all, or at most all where this rank is in smaller teams too. Nothing is
+    known where nobody has called `comm.init` (nor imported it: then this does not either)."""
+    comm = sys.modules.get("tilescale.comm")
+    if comm is None or not comm.is_initialized():
+        return {}
+    return {"ranks" if comm.team_count() == 1 else "world": comm.world_size()}
+
+
 def compiled(
     key: str | None, program: Callable[[], Any], label: str, instrument: bool, *, locked: bool = False
 ) -> tuple[Entry, bool]:
@@ -70,7 +80,8 @@ def compiled(
         from tilescale.compiler import driver
 
         start = time.perf_counter()
-        made = driver.compile_program(program(), path, instrument=instrument, fingerprint=None if key is None else number_of(key))
+        number = None if key is None else number_of(key)
+        made = driver.compile_program(program(), path, instrument=instrument, fingerprint=number, **ranks())
         log.say("info", f"compiled {label} in {(time.perf_counter() - start) * 1e3:.0f} ms")
         return made.meta, made.desc, made.sites
 

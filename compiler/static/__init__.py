@@ -29,8 +29,9 @@ SOLVER_BUDGET = 1_000.0
 
 
 def check(
-    program: Any, budget_ms: float = CHECK_BUDGET, *, ranks: int | None = None, world: int | None = None, values: dict[str, int] | None = None
-) -> Obligations:
+    program: Any, budget_ms: float = CHECK_BUDGET, *, ranks: int | None = None, world: int | None = None,
+    values: dict[str, int] | None = None,
+) -> Obligations:  # fmt: skip
     """Looks at every obligation of a kernel.
 
     Args:
@@ -56,13 +57,13 @@ def check(
     return out
 
 
-def require(program: Any, world: int | None = None) -> None:
+def require(program: Any, ranks: int | None = None, world: int | None = None) -> None:
     """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is called with.
 
     Raises:
         TileValueError: at the statement, with the counterexample.
     """
-    for o in check(program, COMPILE_BUDGET, world=world).of(REFUTED):
+    for o in check(program, COMPILE_BUDGET, ranks=ranks, world=world).of(REFUTED):
         raise o.error()
 
 

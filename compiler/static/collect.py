@@ -289,7 +289,7 @@ class Collector(Reading):
         self._lose_order()
         self.visit(s.condition)
         self.endless += 1
-        with self.given(Cond("opaque")):
+        with self.given(self.nobody_knows()):
             self.stmt(s.body)
         self.endless -= 1
 
@@ -441,8 +441,8 @@ class Collector(Reading):
     def _under_a_condition(self) -> bool:
         """Whether executors may differ in whether they come here."""
         t = self.terms
-        return any(c.kind == "opaque" or any(t.atoms[a].role not in ("ranks", "extent", "") for a in t.leaves_of_cond(c)) or t.is_unknown(c)
-                   for c in self.conds)  # fmt: skip
+        leaves = {a for c in self.conds for a in t.leaves_of_cond(c) if t.atoms[a].kind in ("var", "opaque")}
+        return any(t.atoms[a].role not in ("ranks", "extent") for a in leaves)
 
     def _around(self, s: Any) -> None:
         if s in self.acquires:

@@ -140,14 +140,23 @@ class Solution:
         return Count((many - self.missing) * amount if self.exact else ZERO, many * amount)
 
 
+def _unknown(judge: Judge, s: Signal) -> set[int]:
+    """What another executor finds to be something else: values in memory."""
+    t = judge.terms
+    named = {k for p in (*s.index, s.amount, *([] if s.owner is None else [s.owner])) for k in t.leaves_of(p)}
+    named |= {k for c in s.at.conds for k in t.leaves_of_cond(c)}
+    return {k for k in t.with_bounds([*named, *s.at.scope]) if t.atoms[k].kind == "opaque" or t.atoms[k].role == "unclear"}
+
+
 def count(judge: Judge, s: Signal, w: Wait) -> Count:
     """What all executions of ``s`` on all ranks add to the counter that ``w`` awaits."""
     t = judge.terms
     if s.at.endless or s.memory.scope == "shared.signal" and s.reach != "block" or s.op != "add":
         return Count(ZERO, None)
     mine = executions(t, s.at.scope)
-    by = t.twins(mine)
-    theirs = [next(iter(p.atoms)) for p in by.values()]
+    unknown = _unknown(judge, s)
+    by = t.twins([*mine, *unknown])
+    theirs = [next(iter(by[k].atoms)) for k in mine]
     free = {k: (low, high) for k in theirs if (low := t.atoms[k].low) is not None and (high := t.atoms[k].high) is not None}
     made = Solution(t, judge.prover(w.at.conds), free, exact=True)
     equal = [t.replace(x, by) - y for x, y in zip(s.index, w.index, strict=True)]
@@ -174,4 +183,4 @@ def count(judge: Judge, s: Signal, w: Wait) -> Count:
     for c in tests:
         if not made.empty:
             made.test(c)
-    return made.total(s.amount)
+    return made.total(t.replace(s.amount, by))

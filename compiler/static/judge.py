@@ -46,8 +46,11 @@ class Judge:
             self._provers[conds] = Prover(self.terms, conds, self.clock)
         return self._provers[conds]
 
-    def decide(self, conds: tuple[Cond, ...], goal: Cond, proven: Callable[[], bool] | None = None, scope: tuple[int, ...] = ()) -> Verdict:  # fmt: skip
-        """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the prover's."""
+    def decide(
+        self, conds: tuple[Cond, ...], goal: Cond, proven: Callable[[], bool] | None = None, scope: tuple[int, ...] = ()
+    ) -> Verdict:
+        """Whether ``goal`` holds wherever ``conds`` do. ``proven``: a proof of its own, tried instead of the prover's. ``scope``: what
+        a counterexample names besides what decides."""
         self.clock.check()
         if proven is None:
             prover = self.prover(conds)

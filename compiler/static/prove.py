@@ -141,7 +141,7 @@ class Prover:
             return False
         if c.kind == "not":
             return self.holds(c.parts[0])
-        return c.kind != "opaque" and self.holds(negation(c))
+        return self.holds(negation(c))
 
     # -- elimination ----------------------------------------------------------------------------------------------
     def _nonneg(self, p: Poly, depth: int) -> bool:
@@ -167,10 +167,8 @@ class Prover:
             x, y = a.args if a.kind == "min" else a.args[::-1]  # the atom is x where y ≥ x
             return all(self._given(cond, factor * one + rest, depth) for cond, one in ((y - x, a.args[0]), (x - y, a.args[1])))
         if a.kind == "ite":
-            yes, no = a.args[0], negation(a.args[0])
-            return all(
-                self._given(c.term if c.kind == "ge" else None, factor * one + rest, depth) for c, one in ((yes, a.args[1]), (no, a.args[2]))
-            )
+            cases = ((a.args[0], a.args[1]), (negation(a.args[0]), a.args[2]))
+            return all(self._given(c.term if c.kind == "ge" else None, factor * one + rest, depth) for c, one in cases)
         sign = self._sign(factor, depth)
         if sign == 0:
             return False

@@ -1,7 +1,7 @@
 """Counterexamples: found by trying the corners of every variable's bounds, certified for all arguments, evaluated before they are told.
 
-A fault is *certain* when, whatever the caller passes (extents, numbers, how many ranks above one), some rank, block and iteration meets
-it. A fault that some arguments avoid is told and stops nothing.
+A fault is *certain* when, whatever the caller passes (extents, numbers) and however many ranks there are, some rank, block and iteration
+meets it. A fault that some arguments avoid is told and stops nothing: a kernel made for two ranks is no fault of three.
 """
 
 from __future__ import annotations
@@ -112,21 +112,20 @@ def _candidates(t: Terms, k: int, env: dict[int, int]) -> list[int]:
     return [v for v in dict.fromkeys((low, high, low + 1, high - 1, (low + high) // 2, low + 2, low + 3)) if low <= v <= high]
 
 
-def certain(q: Question, env: dict[int, int], clock: Clock, ranks: int = 2) -> bool:
+def certain(q: Question, env: dict[int, int], clock: Clock) -> bool:
     """Whether the fault that ``env`` shows is there for all arguments of the kernel: proven for one choice of rank, block and
-    iteration as a function of the arguments. ``ranks``: at least so many where their number is open."""
+    iteration as a function of the arguments."""
     t = q.terms
     given = q.given()
     if not given:
         return True
     if any(t.atoms[k].kind == "opaque" or t.atoms[k].role == "unclear" for k in given):
         return False
-    open_ = [at_least(Poly({(k,): 1}) - ranks) for k in given if t.atoms[k].role == "ranks"]
     execution = [k for k in q.relevant if k not in given]
     for choice in _choices(t, execution, env):
         clock.check()
         by: dict[int, Poly] = {}
-        prover = Prover(t, open_, clock, fuel=200)
+        prover = Prover(t, (), clock, fuel=200)
         inside = True
         for k, pick in zip(execution, choice, strict=True):
             a = t.atoms[k]

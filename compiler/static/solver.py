@@ -82,11 +82,7 @@ class _Formula:
             return (z3.And if c.kind == "and" else z3.Or)([self.cond(p) for p in c.parts])
         if c.kind == "not":
             return z3.Not(self.cond(c.parts[0]))
-        if c.kind == "true":
-            return z3.BoolVal(True)
-        v = z3.FreshBool("opaque")
-        self.fresh.append(v)
-        return v
+        return z3.BoolVal(True)
 
 
 def _solver(clock: Clock) -> Any:
@@ -116,7 +112,7 @@ def solve(q: Question, clock: Clock) -> tuple[str, dict[int, int] | None]:
     return ("sat", env) if q.fails(env) else ("unknown", None)
 
 
-def always(q: Question, clock: Clock, ranks: int = 2) -> bool:
+def always(q: Question, clock: Clock) -> bool:
     """Whether for all arguments some execution is a counterexample: no arguments are left for which every execution is right."""
     atoms = q.terms.atoms
     given = q.given()
@@ -126,7 +122,7 @@ def always(q: Question, clock: Clock, ranks: int = 2) -> bool:
     bound = [f.known[k] for k in q.relevant if k not in given] + f.fresh
     right = z3.Not(z3.And(*f.defs, *f.conds, z3.Not(f.goal)))
     s = _solver(clock)
-    s.add(*f.given, *(f.known[k] >= ranks for k in given if atoms[k].role == "ranks"))
+    s.add(*f.given)
     s.add(z3.ForAll(bound, right) if bound else right)
     return bool(s.check() == z3.unsat)
 

@@ -123,14 +123,15 @@ ZERO, ONE = number(0), number(1)
 
 @dataclass(frozen=True)
 class Cond:
-    """A condition: kind ``ge`` (term ≥ 0), ``eq`` (term = 0), ``and``, ``or``, ``not``, ``true``, or ``opaque`` (nobody knows)."""
+    """A condition: kind ``ge`` (term ≥ 0), ``eq`` (term = 0), ``and``, ``or``, ``not`` or ``true``. One of which nothing is known is that
+    an unknown value is at least zero."""
 
     kind: str
     term: Poly | None = None
     parts: tuple[Cond, ...] = ()
 
 
-TRUE, FALSE, OPAQUE = Cond("true"), Cond("not", parts=(Cond("true"),)), Cond("opaque")
+TRUE, FALSE = Cond("true"), Cond("not", parts=(Cond("true"),))
 
 
 def at_least(term: Poly) -> Cond:
@@ -149,7 +150,7 @@ def negation(c: Cond) -> Cond:
         return c.parts[0]
     if c.kind in ("and", "or"):
         return Cond("or" if c.kind == "and" else "and", parts=tuple(negation(p) for p in c.parts))
-    return c if c.kind == "opaque" else Cond("not", parts=(c,))
+    return Cond("not", parts=(c,))
 
 
 def conjuncts(c: Cond) -> list[Cond]:
@@ -417,9 +418,7 @@ class Terms:
             return any(self.holds(p, env) for p in c.parts)
         if c.kind == "not":
             return not self.holds(c.parts[0], env)
-        if c.kind == "true":
-            return True
-        raise Unevaluable
+        return True
 
     def replace(self, p: Poly, by: Mapping[int, Poly]) -> Poly:
         """The term with atoms replaced, also inside quotients, choices and the like."""
@@ -449,7 +448,7 @@ class Terms:
         return self.bitwise(a.args[0], self.replace(a.args[1], by), self.replace(a.args[2], by))
 
     def replace_cond(self, c: Cond, by: Mapping[int, Poly]) -> Cond:
-        if not by or c.kind in ("true", "opaque"):
+        if not by or c.kind == "true":
             return c
         if c.term is not None:
             term = self.replace(c.term, by)
@@ -495,4 +494,4 @@ class Terms:
 
     def is_unknown(self, c: Cond) -> bool:
         """Whether a condition hangs on something that nothing is known of."""
-        return c.kind == "opaque" or any(map(self.is_unknown, c.parts)) or any(self.atoms[a].kind == "opaque" for a in self.leaves_of_cond(c))
+        return any(self.atoms[a].kind == "opaque" for a in self.leaves_of_cond(c))

@@ -15,7 +15,7 @@ from tilescale.compiler.static.terms import ONE, ZERO, Poly, at_least, equals, n
 
 KEPT = "the counter keeps what earlier launches added"
 #: values of an open number of ranks at which a fault is counted out before it is told, and up to which a bounded one is counted whole
-CHECKED_RANKS = (2, 3, 4)
+CHECKED_RANKS = (1, 2, 3, 4)
 
 
 def waits(judge: Judge) -> Iterator[Obligation]:
@@ -119,7 +119,7 @@ def _exactly(judge: Judge, w: Wait, needed: Poly, signals: list[Signal]) -> Verd
         return None
     if not failed:
         return Verdict(PROVEN)
-    if len(failed) >= len([e for e in worlds if not given or e[given[0]] > 1]) and (not given or failed[-1][given[0]] == most):
+    if len(failed) == len(worlds):
         return Verdict(REFUTED, failed[0])
     return Verdict(UNKNOWN, failed[0], f"fails for n = {', '.join(str(e[given[0]]) for e in failed)} ranks, and not for others")
 
