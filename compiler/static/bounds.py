@@ -8,7 +8,7 @@ from tilescale.compiler.static.collect import Access, Peer
 from tilescale.compiler.static.judge import Judge, inside
 from tilescale.compiler.static.obligations import PROVEN, Obligation, Obligations
 from tilescale.compiler.static.prove import OutOfTime
-from tilescale.compiler.static.terms import ONE, Cond, Poly, Unevaluable, at_least
+from tilescale.compiler.static.terms import ONE, Cond, Poly, at_least
 
 
 def bounds(judge: Judge, out: Obligations) -> Iterator[Obligation]:
@@ -82,9 +82,6 @@ def _peer(judge: Judge, p: Peer, made: Obligation) -> Obligation:
     verdict = judge.decide(p.at.conds, there, scope=(*p.at.scope, *_leaves(judge, p.count, p.owner)))
     shown = ""
     if verdict.env is not None:
-        try:
-            shown = f"{p.side}={judge.terms.value(p.owner, verdict.env)} of {judge.terms.value(p.count, verdict.env)}"
-        except Unevaluable:  # pragma: no cover - a counterexample gives every variable
-            shown = ""
+        shown = f"{p.side}={judge.shown(p.owner, verdict.env)} of {judge.shown(p.count, verdict.env)}"
     made.hint = "0 ≤ rank < n, for example (rank + 1) % n" if p.reach == "device" else "an index below the cluster's size"
     return judge.file(made, verdict, f"{p.side}= names a {who} that is not there", shown)

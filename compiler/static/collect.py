@@ -128,6 +128,7 @@ class Facts:
     waits: list[Wait] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     nests: dict[int, Nest] = field(default_factory=dict)
+    ranks: Poly = ONE
     #: executors below the block run at once, or blocks reach into one another's shared memory: the text's order is not that of time
     concurrent: bool = False
 
@@ -141,12 +142,15 @@ class Collector(Reading):
         self.memories: dict[Any, Memory] = {}
         t = self.terms
         self.symbols: dict[str, Poly] = {}
+        alike = _shared_extents(program)
         for name, var in program.symbols.items():
-            self.symbols[name] = number(values[name]) if name in values else t.var(name, "extent", 1)
+            role = "extent" if name in alike else "own extent"
+            self.symbols[name] = number(values[name]) if name in values else t.var(name, role, 1)
             self.names[var] = self.symbols[name]
         if ranks is None and not _names_ranks(program.func.body):
             ranks = 1  # what one rank does says all
         self.count = number(ranks) if ranks is not None else t.var("n", "ranks", 1, world)
+        self.found.ranks = self.count
         self.rank = ZERO if ranks == 1 else t.var("rank", "rank", 0, self.count - 1)
         self.conds: list[Cond] = []
         self.scope: list[int] = [next(iter(self.rank.atoms))] if self.rank.terms else []
@@ -442,7 +446,7 @@ class Collector(Reading):
         """Whether executors may differ in whether they come here."""
         t = self.terms
         leaves = {a for c in self.conds for a in t.leaves_of_cond(c) if t.atoms[a].kind in ("var", "opaque")}
-        return any(t.atoms[a].role not in ("ranks", "extent") for a in leaves)
+        return any(t.atoms[a].role not in ("ranks", "extent", "own extent") for a in leaves)
 
     def _around(self, s: Any) -> None:
         if s in self.acquires:
@@ -472,6 +476,19 @@ def _acquires(body: Any) -> bool:
     structural_walk(body, (ir.Call, look))
     structural_walk(body, (tirx.While, found.append))
     return bool(found)
+
+
+def _shared_extents(program: Any) -> set[str]:
+    """Symbols in shapes of symmetric memory: a launch compares those between ranks."""
+    out: set[str] = set()
+    work = [e for p in program.params if getattr(p.spec, "kind", "tensor") in ("symm", "signal") for e in p.spec.shape]
+    while work:
+        e = settle(work.pop())
+        if isinstance(e, Sym):
+            out.add(e.name)
+        elif isinstance(e, SymExpr):
+            work += e.args
+    return out
 
 
 def _names_ranks(body: Any) -> bool:

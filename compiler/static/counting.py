@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tilescale.compiler.static.collect import Signal, Wait
 from tilescale.compiler.static.judge import Judge, executions
 from tilescale.compiler.static.prove import Prover
-from tilescale.compiler.static.terms import ONE, ZERO, Cond, Poly, Terms, conjuncts
+from tilescale.compiler.static.terms import OF_A_RANK, ONE, ZERO, Cond, Poly, Terms, conjuncts
 
 
 @dataclass
@@ -141,11 +141,12 @@ class Solution:
 
 
 def _unknown(judge: Judge, s: Signal) -> set[int]:
-    """What another executor finds to be something else: values in memory."""
+    """What another executor finds to be something else: values in memory, on another rank also what its caller passed."""
     t = judge.terms
     named = {k for p in (*s.index, s.amount, *([] if s.owner is None else [s.owner])) for k in t.leaves_of(p)}
     named |= {k for c in s.at.conds for k in t.leaves_of_cond(c)}
-    return {k for k in t.with_bounds([*named, *s.at.scope]) if t.atoms[k].kind == "opaque" or t.atoms[k].role == "unclear"}
+    own = OF_A_RANK if s.owner is not None else ()
+    return {k for k in t.with_bounds([*named, *s.at.scope]) if t.atoms[k].kind == "opaque" or t.atoms[k].role in ("unclear", *own)}
 
 
 def count(judge: Judge, s: Signal, w: Wait) -> Count:

@@ -14,7 +14,7 @@ from tilescale.compiler.static.collect import Access, Place
 from tilescale.compiler.static.judge import Judge, Verdict
 from tilescale.compiler.static.obligations import PROVEN, UNKNOWN, Obligation
 from tilescale.compiler.static.refute import Question
-from tilescale.compiler.static.terms import FALSE, ZERO, Cond, Poly, at_least
+from tilescale.compiler.static.terms import FALSE, Cond, Poly, at_least
 
 
 @dataclass
@@ -139,13 +139,10 @@ def _unwritten(judge: Judge, r: Access, before: list[Access]) -> Verdict:
     conds = [t.replace_cond(c, first) for c in r.at.conds]
     conds += [at_least(t.replace(high, first)) for k in r.at.loops if (high := t.atoms[k].high) is not None]
     elements = []
-    for low, extent in zip(r.low, r.extent, strict=True):
+    for low, extent, n in zip(r.low, r.extent, r.memory.shape, strict=True):
         low, extent = t.replace(low, first), t.replace(extent, first)
-        e = t.var("element", "loop", 0, None)
+        e = t.var("element", "loop", 0, n - 1)  # what lies outside the tile is another fault
         conds += [at_least(e - low), at_least(low + extent - 1 - e)]
-        k = next(iter(e.atoms))
-        _, most = t.range(low + extent)
-        t.atoms[k].high = ZERO + (most - 1) if most is not None else None
         elements.append(e)
     for w in before:
         outside = [c for axis, e in enumerate(elements) for c in _beyond(judge, w, axis, e)]

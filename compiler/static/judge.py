@@ -82,17 +82,21 @@ class Judge:
         """A counterexample in the author's names."""
         return None if verdict.env is None else Counterexample(in_names(self.terms, verdict.env), index)
 
+    def shown(self, p: Poly | None, env: dict[int, int]) -> str:
+        """A term's value under a counterexample, which may leave open what does not decide."""
+        try:
+            return "…" if p is None else str(self.terms.value(p, env))
+        except Unevaluable:
+            return "…"
+
     def region(self, a: Access, env: dict[int, int] | None) -> str:
         """``tile[3:7, 2]`` under a counterexample; empty without one."""
         if env is None:
             return ""
         parts = []
-        try:
-            for low, extent in zip(a.low, a.extent, strict=True):
-                x, n = self.terms.value(low, env), self.terms.value(extent, env)
-                parts.append(str(x) if n == 1 else f"{x}:{x + n}")
-        except Unevaluable:
-            return a.memory.name
+        for low, extent in zip(a.low, a.extent, strict=True):
+            x, n = self.shown(low, env), self.shown(extent, env)
+            parts.append(x if n == "1" else f"{x}:{int(x) + int(n)}" if "…" not in (x, n) else "…")
         return f"{a.memory.name}[{', '.join(parts)}]"
 
     def file(self, made: Obligation, verdict: Verdict, text: str, index: str = "") -> Obligation:

@@ -13,7 +13,7 @@ from tilescale.compiler.static.judge import Judge, Verdict, inside
 from tilescale.compiler.static.obligations import PROVEN, REFUTED, UNKNOWN, Obligation
 from tilescale.compiler.static.parallel import element
 from tilescale.compiler.static.prove import Equations
-from tilescale.compiler.static.terms import EXECUTION, ONE, Cond, Poly, equals
+from tilescale.compiler.static.terms import EXECUTION, OF_A_RANK, ONE, Cond, Poly, equals
 
 
 def overlaps(judge: Judge) -> Iterator[Obligation]:
@@ -27,10 +27,31 @@ def overlaps(judge: Judge) -> Iterator[Obligation]:
 
 
 def _pair(judge: Judge, a: Access, b: Access, made: Obligation) -> Obligation:
+    # two ranks may be called with different numbers, two blocks of one rank are not
+    verdicts = [_case(judge, a, b, among=among) for among in (("rank",) if judge.facts.ranks.const != 1 else ()) + ("block",)]
+    verdict = min(verdicts, key=lambda v: (REFUTED, UNKNOWN, PROVEN).index(v.status))
+    if verdict.status != PROVEN and (a.at.phase is None or a.at.phase != b.at.phase):
+        verdict = Verdict(UNKNOWN, None, "a wait or a barrier may order them")
+    if verdict.status == PROVEN:
+        made.status = PROVEN
+        return made
+    text = f"two blocks write one region of {a.memory.name} in the memory of one rank, and nothing orders them"
+    made.hint = "a region for each rank and block, or a T.barrier() or a signal and its wait between the two"
+    made.other = None if a is b and verdict.status != REFUTED else (b.at.what, b.at.loc)
+    shown = judge.region(a, verdict.env)
+    if verdict.env is not None:
+        shown += f" of rank {judge.shown(a.owner, verdict.env)}"
+    return judge.file(made, verdict, text, shown)
+
+
+def _case(judge: Judge, a: Access, b: Access, among: str) -> Verdict:
+    """Two ranks, or two blocks of one rank: do their writes meet?"""
     t = judge.terms
     assert a.owner is not None and b.owner is not None
-    by = t.twins(k for k, atom in enumerate(t.atoms[: judge.own]) if atom.kind == "opaque" or atom.role in (*EXECUTION, "unclear"))
-    executors = [(Poly({(k,): 1}), by[k]) for k in by if t.atoms[k].role in ("rank", "block")]
+    roles = (*EXECUTION, "unclear", *(OF_A_RANK if among == "rank" else ()))
+    mine = [k for k, atom in enumerate(t.atoms[: judge.own]) if atom.kind == "opaque" or atom.role in roles]
+    by = t.twins(k for k in mine if among == "rank" or t.atoms[k].role != "rank")
+    executors = [(Poly({(k,): 1}), by[k]) for k in by if t.atoms[k].role == among]
     one, two = element(judge, a), element(judge, b)
     same = [equals(x, t.replace(y, by)) for x, y in zip(one, two, strict=True)]
     same.append(equals(a.owner, t.replace(b.owner, by)))
@@ -42,18 +63,5 @@ def _pair(judge: Judge, a: Access, b: Access, made: Obligation) -> Obligation:
         known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)
         return known.impossible or all(known.same(x, y) for x, y in executors)
 
-    verdict = judge.decide((*conds, *same), goal, proven, (*a.at.scope, *(k for p, _ in executors for k in p.atoms)))
-    if verdict.status != PROVEN and (a.at.phase is None or a.at.phase != b.at.phase):
-        verdict = Verdict(UNKNOWN, None, "a wait or a barrier may order them")
-    if verdict.status == PROVEN:
-        made.status = PROVEN
-        return made
-    text = f"two blocks write one region of {a.memory.name} in the memory of one rank, and nothing orders them"
-    made.hint = "a region for each rank and block, or a T.barrier() or a signal and its wait between the two"
-    made.other = None if a is b else (b.at.what, b.at.loc)
-    shown = judge.region(a, verdict.env)
-    if verdict.env is not None:
-        shown += f" of rank {t.value(a.owner, verdict.env)}"
-    if verdict.status == REFUTED:
-        made.other = (b.at.what, b.at.loc)
-    return judge.file(made, verdict, text, shown)
+    named = (*a.at.scope, *t.leaves_of(a.owner), *(k for p, q in executors for k in (*p.atoms, *q.atoms)))
+    return judge.decide((*conds, *same), goal, proven, named)

@@ -73,8 +73,7 @@ def _pair(judge: Judge, nest: Nest, a: Access, b: Access) -> Verdict:
     one, two = element(judge, a), element(judge, b)
     same = [equals(x, t.replace(y, by)) for x, y in zip(one, two, strict=True)]
     conds = list(dict.fromkeys([*a.at.conds, *(t.replace_cond(c, by) for c in b.at.conds)]))
-    if a.memory.is_global:
-        conds.append(inside(one, [ONE] * len(one), a.memory.shape))
+    conds.append(inside(one, [ONE] * len(one), a.memory.shape))  # outside, a tensor's elements are dropped, and a tile's are another fault
 
     def proven() -> bool:
         known = Equations(t, conds, [c.term for c in same if c.term is not None], judge.clock)

@@ -159,7 +159,8 @@ def conjuncts(c: Cond) -> list[Cond]:
 
 @dataclass
 class Atom:
-    """One atom. kind: var, div, mod, min, max, ite, fun, opaque. role of a var: rank, ranks, block, exec, loop, lane, extent, arg."""
+    """One atom. kind: var, div, mod, min, max, ite, fun, opaque. role of a var: rank, ranks, block, exec, loop, lane, extent,
+    own extent, arg, unclear."""
 
     kind: str
     args: tuple[Any, ...] = ()
@@ -174,6 +175,8 @@ class Atom:
 
 #: roles of variables that take every value within their bounds in each launch; the caller of a kernel chooses all others
 EXECUTION = ("rank", "block", "exec", "loop", "lane")
+#: of these, what each rank's own caller chooses: numbers, and extents of tensors that need not be alike on all ranks
+OF_A_RANK = ("arg", "own extent")
 _FUN: dict[str, Callable[[int, int], int]] = {"^": lambda a, b: a ^ b, "&": lambda a, b: a & b, "|": lambda a, b: a | b}
 
 

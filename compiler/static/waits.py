@@ -13,6 +13,7 @@ from tilescale.compiler.static.obligations import PROVEN, REFUTED, UNKNOWN, Obli
 from tilescale.compiler.static.refute import Question
 from tilescale.compiler.static.terms import ONE, ZERO, Poly, at_least, equals, number
 
+UNCOUNTED = "the signals that name the counter could not be counted"
 KEPT = "the counter keeps what earlier launches added"
 #: values of an open number of ranks at which a fault is counted out before it is told, and up to which a bounded one is counted whole
 CHECKED_RANKS = (1, 2, 3, 4)
@@ -54,17 +55,19 @@ def _wait(judge: Judge, w: Wait, made: Obligation) -> Obligation:
     made.hint = "a value that the signals add up to, and an index and a rank that one of them names"
     verdict = _exactly(judge, w, needed, signals)
     if verdict is None:
-        verdict = Verdict(UNKNOWN, None, "the signals that name the counter could not be counted")
+        verdict = Verdict(UNKNOWN, None, UNCOUNTED)
         if w.memory.keep:
             verdict = Verdict(UNKNOWN, None, KEPT)
         elif high is not None:
             verdict = judge.counterexample(Question(judge.terms, list(w.at.conds), at_least(high - needed), _named(judge, w, needed)))
-            if verdict.status == REFUTED and not _confirmed(judge, w, needed, signals):
+            if verdict.status == PROVEN:  # no bound speaks against it, which is no proof that it ends
+                verdict = Verdict(UNKNOWN, None, UNCOUNTED)
+            elif verdict.status == REFUTED and not _confirmed(judge, w, needed, signals):
                 verdict = Verdict(UNKNOWN, None, "not confirmed by counting")
     shown = ""
     if verdict.env is not None:
         region = judge.region(Access(w.memory, "read", w.index, [ONE] * len(w.index), w.at), verdict.env)
-        shown = f"{region} {'=' if w.cmp == 'eq' else '≥'} {judge.terms.value(needed, verdict.env)}"
+        shown = f"{region} {'=' if w.cmp == 'eq' else '≥'} {judge.shown(needed, verdict.env)}"
     return judge.file(made, verdict, text, shown)
 
 
