@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim.findings import Finding
-from tilescale.compiler.sim.run import tile_program
 from tilescale.compiler.static.bounds import bounds, counters, peers
 from tilescale.compiler.static.collect import Collector
 from tilescale.compiler.static.coverage import coverage
@@ -42,16 +42,17 @@ def check(
     """
     start = time.perf_counter()
     clock = Clock(budget_ms)
-    collector = Collector(tile_program(program), 1 if world == 1 else ranks, world, values or {})
+    collector = Collector(tile_level(program), 1 if world == 1 else ranks, world, values or {})
     facts = collector.run()
-    judge = Judge(collector.terms, facts, clock, leaves=400 if budget_ms < SOLVER_BUDGET else 4000)
-    if budget_ms >= SOLVER_BUDGET:
-        from tilescale.compiler.static.solver import attach
-
-        attach(judge)
+    judge = Judge(collector.terms, facts, clock)
     out = Obligations()
     for found in (peers(judge), bounds(judge, out), counters(judge), collisions(judge), overlaps(judge), waits(judge), coverage(judge)):
         out.items += found
+    if judge.open and budget_ms >= SOLVER_BUDGET:
+        from tilescale.compiler.static.solver import attach
+
+        attach(judge)
+        judge.again()
     out.milliseconds = (time.perf_counter() - start) * 1e3
     out.out_of_time = clock.left < 0
     return out

@@ -30,11 +30,14 @@ class Judge:
     terms: Terms
     facts: Facts
     clock: Clock
-    leaves: int = 500
+    #: how many corners are tried for a counterexample
+    leaves: int = 400
     solve: Callable[[Question], tuple[str, dict[int, int] | None]] | None = None
     always: Callable[[Question], bool] | None = None
     #: atoms below this number are the program's, the others the checks'
     own: int = 0
+    #: what the cheap routes left open, with the work that asks again
+    open: list[tuple[Obligation, Callable[[], Obligation]]] = field(default_factory=list)
     _provers: dict[tuple[Cond, ...], Prover] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,12 +111,21 @@ class Judge:
         return made
 
     def guarded(self, made: Obligation, work: Callable[[], Obligation]) -> Obligation:
-        """``work()``; unknown where the budget ends in the middle of it."""
+        """``work()``, which fills ``made``; unknown where the budget ends in the middle of it."""
         try:
-            return work()
+            work()
         except OutOfTime:
             made.status, made.reason = UNKNOWN, "the budget was spent"
-            return made
+        if made.status == UNKNOWN:
+            self.open.append((made, work))
+        return made
+
+    def again(self) -> None:
+        """Asks once more what was left open, by then with the solver; one hard question must not keep others from an easy answer."""
+        work, self.open, self.leaves = self.open, [], 4000
+        for made, ask in work:
+            made.text, made.reason, made.counterexample, made.other = "", "", None, None
+            self.guarded(made, ask)
 
 
 def inside(low: list[Poly], extent: list[Poly], shape: list[Poly]) -> Cond:

@@ -237,6 +237,8 @@ class Equations:
         self.impossible = self.prover.contradiction
         self.open: list[Poly] = []
         work = [*equal, *self.prover.equal]
+        inside = {k for e in (*work, *self.prover.facts) for k in terms.leaves_of(e)}
+        self.remainders = [a for k in sorted(inside) if (a := terms.atoms[k]).kind == "mod" and a.args[1].const is not None]
         rounds = 0
         while work and not self.impossible and rounds < 200:
             rounds += 1
@@ -283,9 +285,8 @@ class Equations:
 
     def _closure(self) -> list[Poly]:
         """Terms with equal quotients and equal remainders are equal."""
-        found = [a for a in self.terms.atoms if a.kind == "mod" and a.args[1].const is not None]
-        for k, a in enumerate(found):
-            for b in found[:k]:
+        for k, a in enumerate(self.remainders):
+            for b in self.remainders[:k]:
                 if a.args[1] != b.args[1] or not self.reduced(a.args[0] - b.args[0]).terms:
                     continue
                 x, y = (self.terms.mod(self.reduced(o.args[0]), o.args[1]) for o in (a, b))
