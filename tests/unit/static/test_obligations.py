@@ -125,7 +125,7 @@ def test_an_index_outside_a_tile_is_refused_with_its_counterexample():
                 tile[i + b] = A[i]
             T.copy(tile, A)
 
-    with refused(TileValueError, "tile[34] with b = 3, i = 31", at="tile[i + b]", expected="an access lies inside its tile"):
+    with refused(TileValueError, "tile[34] with b = 3, i = 31", at="tile[i + b] = A[i]", expected="an access lies inside its tile"):
         run(main)
 
 
