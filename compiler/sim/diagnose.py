@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tilescale.compiler.sim import rings
 from tilescale.compiler.sim.findings import Finding, Where
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.memory import Site, Storage, describe, elements
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.machine import Executor, Machine
+    from tilescale.compiler.sim.machine import Executor, Machine, Meeting
 
 _DID = {"read": "reads", "write": "writes", "update": "updates"}
 
@@ -22,21 +26,83 @@ def owned(storage: Storage) -> str:
     return f" (memory of rank {rank}{where})"
 
 
-def race(machine: Machine, ex: Executor, storage: Storage, site: Site, mode: str, key: Any, event: int, other: str, bad: Any) -> Finding:
+@dataclass(frozen=True)
+class Note:
+    """A signal or a wait that an executor did: how many accesses the machine had seen by then, which counter of whom, where, and in
+    words what was awaited."""
+
+    when: int
+    counter: str
+    home: tuple[Any, ...]
+    loc: Any
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Race:
+    """The access ``event`` of a storage, and ``other``, which nothing orders; ``bad``: the elements of the later one. too_early: the
+    access reads what the other had still to write."""
+
+    storage: Storage
+    event: int
+    other: int
+    bad: Any
+    too_early: bool
+
+
+@dataclass
+class Early:
+    """A read of elements that nothing had written by then; ``unwritten``: those of them whose writer has not shown itself since."""
+
+    storage: Storage
+    event: int
+    unwritten: Any
+
+    def take(self, storage: Storage, key: Any, bad: Any) -> bool:
+        """Forgets those elements of ``key`` where ``bad`` holds, which are being written; whether there are any."""
+        mine = self.unwritten.reshape(storage.cells)
+        hit = mine[key] & bad
+        mine[key] = mine[key] & ~hit
+        return bool(np.any(hit))
+
+
+def race(machine: Machine, found: Race) -> Finding:
     """Two accesses that nothing orders, and what would order them."""
-    name, there, _, their_key = machine.events.said[event]
-    number, when = int(machine.events.who[event]), int(machine.events.clock[event])
-    region = describe(storage.name, key, bad if isinstance(bad, type(machine.events.who)) and bad.ndim else None)
-    rank, block, path = name
-    earlier = Where(there.what, there.loc, rank, block, path, describe(storage.name, their_key))
-    sent = next((s for s in machine.signals.get(number, []) if s[0] >= when), None)
-    text = f"this {_DID[mode]} {region}{owned(storage)}, which {earlier.who} {_DID[other]} with nothing that orders the two"
-    if sent is not None:
-        _, counter, loc = sent
-        line = f" at line {loc.line}" if loc else ""
-        text += f"; {earlier.who} signals {counter} behind it{line}, and no wait for that comes before this"
-    hint = _ordering(ex.name, name, storage)
-    return Finding("race", text, ex.where(site, region), (earlier,), hint)
+    said, storage = machine.events.said, found.storage
+    here, site, mode, key = said[found.event]
+    there, their_site, other, their_key = said[found.other]
+    bad = elements(found.bad, storage.cells, their_key if found.too_early else key)
+    at = describe(storage.name, their_key if found.too_early else key, bad if bad.ndim else None)
+    this = Where(site.what, site.loc, *here, at)
+    that = Where(their_site.what, their_site.loc, *there, describe(storage.name, their_key))
+    text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
+    if found.too_early:
+        text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
+    news, hint = rings.race(machine, found) or _news(machine, found, that.who)
+    return Finding("race", text + news, this, (that,), hint or _ordering(here, there, storage))
+
+
+def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
+    """Which signal of ``who`` tells of its access, why this one does not hear it, and what to write."""
+    me, other = (int(machine.events.who[e]) for e in (found.event, found.other))
+    mine = machine.events.said[found.event][0][:2]
+    sent = [s for s in machine.signals.get(other, []) if s.when > found.other]
+    heard = [s for s in sent if s.home == mine[: len(s.home)]]
+    if not sent:
+        return "", ""
+    signal = (heard or sent)[0]
+    line = f" at line {signal.loc.line}" if signal.loc else ""
+    if not heard:
+        text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
+        return text, ""
+    waits = [w for w in machine.waits.get(me, []) if w.when <= found.event and (w.counter, w.home) == (signal.counter, signal.home)]
+    if not waits:
+        text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
+        return text, f"T.wait({signal.counter}, …) before this"
+    wait = waits[-1]
+    at = f" at line {wait.loc.line}" if wait.loc else ""
+    text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} ends without that"
+    return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own"
 
 
 def _ordering(here: tuple[Any, ...], there: tuple[Any, ...], storage: Storage) -> str:
@@ -51,9 +117,36 @@ def _ordering(here: tuple[Any, ...], there: tuple[Any, ...], storage: Storage) -
     return "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see"
 
 
+def _of(home: tuple[Any, ...]) -> str:
+    """`` of rank 1, block 0``."""
+    return f" of rank {home[0]}" + (f", block {', '.join(map(str, home[1]))}" if len(home) > 1 else "")
+
+
+def unwritten(machine: Machine, found: Early) -> Finding:
+    """A read of memory that nothing wrote, neither before it nor, unordered, behind it."""
+    who, site, _, key = machine.events.said[found.event]
+    storage = found.storage
+    cells = elements(found.unwritten, storage.cells, (0,) * storage.data.ndim)
+    at = describe(storage.name, tuple(slice(0, n) for n in storage.shape), cells)
+    text = f"{at} is read, and nothing has written it{owned(storage)}"
+    first = "a write of all that is read, in front of this" if storage.is_global else f"T.clear({storage.name}) or T.fill in front of this"
+    return Finding("uninitialised", text, Where(site.what, site.loc, *who, at), hint=first)
+
+
+def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
+    """A store into a counter and an addition to it that nothing orders; ``value``: what this one stores (None: it adds)."""
+    stored = f"stores {value if value is not None else other}"
+    did, does = ("adds", stored) if value is not None else (stored, "adds")
+    text = f"this {does} {'into' if value is not None else 'to'} {this.region}, and {that.who} {did}, with nothing that orders the two"
+    hint = 'additions alone (op="add"), whose order says nothing; or a counter for each sender'
+    return Finding("race", text, this, (that,), hint)
+
+
 def deadlock(machine: Machine) -> Finding:
     """Everyone who waits, a cycle of them first where there is one."""
     waiting = [ex for ex in machine.blocked if ex.waiting is not None and not ex.children]
+    # those who wait for a signal first, then by place: not by who happened to come first
+    waiting.sort(key=lambda ex: (ex.waiting is not None and ex.waiting.meeting is not None, ex.number))
     cycle = _cycle(machine, waiting) or []
     order = cycle + [ex for ex in waiting if ex not in cycle]
     shown: dict[tuple[Any, ...], Where] = {}
@@ -63,12 +156,35 @@ def deadlock(machine: Machine) -> Finding:
         shown.setdefault((ex.waiting.site.loc, ex.rank.number, what), Where(what, ex.waiting.site.loc, *ex.name))
     first = order[0]
     assert first.waiting is not None
+    hint = ""
     if cycle:
         chain = " → ".join(ex.where(first.waiting.site).who for ex in (*cycle, cycle[0]))
         text = f"nobody can go on: {chain} wait for one another"
+        hint = "what ends the wait of one of them in front of its own wait"
+    elif first.waiting.meeting is not None:
+        meeting = first.waiting.meeting
+        gone = _absent(machine, first, meeting)
+        text = f"nobody can go on: {meeting.expected} must come to {first.waiting.site.what}, {len(meeting.came)} have come"
+        text += f", and {' and '.join(gone[:4])}{' and others' * (len(gone) > 4)} ended without it" if gone else ""
+        hint = f"{first.waiting.site.what} where all of them come to it equally often, outside of branches and loops that some leave out"
     else:
         text = f"nobody can go on: no statement that is still to run ends the wait for {first.waiting.text}"
-    return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8])
+        counter = first.waiting.counter
+        past = first.waiting.cmp == "eq" and counter is not None and len(counter.history) > 1
+        hint = 'cmp="ge": a counter may pass a value before anyone looks' if past else "a count that is reached; or the missing T.signal"
+    return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8], hint)
+
+
+def _absent(machine: Machine, ex: Executor, meeting: Meeting) -> list[str]:
+    """The blocks that have ended and should have come to a meeting where ``ex`` waits."""
+    still = {(other.rank.number, other.block.number) for other in machine.blocked}
+    kind, *where = meeting.key
+    out = []
+    for (rank, number), block in machine.blocks.items():
+        called = {"cta_cluster": [rank, block.cluster], "grid": [rank], "device": [], "team": [number, *where[1:]]}[kind] == where
+        if called and (rank, number) not in still:
+            out.append(Where("", None, rank, block.shown).who)
+    return out
 
 
 def _waits_for(machine: Machine, ex: Executor) -> str:
@@ -100,19 +216,31 @@ SURELY, PERHAPS, NEVER = 0, 1, 2
 
 
 def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
-    """Whether a statement that ``other`` may still run, one behind its own wait or in a loop around it, could end the wait of ``ex``.
+    """Whether a statement that ``other`` may still run could end the wait of ``ex``.
     Surely where, by what its variables hold now, it names that very counter."""
     mine, theirs = ex.waiting, other.waiting
     assert mine is not None and theirs is not None
     if mine.meeting is not None:
         near = other.rank is ex.rank or mine.meeting.key[0] not in ("grid", "cta_cluster")
+        near = near and (other.block.cluster == ex.block.cluster or mine.meeting.key[0] != "cta_cluster")
         return SURELY if near and all(came is not other for came, _ in mine.meeting.came) else NEVER
-    assert mine.counter is not None
-    loops = machine.prepared.loops_of
-    around = set(loops.get(theirs.site.number, ()))
+    if mine.ring is not None:
+        sites = machine.prepared.tokens.get(mine.ring, ()) if other.block is ex.block else ()
+        return SURELY if any(_may_run(machine, other, site) for site in sites) else NEVER
+    if mine.counter is None:
+        return NEVER
     best = NEVER
     for sending in machine.prepared.signalled.get(mine.counter.name.split("[")[0], ()):
-        number = sending.site.number
-        if number > theirs.site.number or around & set(loops.get(number, ())):
+        if _may_run(machine, other, sending.site):
             best = min(best, SURELY if sending.target(other) == (mine.counter.home, mine.counter.name) else PERHAPS)
     return best
+
+
+def _may_run(machine: Machine, other: Executor, site: Site) -> bool:
+    """Whether a blocked executor may still come to a statement: one of its role, behind where it waits or in a loop around that."""
+    assert other.waiting is not None
+    made, here = machine.prepared, other.waiting.site
+    role = made.role_of.get(site.number)
+    if role is not None and (role, None) not in other.path:
+        return False
+    return site.number > here.number or bool(set(made.loops_of.get(here.number, ())) & set(made.loops_of.get(site.number, ())))

@@ -51,38 +51,38 @@ class Shadow:
     """What is known of the elements of one piece of memory. ``cells``: the smallest element under which it is seen.
 
     tracked: accesses of several executors are compared; else only what was written is remembered.
-    reads: whether reads are remembered as well (useless where the kernel never writes).
+    reads: whether reads are remembered as well (useless where the kernel never writes). key: which memory it is, in every run.
+    viewed: there are views that see it in another shape or dtype.
     """
 
-    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool):
-        self.events, self.tracked = events, tracked
+    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...], viewed: bool):
+        self.events, self.tracked, self.key, self.viewed = events, tracked, key, viewed
         self.last = np.full(cells, HOST if written else UNWRITTEN, np.int32)
         self.whole = written  # every cell has been written
         self.reads: list[Any] = []
         self.updates: list[Any] = []
 
     def access(self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage) -> None:
-        """Records the access of ``key`` (anything that indexes an array of ``shape``) and reports what it collides with."""
+        """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides with."""
         last = self.last.reshape(shape)
+        event = self.events.add(ex, site, mode, key) if self.tracked else 0
         if mode == "read" and not self.whole:
-            seen = last[key]
-            if seen.size and seen.min() == UNWRITTEN:
-                if (last != UNWRITTEN).all():
-                    self.whole = True
-                else:
-                    ex.machine.report_unwritten(ex, storage, site, key, _elements(np.asarray(seen) == UNWRITTEN, shape, key))
+            unwritten = np.asarray(last[key]) == UNWRITTEN
+            if unwritten.any():
+                ex.machine.read_early(ex, storage, site, event or self.events.add(ex, site, mode, key), unwritten)
+            elif 8 * unwritten.size >= self.last.size:  # else looking costs more than it saves
+                self.whole = bool((self.last != UNWRITTEN).all())
         if not self.tracked:
             if mode != "read":
                 last[key] = HOST
             return
-        self._conflicts(ex, last[key], mode, site, storage, key, "write")
+        self._conflicts(ex, last[key], storage, event, "write")
         if mode != "update":
             for plane in self.updates:
-                self._conflicts(ex, plane.reshape(shape)[key], mode, site, storage, key, "update")
+                self._conflicts(ex, plane.reshape(shape)[key], storage, event, "update")
         if mode != "read":
             for plane in self.reads:
-                self._conflicts(ex, plane.reshape(shape)[key], mode, site, storage, key, "read")
-        event = self.events.add(ex, site, mode, key)
+                self._conflicts(ex, plane.reshape(shape)[key], storage, event, "read")
         if mode == "write":
             last[key] = event
             for plane in (*self.reads, *self.updates):
@@ -117,11 +117,10 @@ class Shadow:
         bad = self.events.clock[ids] > ex.vc[self.events.who[ids]]
         return bad if bad.any() else None
 
-    def _conflicts(self, ex: Executor, ids: Any, mode: str, site: Site, storage: Storage, key: Any, other: str) -> None:
+    def _conflicts(self, ex: Executor, ids: Any, storage: Storage, event: int, other: str) -> None:
         bad = self._unordered(ex, ids)
         if bad is not None:
-            event = int(np.asarray(ids)[bad].flat[0])
-            ex.machine.report_race(ex, storage, site, mode, key, event, other, _elements(np.asarray(bad), storage.cells, key))
+            ex.machine.raced(storage, event, np.asarray(ids), np.asarray(bad), other)
 
 
 class Storage:
@@ -131,19 +130,24 @@ class Storage:
         self.name, self.dtype, self.data, self.shadow = name, dtype, data, shadow
         self.scope, self.owner = scope, owner
         self.shape: tuple[int, ...] = data.shape
+        self.ring: Any = None  # the ring whose stages it holds, see rings.py
         self.is_global = scope.startswith("global")
         parts = len(shadow.last) // max(1, data.size)
         self.cells = (*self.shape, parts) if parts > 1 else self.shape
 
-    def record(self, ex: Executor, key: Any, mode: str, site: Site) -> None:
-        """An access of the elements that ``key`` indexes."""
+    def record(self, ex: Executor, key: Any, mode: str, site: Site, posted: bool = False) -> None:
+        """An access of the elements that ``key`` indexes. ``posted``: a write that lands later."""
+        if self.ring is not None:
+            self.ring.touched(ex, self, key, mode, site)
         shadow = self.shadow
         if mode == "read" and shadow.whole and not shadow.tracked:
             return
+        for observer in ex.machine.observers if shadow.tracked else ():
+            observer.accessed(ex, self, key, mode, posted)
         shadow.access(ex, self.cells, key, mode, site, self)
 
 
-def _elements(bad: Any, cells: tuple[int, ...], key: Any) -> Any:
+def elements(bad: Any, cells: tuple[int, ...], key: Any) -> Any:
     """For each element whether one of its cells is bad."""
     return bad.any(axis=-1) if isinstance(key, tuple) and len(cells) > len(key) else bad
 
