@@ -61,13 +61,13 @@ def number_of(key: str) -> int:
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
 
 
-def ranks() -> dict[str, int]:
-    """On how many ranks a kernel will run, for the static checks: all, or at most all where this rank is in smaller teams too. Nothing is
-    known where nobody has called `comm.init` (nor imported it: then this does not either)."""
+def ranks() -> tuple[int | None, int | None]:
+    """On how many ranks a kernel will run, and on how many at most, for the static checks: all, or at most all where this rank is in
+    smaller teams too. Nothing is known where nobody has called `comm.init` (nor imported it: then this does not either)."""
     comm = sys.modules.get("tilescale.comm")
     if comm is None or not comm.is_initialized():
-        return {}
-    return {"ranks" if comm.team_count() == 1 else "world": comm.world_size()}
+        return None, None
+    return (comm.world_size() if comm.team_count() == 1 else None), comm.world_size()
 
 
 def compiled(
@@ -81,7 +81,8 @@ def compiled(
 
         start = time.perf_counter()
         number = None if key is None else number_of(key)
-        made = driver.compile_program(program(), path, instrument=instrument, fingerprint=number, **ranks())
+        exactly, most = ranks()
+        made = driver.compile_program(program(), path, instrument=instrument, fingerprint=number, ranks=exactly, world=most)
         log.say("info", f"compiled {label} in {(time.perf_counter() - start) * 1e3:.0f} ms")
         return made.meta, made.desc, made.sites
 

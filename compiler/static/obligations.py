@@ -94,7 +94,7 @@ class Obligations:
 
     def table(self) -> str:
         """The counts as lines of text."""
-        rows = [("", PROVEN, REFUTED, UNKNOWN)]
+        rows: list[tuple[str, ...]] = [("", PROVEN, REFUTED, UNKNOWN)]
         rows += [(kind, *(str(row[s]) for s in (PROVEN, REFUTED, UNKNOWN))) for kind, row in self.counts.items()]
         lines = [f"{a:<10}{b:>8}{c:>9}{d:>9}" for a, b, c, d in rows]
         total = self.inside + self.guarded

@@ -313,8 +313,8 @@ class Equations:
             pair = e.split(atom)
             if pair is None or not any(m for m in pair[0].terms) or not pair[1].terms:
                 continue
-            g = Poly({(atom,): 1})
-            if self.prover.nonneg(g - 1) and self._small(pair[1], g):
+            one = Poly({(atom,): 1})
+            if self.prover.nonneg(one - 1) and self._small(pair[1], one):
                 return [pair[1], pair[0]]
         return None
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.static.example_kernels import alone, together
-from tilescale.compiler.static import COMPILE_BUDGET, check
+from tilescale.compiler.static import SOLVER_BUDGET, check
 from tilescale.compiler.static.obligations import PROVEN, REFUTED
 
 
@@ -35,5 +35,6 @@ def test_where_the_number_of_ranks_is_open():
     assert share(together(2), 5_000) >= 0.9
 
 
-def test_within_the_budget_of_a_compilation():
-    assert share([*alone(), *together(3)], COMPILE_BUDGET * 10, world=3) >= 0.9
+def test_without_the_solver():
+    """What a compilation asks, without its clock: the solver is not there, and hardly missed."""
+    assert share([*alone(), *together(3)], SOLVER_BUDGET - 1, world=3) >= 0.9
