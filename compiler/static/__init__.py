@@ -19,7 +19,7 @@ from tilescale.compiler.static.judge import Judge
 from tilescale.compiler.static.obligations import REFUTED, Counterexample, Obligation, Obligations
 from tilescale.compiler.static.overlap import overlaps
 from tilescale.compiler.static.parallel import collisions
-from tilescale.compiler.static.prove import Clock
+from tilescale.compiler.static.prove import Clock, OutOfTime
 from tilescale.compiler.static.waits import waits
 
 #: what a compilation may spend, in milliseconds, and what `tilescale check` does
@@ -42,17 +42,22 @@ def check(
     """
     start = time.perf_counter()
     clock = Clock(budget_ms)
-    collector = Collector(tile_level(program), 1 if world == 1 else ranks, world, values or {})
-    facts = collector.run()
-    judge = Judge(collector.terms, facts, clock)
     out = Obligations()
-    for found in (peers(judge), bounds(judge, out), counters(judge), collisions(judge), overlaps(judge), waits(judge), coverage(judge)):
-        out.items += found
-    if judge.open and budget_ms >= SOLVER_BUDGET:
-        from tilescale.compiler.static.solver import attach
+    try:
+        collector = Collector(tile_level(program), 1 if world == 1 else ranks, world, values or {}, clock)
+        judge = Judge(collector.terms, collector.run(), clock)
+        for found in (peers(judge), bounds(judge, out), counters(judge), collisions(judge), overlaps(judge), waits(judge), coverage(judge)):
+            for made in found:
+                out.items.append(made)
+                if len(out.items) % 64 == 0:
+                    clock.check()
+        if judge.open and budget_ms >= SOLVER_BUDGET:
+            from tilescale.compiler.static.solver import attach
 
-        attach(judge)
-        judge.again()
+            attach(judge)
+            judge.again()
+    except OutOfTime:
+        pass
     out.milliseconds = (time.perf_counter() - start) * 1e3
     out.out_of_time = clock.left < 0
     return out

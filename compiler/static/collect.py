@@ -15,6 +15,7 @@ from tilescale.compiler.cpu.scales import WIDTHS
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
+from tilescale.compiler.static.prove import Clock
 from tilescale.compiler.static.reading import Reading
 from tilescale.compiler.static.terms import FALSE, ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -24,7 +25,8 @@ from tilescale.language.symbolic import Sym, SymExpr, settle
 
 @dataclass
 class Memory:
-    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that it is allocated in."""
+    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that it is allocated in.
+    ``keep``: counters that hold more than the signals of this launch add."""
 
     name: str
     scope: str
@@ -136,9 +138,9 @@ class Facts:
 class Collector(Reading):
     """One reading of one program."""
 
-    def __init__(self, program: Any, ranks: int | None, world: int | None, values: dict[str, int]):
+    def __init__(self, program: Any, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock):
         super().__init__()
-        self.program, self.found = program, Facts()
+        self.program, self.found, self.clock = program, Facts(), clock
         self.memories: dict[Any, Memory] = {}
         t = self.terms
         self.symbols: dict[str, Poly] = {}
@@ -196,6 +198,8 @@ class Collector(Reading):
     # -- where we are ---------------------------------------------------------------------------------------------
     def place(self, node: Any, what: str) -> Place:
         self.order += 1
+        if self.order % 64 == 0:
+            self.clock.check()
         self.here = loc_of(getattr(node, "span", None)) or self.here
         return Place(
             self.here, what, tuple(self.conds), tuple(self.scope), self.order, self.terms.nest, tuple(self.loops), self.phase,
@@ -218,6 +222,7 @@ class Collector(Reading):
     def _single(self, memory: Memory, mode: str, indices: Any, at: Place) -> None:
         if memory.scope == "global.signal" or memory.scope == "shared.signal":
             self._lose_order()
+            memory.root.keep = memory.root.keep or mode != "read"
         low = [self.term(i) for i in indices]
         self.found.accesses.append(Access(memory, mode, low, [ONE] * len(low), at))
 
@@ -399,6 +404,7 @@ class Collector(Reading):
             owner = whose if whose is not None else owner
             memory = self.memories[a.region.source]
             if memory.scope.endswith("signal"):
+                memory.root.keep = memory.root.keep or a.mode != "read" and op.name not in ("signal", "copy")
                 continue
             low, extent = [self.term(r.min) for r in a.region.region], [self.term(r.extent) for r in a.region.region]
             when = () if a.when is None else (self.cond(a.when),)

@@ -14,7 +14,7 @@ from tilescale.compiler.static.refute import Question
 from tilescale.compiler.static.terms import ONE, ZERO, Poly, at_least, equals, number
 
 UNCOUNTED = "the signals that name the counter could not be counted"
-KEPT = "the counter keeps what earlier launches added"
+KEPT = "the counter holds more than the signals of this launch add"
 #: values of an open number of ranks at which a fault is counted out before it is told, and up to which a bounded one is counted whole
 CHECKED_RANKS = (1, 2, 3, 4)
 
@@ -56,7 +56,7 @@ def _wait(judge: Judge, w: Wait, made: Obligation) -> Obligation:
     verdict = _exactly(judge, w, needed, signals)
     if verdict is None:
         verdict = Verdict(UNKNOWN, None, UNCOUNTED)
-        if w.memory.keep:
+        if w.memory.root.keep:
             verdict = Verdict(UNKNOWN, None, KEPT)
         elif high is not None:
             verdict = judge.counterexample(Question(judge.terms, list(w.at.conds), at_least(high - needed), _named(judge, w, needed)))
@@ -106,7 +106,7 @@ def _exactly(judge: Judge, w: Wait, needed: Poly, signals: list[Signal]) -> Verd
     """The verdict where at most the number of ranks is open, and that has a bound: every number counted out. None elsewhere."""
     t = judge.terms
     given = _open(judge, w, signals)
-    if w.memory.keep or any(s.op != "add" or s.at.endless or s.reach == "cta_cluster" for s in signals) or w.reach == "cta_cluster":
+    if w.memory.root.keep or any(s.op != "add" or s.at.endless or s.reach == "cta_cluster" for s in signals) or w.reach == "cta_cluster":
         return None
     if any(t.atoms[k].role != "ranks" or t.atoms[k].high is None for k in given):
         return None

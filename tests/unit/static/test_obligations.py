@@ -342,6 +342,29 @@ def test_a_spent_budget_refutes_nothing():
     assert said.out_of_time and {o.status for o in said} == {UNKNOWN} and "budget" in said.items[0].reason
 
 
+def test_a_long_program_keeps_to_the_budget():
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
+            tile = T.alloc_shared((S,), "float32")
+            for i in range(3000):
+                tile[i % S] = A[(i * 7) % S]
+
+    said = check(main.trace(), 30)
+    assert said.out_of_time and not said.of(REFUTED)
+
+
+def test_counters_that_something_else_writes_too():
+    @T.prim_func
+    def main(s: T.Signal((1,))):
+        with T.Kernel(1):
+            with T.Scale("device"):
+                T.atomic_add(s[0], 5)
+                T.wait(s[0], 5)
+
+    assert not check(main).of(REFUTED)
+
+
 def test_the_solver_stays_away_from_compilations():
     code = (
         "import sys\nfrom tests.ranks.faulty.kernels import CASES\nfrom tilescale.compiler.static import require\n"
