@@ -25,13 +25,14 @@ MAX_RANKS = 64
 @click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
 @click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
 @click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
+@click.option("--bound", type=click.IntRange(1), default=10_000, show_default=True, help="At most so many runs of an exhaustive schedule.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, schedule: str, seeds: int, module: bool, as_json: bool, program: str, args: tuple[str, ...]
+    ctx: click.Context, count: int, schedule: str, seeds: int, bound: int, module: bool, as_json: bool, program: str, args: tuple[str, ...]
 ) -> None:
     """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
 
@@ -45,7 +46,9 @@ def command(
 
     if schedule.partition(":")[0] not in SCHEDULES:
         raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
-    ctx.exit(Check(count, schedule, seeds, module, program, args, as_json).run())
+    check = Check(count, schedule, seeds, module, program, args, as_json)
+    check.checking.bound = bound
+    ctx.exit(check.run())
 
 
 class Check:
@@ -106,17 +109,22 @@ class Check:
         else:
             runpy.run_path(str(Path(self.program).absolute()), run_name="__main__")
 
-    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
-        checking = self.checking
-        findings, kernels = checking.report.findings, sorted(checking.kernels)
-        for finding in findings:
+    def _tell(self, failed: sim.Ending | None) -> None:
+        """Findings and failures, on stderr."""
+        for finding in self.checking.report.findings:
             click.echo(f"{finding}\n", err=True)
         if failed is not None:
             click.echo(_why(failed), err=True)
+
+    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
+        checking = self.checking
+        findings, kernels = checking.report.findings, sorted(checking.kernels)
+        self._tell(failed)
         if self.as_json:
             facts = {
                 "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "kernels": kernels,
-                "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
+                "launches": checking.launches, "runs": checking.report.runs, "traces": checking.report.traces,
+                "complete": checking.report.complete, "seconds": round(seconds, 3),
                 "findings": [f.to_dict() for f in findings], "failure": None if failed is None else _why(failed),
             }  # fmt: skip
             click.echo(json.dumps(facts, indent=2))
@@ -125,7 +133,7 @@ class Check:
         found += f", rank {failed.rank} failed" if failed is not None else ""
         click.echo(
             f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
-            f"{_count(checking.report.runs, 'run')}, {found}, {seconds:.1f} s"
+            f"{checking.report.explored}, {found}, {seconds:.1f} s"
         )
 
 

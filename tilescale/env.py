@@ -171,7 +171,16 @@ TARGET: Var[str] = Var(
     "what kernels are compiled for that name no target; sim: the simulator, for one rank (`tilescale check` runs several); default cpu",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB, TARGET)
+TRACE: Var[Path | None] = Var(
+    "TILESCALE_TRACE",
+    _nothing,
+    _folder,
+    "a folder",
+    "kernels of the target cpu are instrumented, and each process leaves what they logged in this folder when it ends; set by "
+    "`tilescale trace --target cpu`; default: no log",
+)
+
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB, TRACE, TARGET)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -206,11 +206,13 @@ class Kernel:
 
         return driver.source_text(self._program(), kind, instrument=self.instrument)
 
-    def check(self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10) -> Report:
+    def check(
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000
+    ) -> Report:
         """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed.
 
         Args:
-            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py.
+            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
             args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
                 copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
 
@@ -220,7 +222,7 @@ class Kernel:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds, bound=bound)
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale import comm, log
@@ -56,9 +56,10 @@ class Checking:
     """What launches do beside computing, and what came of it.
 
     Attributes:
-        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py.
+        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         progress: called behind each run.
+        record: the timeline of every launch is kept in ``timelines``, its ranks numbered as in the job.
     """
 
     schedule: str = "adversary"
@@ -68,6 +69,9 @@ class Checking:
     launches: int = 0
     progress: Callable[[], None] = lambda: None
     seen: set[bytes] = field(default_factory=set)
+    bound: int = 10_000
+    record: bool = False
+    timelines: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -229,6 +233,8 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
         raise FindingError(report)
     everyone = len(members) == size
     _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+    if checking is not None and checking.record and not everyone:
+        checking.timelines.append(checking.timelines.pop().renumbered(members, size))
     return [None] * len(members)
 
 
@@ -274,15 +280,17 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
     launch = Launch(kernel.simulated.prepared, args, only=only, whose=whose)
     report = checking.report if checking is not None else Report()
     mark = None if checking is None else _mark(kernel, calls, args, only is None)
-    done = launch.run(into=report)
+    done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
+        if done.timeline is not None:
+            checking.timelines.append(replace(done.timeline, name=kernel.label))
         checking.progress()
         checking.kernels.add(kernel.label)
         checking.launches += 1
         assert mark is not None
         if mark not in checking.seen:
             checking.seen.add(mark)
-            launch.explore(checking.schedule, checking.seeds, report, checking.progress)
+            launch.explore(checking.schedule, checking.seeds, report, checking.progress, bound=checking.bound)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:
             argument = call.tensors.get(p["name"])
