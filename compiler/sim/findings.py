@@ -141,4 +141,5 @@ class Report:
     def __str__(self) -> str:
         if not self.findings:
             return f"no finding in {self.explored}"
-        return "\n\n".join(map(str, self.findings))
+        told = [str(f) for f in self.findings]
+        return "\n\n".join(told if self.complete is None else [*told, f"found in {self.explored}"])
