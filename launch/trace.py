@@ -145,7 +145,8 @@ class _Merging:
         if kind == "copy":
             pulled = e["text"] == "pull"
             more["direction"] = "pull" if pulled else "put"
-            self.timeline.traffic.add(*((peer, rank) if pulled else (rank, peer)), e["bytes"], pulled=pulled)
+            source, target = (peer, rank) if pulled else (rank, peer)
+            self.timeline.traffic.add(source, target, e["bytes"], pulled=pulled)
             self.timeline.flight += [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
         elif kind in ("wait", "signal"):
             name += f"[{e['text']}]" if e["text"] else ""

@@ -89,7 +89,8 @@ class Recorder(Observer):
         view, mode, peer, count, region = far
         me, nbytes = ex.rank.number, count * width(view)
         pulled = mode == "read"
-        self.timeline.traffic.add(*((peer, me) if pulled else (me, peer)), nbytes, pulled=pulled)
+        source, target = (peer, me) if pulled else (me, peer)
+        self.timeline.traffic.add(source, target, nbytes, pulled=pulled)
         cost = max(1, -(-nbytes // REMOTE))
         self._slice(ex, name, region, site, start, cost, bytes=nbytes, peer=peer, direction="pull" if pulled else "put")
         self.timeline.flight.append((me, start, nbytes))
