@@ -180,7 +180,7 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB, TRACE, TARGET)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB, TARGET, TRACE)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
