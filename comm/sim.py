@@ -19,6 +19,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from tilescale import env
@@ -68,11 +69,15 @@ class RankStopped(BaseException):
 
 
 def call_site() -> Loc | None:
-    """The statement of the user's code that is under way: the innermost frame that is none of ours."""
-    frame = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale":
-        frame = frame.f_back  # type: ignore[assignment]
+    """The statement of the user's code that is under way: the innermost frame that is none of ours, nor generated."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _ours(frame):
+        frame = frame.f_back
     return None if frame is None else Loc(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale" or frame.f_code.co_filename.startswith("<call of")
 
 
 @dataclass
@@ -248,6 +253,7 @@ class SimWorld:
 
     Attributes:
         checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
+        turn: the rank that runs. threads: of the ranks.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
         disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
             ended; by default a CommError.
@@ -262,6 +268,8 @@ class SimWorld:
         self.ranks = [SimRank(self, r) for r in range(size)]
         self.allocations: dict[tuple[int, ...], int] = {}
         self.endings: list[Ending] = []
+        self.turn = 0
+        self.threads: list[threading.Thread] = []
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._ready = set(range(size))
         self._meetings: dict[tuple[int, ...], dict[int, Arrival]] = {}
@@ -275,7 +283,8 @@ class SimWorld:
         """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls ``sys.exit`` with anything but
         success, ends those that wait for it (their error is a RankStopped)."""
         global epoch, _running
-        threads = [threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size)]
+        made = (threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size))
+        threads = self.threads = list(made)
         epoch, _running = epoch + 1, _running + 1
         try:
             for thread in threads:
@@ -293,6 +302,7 @@ class SimWorld:
         _local.rank = self.ranks[rank]
         ending = Ending(rank)
         self._turns[rank].acquire()
+        self.turn = rank
         try:
             self._begin(rank)
             ending.value = work(rank)
@@ -316,6 +326,7 @@ class SimWorld:
         self.leave(rank)
         self._next(rank)
         self._turns[rank].acquire()
+        self.turn = rank
         self.enter(rank)
 
     def _next(self, rank: int) -> None:

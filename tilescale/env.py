@@ -156,6 +156,13 @@ CC: Var[list[str] | None] = Var(
     "a command, such as 'gcc' or 'ccache clang'",
     "the C compiler that builds the runtime and links kernels; default: $CC, else cc, gcc or clang from the PATH",
 )
+CUDA_COMPILER: Var[str | None] = Var(
+    "TILESCALE_CUDA_COMPILER",
+    _nothing,
+    str,
+    "nvcc, nvrtc or the path of an nvcc",
+    "what compiles kernels for CUDA; default: nvcc where there is one, else NVRTC",
+)
 JOB: Var[str | None] = Var(
     "TILESCALE_JOB",
     _nothing,
@@ -170,7 +177,6 @@ TARGET: Var[str] = Var(
     "one of " + ", ".join(TARGETS),
     "what kernels are compiled for that name no target; sim: the simulator, for one rank (`tilescale check` runs several); default cpu",
 )
-
 TRACE: Var[Path | None] = Var(
     "TILESCALE_TRACE",
     _nothing,
@@ -180,7 +186,7 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB, TARGET, TRACE)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET, TRACE)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
