@@ -30,13 +30,15 @@ MAX_RANKS = 64
     "--level", type=click.Choice(["tile", "scheduled", "both"]), default="tile", show_default=True,
     help="What runs: the program, what a schedule with rings and roles makes of it, or both, compared.",
 )  # fmt: skip
+@click.option("--bound", type=click.IntRange(1), default=10_000, show_default=True, help="At most so many runs of an exhaustive schedule.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, module: bool, as_json: bool, program: str, args: tuple[str, ...]
+    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, module: bool, as_json: bool, program: str,
+    args: tuple[str, ...],
 ) -> None:
     """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
 
@@ -52,7 +54,7 @@ def command(
         raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
     if level != "tile" and schedule.startswith("exhaustive"):
         raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
-    ctx.exit(Check(count, simulator.Checking(schedule, seeds, level), module, program, args, as_json).run())
+    ctx.exit(Check(count, simulator.Checking(schedule, seeds, level, bound=bound), module, program, args, as_json).run())
 
 
 class Check:
@@ -117,18 +119,23 @@ class Check:
         else:
             runpy.run_path(str(Path(self.program).absolute()), run_name="__main__")
 
-    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
-        checking = self.checking
-        findings, kernels = checking.report.findings, sorted(checking.kernels)
-        for finding in findings:
+    def _tell(self, failed: sim.Ending | None) -> None:
+        """Findings and failures, on stderr."""
+        for finding in self.checking.report.findings:
             click.echo(f"{finding}\n", err=True)
         if failed is not None:
             click.echo(_why(failed), err=True)
+
+    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
+        checking = self.checking
+        findings, kernels = checking.report.findings, sorted(checking.kernels)
+        self._tell(failed)
         if self.as_json:
             facts = {
                 "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "level": checking.level, "kernels": kernels,
                 "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
-                "incomplete": checking.incomplete, "varying": sorted(checking.report.varying), "findings": [f.to_dict() for f in findings],
+                "traces": checking.report.traces, "incomplete": checking.incomplete, "varying": sorted(checking.report.varying),
+                "findings": [f.to_dict() for f in findings],
                 "failure": None if failed is None else _why(failed),
             }  # fmt: skip
             click.echo(json.dumps(facts, indent=2))

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilescale import comm, log
@@ -77,10 +77,12 @@ class Checking:
     """What launches do beside computing, and what came of it.
 
     Attributes:
-        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py. level: "tile", "scheduled" or "both".
+        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
+            level: "tile", "scheduled" or "both".
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
+        record: the timeline of every launch is kept in ``timelines``, its ranks numbered as in the job.
     """
 
     schedule: str = "adversary"
@@ -92,6 +94,9 @@ class Checking:
     incomplete: int = 0
     progress: Callable[[], None] = lambda: None
     seen: set[bytes] = field(default_factory=set)
+    bound: int = 10_000
+    record: bool = False
+    timelines: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -107,6 +112,8 @@ class Checking:
         for finding in report.findings:
             self.report.add(finding)
         self.report.varying |= {f"{name} of {label}" for name in report.varying}
+        if report.traces is not None:
+            self.report.traces = (self.report.traces or 0) + report.traces
         if report.complete is False:
             self.incomplete += 1
 
@@ -255,7 +262,10 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
             checking.report.add(finding)
         raise FindingError(report)
     everyone = len(members) == size
-    return _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+    made = _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+    if checking is not None and checking.record and not everyone:
+        checking.timelines.append(checking.timelines.pop().renumbered(members, size))
+    return made
 
 
 def _show(lines: list[str]) -> None:
@@ -307,13 +317,15 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
     level = "tile" if checking is None else checking.level
     launch, report = kernel.simulated.launch(args, level, only, whose), Report()
-    done = launch.run(into=report)
+    done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
+        if done.timeline is not None:
+            checking.timelines.append(replace(done.timeline, name=kernel.label))
         checking.progress()
         mark = _mark(kernel, calls, only is None)
         if mark not in checking.seen:
             checking.seen.add(mark)
-            launch.explore(checking.schedule, checking.seeds, report, checking.progress)
+            launch.explore(checking.schedule, checking.seeds, report, checking.progress, bound=checking.bound)
         checking.take(kernel.label, report)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:

@@ -502,3 +502,26 @@ def test_from_a_shell(clean_env, tmp_path):
         done = subprocess.run([*command, *args], cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=60)
         assert done.returncode == code, done.stderr
         assert "[0] no newline\n" in done.stdout and "[1] no newline\n" in done.stdout
+
+
+COUNTING = """
+@tilescale.jit
+def count():
+    @T.prim_func
+    def main(x: T.Tensor((1,), "int32")):
+        with T.Kernel(4):
+            T.atomic_add(x[0], 1)
+    return main
+
+count()(np.zeros(1, "int32"))
+"""
+
+
+def test_how_much_of_an_exploration_was_run_is_told(check):
+    """Four atomic updates of one element come in 24 orders."""
+    options = ("--schedule", "exhaustive", "--json")
+    facts = json.loads(check(1, COUNTING, *options).stdout)
+    assert (facts["traces"], facts["incomplete"]) == (24, 0)
+    facts = json.loads(check(1, COUNTING, *options, "--bound", "5").stdout)
+    assert (facts["traces"], facts["incomplete"], facts["runs"]) == (5, 1, 6)
+    assert "not all interleavings of 1 launch" in check(1, COUNTING, "--schedule", "exhaustive", "--bound", "5").stdout
