@@ -25,6 +25,8 @@ from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc, TileValueError
 
+#: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
+REPLICATED = 16
 #: combinations of the operations' choices that are tried
 TRIES = 64
 WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
@@ -172,7 +174,8 @@ class Solver:
         self.propagate()
         for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
             for a in u.reads:
-                if in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
+                small = prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local"
+                if small and in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
                     self.known[a.buffer] = replicated(_shape(a.buffer), self.uses.owners[a.buffer].threads)
         self.propagate()
         while left := [b for b in self.free if b not in self.known]:
