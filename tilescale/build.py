@@ -87,6 +87,8 @@ def compiled(
         made = driver.compile_program(program(), path, target=target, instrument=instrument, fingerprint=number)
         by = f" by {made.meta['compiler']}" if "compiler" in made.meta else ""
         log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
+        for note in made.meta.pop("notes", ()):  # what the passes did that the author may not expect
+            log.say("info", note)
         _say_spills(label, made.meta.get("resources", {}))
         return made.meta, made.desc, made.sites
 

@@ -222,7 +222,11 @@ class Emulator:
 
     def s_Evaluate(self, s: Any) -> Any:
         value = self.expr(s.value)
-        return lambda b, m: value(b, m) and None
+
+        def run(b: Block, m: Any) -> None:
+            value(b, m)
+
+        return run
 
     def s_AllocBuffer(self, s: Any) -> Any:
         buf, dtype, count = s.buffer, str(s.buffer.ty.dtype), int(s.buffer.ty.shape[0])

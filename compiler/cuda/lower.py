@@ -16,9 +16,11 @@ from tilescale.compiler.cuda.kernel import Source, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.scalars import Scalars
+from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor
@@ -44,6 +46,9 @@ class Lowering(Scalars, NestLowering):
         self.layouts: dict[Any, Any] = program.layouts
         self.params: list[tuple[Any, Source]] = []
         self.head: list[Any] = []
+        #: names of the program that stand for integer expressions
+        self.definitions: dict[Any, Any] = {}
+        self.written = written_buffers(program)
         self.sites: list[str] = []
         self.here: Loc | None = None
         self.loop = None
@@ -213,12 +218,16 @@ class Lowering(Scalars, NestLowering):
 
     def load(self, e: Any) -> Any:
         """A load, zero where it lies outside."""
+        if (moved := self.in_vector(e)) is not None:
+            return moved
         buf, flat, tests, _ = self.access(e.source, e.indices, e, False)
         value = tirx.BufferLoad(buf, [flat])
         return value if not tests else tirx.if_then_else(all_of(tests), value, tirx.const(0, str(value.ty)))
 
     def store(self, s: Any) -> Any:
         """A store, dropped outside a tensor; memory that threads share is written by one of those that hold the iteration."""
+        if (moved := self.in_vector(s)) is not None:
+            return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
         buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
         done: Any = tirx.BufferStore(buf, self.scalar(s.value), [flat], s.span)
         if tests and not isinstance(place, Global):
@@ -288,12 +297,12 @@ class Lowering(Scalars, NestLowering):
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = var
         self.learn(var, value)
+        if "int" in str(value.ty) and None not in numeric.variables(s.value):
+            self.definitions[s.var] = s.value
         return tirx.Bind(var, value, s.span)
 
     def learn(self, var: Any, value: Any) -> None:
         """Tells the analyzer what a binding is, where proofs may put the value for the name."""
-        from tilescale.compiler.ir import numeric
-
         if "int" in str(value.ty) and None not in numeric.variables(value):
             self.bound(var, value)
 
@@ -351,13 +360,13 @@ class Lowering(Scalars, NestLowering):
         """The kernel's function and what its launcher must know."""
         body = self.stmt(self.program.func.body)
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = sequence([*smem, *self.head, body])
+        whole = tidied(sequence([*smem, *self.head, body]))
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):
             whole = _thread_extent(self.block[axis], f"blockIdx.{'xyz'[axis]}", grid[axis], whole)
         whole = _thread_extent(self.tid, "threadIdx.x", self.threads, whole)
-        written = {k for k, p in enumerate(self.program.params) if p.var in written_buffers(self.program)}
+        written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
         func = tirx.PrimFunc([v for v, _ in self.params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), self.threads, tuple(s for _, s in self.params),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale.compiler.cuda.places import Private, Registers, digit, widened
+from tilescale.compiler.cuda.vectors import Plan, plan
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
@@ -38,6 +39,10 @@ class NestLowering:
     #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
     loop: Loop | None
     strided: bool = False
+    #: accesses that move as parts of vectors, each with the register that stands for it
+    moved: ClassVar[list[tuple[Any, Any]]] = []
+    once: Any
+    access: Any
     #: one holder of the iteration runs already
     only: bool = False
     counters: list[Any]
@@ -58,17 +63,107 @@ class NestLowering:
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
+        if (vectors := plan(self, nest, loop)) is not None:
+            return self._vectorised(nest, loop, vectors)
         starts, binds = self._starts(loop)
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         body = self._round(nest, loop, starts, counters, None)
-        registers = bool(fragments_of(nest))
-        for var, p in zip(reversed(counters), reversed(loop.digits), strict=True):
-            unroll = registers or prod(loop.counts) <= UNROLLED
-            kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
-            body = tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", p.extent), kind, body, span=nest.node.span)
-        return sequence([*binds, body])
+        return sequence([*binds, self._loops(nest, body, list(zip(counters, loop.counts, strict=True)))])
+
+    def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
+        """Loops around a round, unrolled where they index registers or are short."""
+        unroll = bool(fragments_of(nest)) or prod(n for _, n in counters) <= UNROLLED
+        kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
+        for var, n in reversed(counters):
+            body = tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", n), kind, body, span=nest.node.span)
+        return body
+
+    # -- several neighbours at once ---------------------------------------------------------------------------------
+    def _vectorised(self, nest: Nest, loop: Loop, vectors: Plan) -> Any:
+        """The innermost digit in groups of neighbours."""
+        starts, binds = self._starts(loop)
+        chunks = loop.digits[-1].extent // vectors.count
+        counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
+        extents = [*loop.counts[:-1], chunks]
+        for var, n in zip(counters, extents, strict=True):
+            self.bind_range(var, n)
+        group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
+        make = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
+        body = self._round(nest, loop, starts, [*counters[:-1], group], None, make)
+        around = list(zip(counters, extents, strict=True))
+        return sequence([*binds, self._loops(nest, body, around if chunks > 1 else around[:-1])])
+
+    def _step(self, nest: Nest, vectors: Plan, group: Any, first: Any, offset: Any) -> None:
+        """Turns to the element ``offset`` behind the first of the group."""
+        var = nest.vars[vectors.axis]
+        at = self.analyzer.simplify(first + offset)
+        self.variables[var] = at if str(var.ty) == "int32" else tirx.Cast(str(var.ty), at)
+        self.counters = [*self.counters[:-1], group + offset]
+
+    def _first(self, nest: Nest, vectors: Plan) -> Any:
+        first = self.variables[nest.vars[vectors.axis]]
+        return first.value if isinstance(first, tirx.Cast) else first
+
+    def _direct(self, nest: Nest, vectors: Plan, group: Any) -> Any:
+        """Nothing but the vectors' moves."""
+        s, first, out = nest.body, self._first(nest, vectors), []
+        width = min(m.width for m in vectors.moves)
+        for k in range(0, vectors.count, width):
+            self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
+            buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+            into = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
+            zero = tirx.Broadcast(tirx.const(0, str(buf.ty.dtype)), width)
+            if isinstance(s.value, ir.TensorLoad):
+                frm, at, reads, _ = self.access(s.value.source, s.value.indices, s.value, False)
+                value = tirx.BufferLoad(frm, [tirx.Ramp(at, tirx.IntImm(str(at.ty), 1), width)])
+                made: Any = tirx.BufferStore(buf, value, into, s.span)
+                if reads:
+                    made = tirx.IfThenElse(_all(reads), made, tirx.BufferStore(buf, zero, into, s.span))
+            else:
+                made = tirx.BufferStore(buf, zero, into, s.span)
+            made = tirx.IfThenElse(_all(tests), made, None) if tests else made
+            out.append(made if isinstance(place, Registers) else self.once(made))
+        return sequence(out)
+
+    def _group(self, nest: Nest, vectors: Plan, group: Any) -> Any:
+        """Vectors into registers, the elements one by one, vectors out of registers."""
+        first, before, after, held = self._first(nest, vectors), [], [], []
+        for m in vectors.moves:
+            node = m.element.node
+            reads = m.element.mode == "read"
+            dtype = str(m.element.buffer.ty.dtype)
+            tile = tirx.decl_buffer((vectors.count,), dtype, f"{m.element.buffer.name}_{'in' if reads else 'out'}", scope="local", layout=None)
+            before.append(tirx.AllocBuffer(tile))
+            for k in range(0, vectors.count, m.width):
+                self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
+                buf, flat, tests, _ = self.access(m.element.buffer, m.element.indices, node, not reads)
+                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), m.width)]
+                here = [tirx.Ramp(tirx.IntImm("int32", k), tirx.IntImm("int32", 1), m.width)]
+                if reads:
+                    made: Any = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
+                    zero = tirx.BufferStore(tile, tirx.Broadcast(tirx.const(0, dtype), m.width), here)
+                    before.append(tirx.IfThenElse(_all(tests), made, zero) if tests else made)
+                else:
+                    made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
+                    after.append(self.once(tirx.IfThenElse(_all(tests), made, None) if tests else made))
+            held.append((node, tile))
+        u = tirx.Var("u", "int32")
+        self.bind_range(u, vectors.count)
+        self._step(nest, vectors, group, first, u)
+        var, at = tirx.Var(nest.vars[vectors.axis].name, "int32"), self._first(nest, vectors)
+        self.bound(var, at)
+        kind = str(nest.vars[vectors.axis].ty)
+        self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
+        outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
+        body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
+        self.moved = outer
+        return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
+
+    def in_vector(self, node: Any) -> Any:
+        """The register that stands for an access which moves as part of a vector; None for any other."""
+        return next((e for n, e in self.moved if n.same_as(node)), None)
 
     def _laid_out(self, nest: Nest, loop: Loop) -> Any:
         starts, out = self._starts(loop)
@@ -100,7 +195,7 @@ class NestLowering:
             binds.append(tirx.Bind(start, total))
         return starts, binds
 
-    def _round(self, nest: Nest, loop: Loop, starts: list[Any], counters: list[Any], number: int | None) -> Any:
+    def _round(self, nest: Nest, loop: Loop, starts: list[Any], counters: list[Any], number: int | None, make: Any = None) -> Any:
         binds, tests = [], []
         for axis, var in enumerate(loop.vars):
             total = starts[axis]
@@ -128,9 +223,10 @@ class NestLowering:
                 test = tests[0]
                 for t in tests[1:]:
                     test = tirx.And(test, t)
-                body: Any = tirx.IfThenElse(test, self._body(nest), None)
+                with self.analyzer.constraint_scope(test):
+                    body: Any = tirx.IfThenElse(test, make() if make else self._body(nest), None)
             else:
-                body = self._body(nest)
+                body = make() if make else self._body(nest)
         finally:
             self.loop, self.counters, self.round = outer
         return sequence([*binds, body])
@@ -179,8 +275,6 @@ class NestLowering:
         known = self.analyzer.const_int_bound(value)
         low, high = int(known.min_value), int(known.max_value)
         if -(1 << 31) <= low and high < (1 << 31) - 1:
-            from tilescale.compiler.tvm_compat import ir
-
             self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 
     # -- what stands inside ---------------------------------------------------------------------------------------
@@ -227,9 +321,14 @@ def _with(test: Any, value: Any, name: Any) -> Any:
     return type(test)(name, test.b) if test.a.same_as(value) else test
 
 
-def _range(total: Any) -> Any:
-    from tilescale.compiler.tvm_compat import ir
+def _all(tests: list[Any]) -> Any:
+    made = tests[0]
+    for t in tests[1:]:
+        made = tirx.And(made, t)
+    return made
 
+
+def _range(total: Any) -> Any:
     return ir.Range.from_min_extent(tirx.IntImm("int32", 0), widened(total, "int32"))
 
 

@@ -65,17 +65,23 @@ def plain_index(e: Any, variables: Sequence[Any]) -> tuple[int, int] | None:
 
 def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool = False) -> Loop | None:
     """The loop whose iterations run where ``fragment`` has the element that ``access`` names. Variables that do not index it run over in
-    each thread, or (``share``) are cut among the threads that hold copies."""
+    each thread, or (``share``) are cut among the threads that hold copies. A constant index into an axis that is spread over threads
+    becomes a variable of one value, so that only the threads that hold it run."""
     if not nest.is_static:
         return None
     count = len(nest.vars)
     shape, shifts, pieces = [0] * count, [0] * count, [p for p in fragment.pieces if p.axis is None]
+    fixed: list[int] = []
     for axis, e in enumerate(access.indices):
         own = [p for p in fragment.pieces if p.axis == axis]
         found = plain_index(e, nest.vars)
         if found is None or found[0] < 0:
             if any(p.to == "thread" for p in own):
-                return None
+                if found is None or not 0 <= found[1] < fragment.shape[axis]:
+                    return None
+                fixed.append(found[1])
+                shape.append(fragment.shape[axis])
+                pieces += [replace(p, axis=len(shape) - 1) for p in own]
             continue
         k, shift = found
         if shape[k] or shift < 0 or nest.extents[k] + shift > fragment.shape[axis]:
@@ -99,7 +105,8 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         made = Fragment(tuple(shape), tuple(pieces), fragment.threads)
     except TileValueError:
         return None
-    return Loop(nest.vars, tuple(nest.extents), made, tuple(shifts)) if made.covers else None
+    vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
+    return Loop(vars_, (*nest.extents, *(1 for _ in fixed)), made, (*shifts, *fixed)) if made.covers else None
 
 
 def _share_copies(pieces: list[Piece], axis: int, extent: int) -> tuple[list[Piece], int]:
@@ -120,6 +127,8 @@ def _share_copies(pieces: list[Piece], axis: int, extent: int) -> tuple[list[Pie
 def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
     """The fragment that ``access`` wants: its elements where their iterations run. None where the access does not name a whole tile,
     element by element."""
+    if len(loop.vars) > len(nest.vars):
+        return None
     shape = [int(e) for e in access.buffer.ty.shape]
     where: dict[int, int] = {}
     whole = [1] * len(shape)

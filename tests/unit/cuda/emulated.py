@@ -7,6 +7,13 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda import emulate
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
+from tilescale.compiler.layout.infer import Executor, walk
+from tilescale.compiler.layout.loops import choose
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.passes.fences import first_holders
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.run import launch
 
@@ -16,11 +23,46 @@ TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6
 
 def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
     """Runs a launch on both; integers agree to the bit, floats to their dtype's tolerance, all of them to the bit with ``exact``."""
-    got = emulate.launch(kernel, args, arch, seed)
+    got = run(kernel, args, arch, seed)
     want = launch(kernel, 1, args).arrays[0]
     for name, array in got.items():
         same(array, want[name], name, exact)
     return got
+
+
+def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, Any]:
+    """A launch on the emulated threads, its layouts counted first."""
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    check_layouts(program)
+    return emulate.run(Lowering(program, arch).run(), program, args, seed)
+
+
+def check_layouts(program: Any) -> None:
+    """Every layout holds each element, in a place of its own; every nest runs each iteration in as many threads as hold it, and one of
+    them stands for all."""
+    for buffer, layout in program.layouts.items():
+        shape = [int(e) for e in buffer.ty.shape]
+        index = np.indices(layout.shape)
+        assert all(e <= w for e, w in zip(shape, layout.shape, strict=True)), buffer.name
+        if isinstance(layout, Fragment):
+            held = layout.holders()
+            assert layout.covers and set(held[held >= 0].tolist()) == set(range(int(np.prod(layout.shape)))), buffer.name
+        else:
+            assert len(np.unique(layout.byte(*index))) == index[0].size if shape else True, buffer.name
+            assert int(layout.byte(*index).max()) + layout.bits // 8 <= layout.bytes, buffer.name
+    for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
+        nest = nest_of(s)
+        loop = choose(nest, program.layouts, ex.threads)[0] if nest is not None else None
+        if loop is None:
+            continue
+        values, inside = loop.values
+        flat = np.zeros(inside.shape, np.int64)
+        for i, extent in zip(values, loop.extents, strict=True):
+            flat = flat * extent + i
+        copies, total = len(loop.fragment.copies), int(np.prod(loop.extents))
+        assert (np.bincount(flat[inside], minlength=total) == copies).all(), s
+        once = inside & first_holders(loop)[:, None]
+        assert (np.bincount(flat[once], minlength=total) == 1).all(), s
 
 
 def same(a: Any, b: Any, name: str, exact: bool) -> None:
