@@ -372,7 +372,7 @@ def _choice(e: Any) -> tuple[Any, Any, Any] | None:
     """Condition and both values of an expression that chooses. C evaluates the chosen one alone, which serves both kinds."""
     if isinstance(e, tirx.Select):
         return e.condition, e.true_value, e.false_value
-    return tuple(e.args) if isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE else None  # type: ignore[return-value]
+    return tuple(e.args) if isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE else None
 
 
 def _widens(e: Any) -> bool:
