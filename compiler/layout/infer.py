@@ -15,11 +15,10 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
 from tilescale.compiler.layout import loops
 from tilescale.compiler.layout.fragment import Fragment
-from tilescale.compiler.layout.loops import bits_of, element_dtype, fragments_of, in_registers
+from tilescale.compiler.layout.loops import bits_of, fragments_of, in_registers
 from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -316,6 +315,3 @@ def _combinations(choices: list[list[list[Demand]]]) -> list[tuple[list[Demand],
     ranks = itertools.islice(itertools.product(*[range(len(c)) for c in choices]), 4096)
     ordered = sorted(ranks, key=sum)[:TRIES]
     return [tuple(c[k] for c, k in zip(choices, pick, strict=True)) for pick in ordered]
-
-
-__all__ = ["Demand", "Executor", "Use", "Uses", "conflict", "element_dtype", "gather", "infer", "ir", "loc_of", "structural_walk", "walk"]

@@ -11,7 +11,6 @@ from typing import Any
 
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.layout.infer import Executor
-from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
@@ -105,6 +104,3 @@ def _shared_result(s: Any, staging: Staging) -> list[Any] | None:
     prev = staging.tile(s.var.name, (1,), str(s.value.ty), "shared", s.span)
     store = tirx.BufferStore(prev.source, s.value, [ZERO], s.span)
     return [*staging.made, store, tirx.Bind(s.var, tirx.BufferLoad(prev.source, [ZERO]), s.span)]
-
-
-__all__ = ["Staging", "copy_statement", "element_dtype", "gpu_stage", "is_whole", "whole"]

@@ -183,7 +183,7 @@ def test_too_much_shared_memory_is_a_table():
             small = T.alloc_shared((16, 8), "float32")
             T.copy(A, big)
             T.copy(A[0:16, 0:8], small)
-            for k in T.serial(2):
+            for _ in T.serial(2):
                 for i, j in T.Parallel(256, 192):
                     B[i, j] = big[i, j] + small[0, 0]
 
