@@ -43,7 +43,7 @@ template <typename To, typename From>
 __device__ __forceinline__ To bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "ts::bits of types of different sizes");
   To to;
-  __builtin_memcpy(&to, &from, sizeof(To));
+  memcpy(&to, &from, sizeof(To));
   return to;
 }
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void ldmatrix_x4(void* to, const void* row) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(uint32_t(__cvta_generic_to_shared(row)))
                : "memory");
-  __builtin_memcpy(to, r, sizeof(r));
+  memcpy(to, r, sizeof(r));
 }
 __device__ __forceinline__ void ldmatrix_x4_trans(void* to, const void* row) {
   uint32_t r[4];
@@ -53,15 +53,15 @@ __device__ __forceinline__ void ldmatrix_x4_trans(void* to, const void* row) {
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(uint32_t(__cvta_generic_to_shared(row)))
                : "memory");
-  __builtin_memcpy(to, r, sizeof(r));
+  memcpy(to, r, sizeof(r));
 }
 
 // d += a · b of one warp (PTX ISA, "mma.sync"). Registers as the instruction has them: d four numbers, a four registers, b two.
 #define TS_MMA_FLOAT(name, type)                                                                                              \
   __device__ __forceinline__ void name(float* d, const void* pa, const void* pb) {                                            \
     uint32_t a[4], b[2];                                                                                                      \
-    __builtin_memcpy(a, pa, sizeof(a));                                                                                       \
-    __builtin_memcpy(b, pb, sizeof(b));                                                                                       \
+    memcpy(a, pa, sizeof(a));                                                                                       \
+    memcpy(b, pb, sizeof(b));                                                                                       \
     asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, " \
         "%2, %3};"                                                                                                            \
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                      \
@@ -74,8 +74,8 @@ TS_MMA_FLOAT(mma_m16n8k16_bf16, "bf16")
 #define TS_MMA_INT(name, left, right)                                                                                           \
   __device__ __forceinline__ void name(int* d, const void* pa, const void* pb) {                                                \
     uint32_t a[4], b[2];                                                                                                        \
-    __builtin_memcpy(a, pa, sizeof(a));                                                                                         \
-    __builtin_memcpy(b, pb, sizeof(b));                                                                                         \
+    memcpy(a, pa, sizeof(a));                                                                                         \
+    memcpy(b, pb, sizeof(b));                                                                                         \
     asm("mma.sync.aligned.m16n8k32.row.col.s32." left "." right ".s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, " \
         "%2, %3};"                                                                                                              \
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                                                        \
