@@ -16,6 +16,7 @@ from tilescale.comm import sim
 from tilescale.compiler.sim.timeline import Arrow, Slice, Timeline, Traffic, write
 from tilescale.launch import ranks
 from tilescale.launch.check import MAX_RANKS, Check
+from tilescale.simulator import Checking
 
 #: launches of which the summary tells; the file has all
 SHOWN = 12
@@ -53,8 +54,7 @@ class Simulated(Check):
     """A run on the simulator, one interleaving a launch, whose timelines are kept."""
 
     def __init__(self, count: int, module: bool, program: str, args: tuple[str, ...], output: Path):
-        super().__init__(count, "round_robin", 0, module, program, args, False)
-        self.checking.record = True
+        super().__init__(count, Checking("round_robin", 0, record=True), module, program, args, False)
         self.output = output.absolute()
 
     def _report(self, failed: sim.Ending | None, seconds: float) -> None:
