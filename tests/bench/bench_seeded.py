@@ -1,19 +1,21 @@
-"""How many of the faults seeded into scheduled programs the simulator names: python tests/bench/bench_seeded.py"""
+"""How many of the faults seeded into scheduled programs the simulator names; all survivors must be known to be harmless.
+
+    make bench ARGS="-k seeded"
+"""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import pytest
 
 from tests.bench.record import record
 from tests.unit.passes.seeded import CASES, PLANS, Judge, harmless, seeded
 
 
-def main() -> int:
+@pytest.mark.bench
+def test_seeded_schedules():
     total, named, by_effect = Counter[str](), Counter[str](), Counter[str]()
     kinds, survivors, missed = Counter[str](), {}, []
     for case in CASES:
@@ -44,9 +46,6 @@ def main() -> int:
         "by_fault": {n: f"{named[n]} of {total[n]}" for n in sorted(total) if n not in PLANS and n != "all"},
         "harmless": survivors,
     }
-    print(record("seeded_schedules", figures))
-    return 1 if missed or named["all"] < 0.95 * total["all"] else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    record("seeded_schedules", figures)
+    assert not missed, missed
+    assert named["all"] >= 0.95 * total["all"]
