@@ -2,12 +2,14 @@
 
     make bench ARGS="-k static"
 
-Bars: 90 % proven, none refuted; 100 ms in a compilation. Milliseconds are those of a second check in one process, single-threaded.
+Bars: 90 % proven, none refuted; 100 ms in a compilation. Milliseconds are the processor's, of a second check in one
+process.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from tests.bench.record import record
@@ -25,8 +27,9 @@ def test_static() -> None:
         for name, kernel in [*(alone() if n == 1 else ()), *together(n)]:
             program = kernel.trace()
             check(program, COMPILE_BUDGET, ranks=n)
+            start = time.process_time()
             said = check(program, COMPILE_BUDGET, ranks=n)
-            took[f"{name} on {n}"] = said.milliseconds
+            took[f"{name} on {n}"] = (time.process_time() - start) * 1e3
             inside, guarded = inside + said.inside, guarded + said.guarded
             for kind, row in said.counts.items():
                 for status, count in row.items():
@@ -38,7 +41,7 @@ def test_static() -> None:
     figures: dict[str, Any] = {
         "obligations": kinds, "total": total, "proven_share": round(total[PROVEN] / sum(total.values()), 4),
         "tensor_accesses": {"inside": inside, "guarded": guarded}, "unknown": sorted(left),
-        "milliseconds": {"median": round(milliseconds[len(milliseconds) // 2], 2), "most": round(milliseconds[-1], 2), "slowest": slowest},
+        "processor_milliseconds": {"median": round(milliseconds[len(milliseconds) // 2], 2), "most": round(milliseconds[-1], 2), "slowest": slowest},
     }  # fmt: skip
     record("static", figures)
     print(json.dumps(figures, indent=2))
