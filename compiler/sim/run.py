@@ -273,6 +273,7 @@ class Arguments:
         for p in params:
             if p.name in args:
                 self._given(p, args[p.name])
+        self._apart()
         for name, var in made.program.symbols.items():
             if name not in self.symbols:
                 raise TileValueError(f"nothing says what {name} is", hint=f"an array for a parameter with {name} as an extent")
@@ -304,6 +305,20 @@ class Arguments:
         self.arrays[p.name] = array
         if np.ma.isMaskedArray(value):
             self.masks[p.name] = np.ma.getmaskarray(value)
+
+    def _apart(self) -> None:
+        """Arguments that share memory are refused, unless the kernel only reads them: as every target does."""
+        given = [p for p in self.made.program.params if p.name in self.arrays]
+        for k, p in enumerate(given):
+            for q in given[:k]:
+                if not any(self.made.buffers[self.made.slots[x.var]].tracked for x in (p, q) if x.var in self.made.slots):
+                    continue
+                a, b = self.arrays[p.name], self.arrays[q.name]
+                if np.may_share_memory(a, b) and np.shares_memory(a, b):
+                    raise TileValueError(
+                        f"{self.made.program.name}: {p.name} and {q.name} share memory, and the kernel writes one of them", loc=p.loc,
+                        expected="arguments that do not overlap, unless all are only read", hint=f"{p.name}.copy()",
+                    )  # fmt: skip
 
     def _strides(self, p: Any, array: Any) -> None:
         """Symbols that are strides, in elements: read off the array as it was given."""

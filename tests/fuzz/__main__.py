@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND, or one seed")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=1, help="programs of that many ranks")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="ends after so long, however far it got")
     parser.add_argument("--out", type=Path, default=Path("fuzz-failures"))
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--record", action="store_true", help="write the figures to tests/bench/results/fuzz_RANKS.json")
@@ -33,7 +34,7 @@ def main() -> int:
         path.write_text(outcome.text)
         print(f"seed {outcome.seed}: {outcome.failure}\n  {path}", flush=True)
 
-    done = run_seeds(seeds, given.jobs, ranks=given.ranks, shrinks=not given.no_shrink, show=show)
+    done = run_seeds(seeds, given.jobs, ranks=given.ranks, shrinks=not given.no_shrink, show=show, minutes=given.minutes)
     print(done)
     if given.record:
         from tests.bench.record import record

@@ -51,6 +51,12 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="tilescale-fuzz-")
 
 
+def forget() -> None:
+    """Removes the files of this process's kernels."""
+    if _folder.cache_info().currsize:
+        _folder().cleanup()
+
+
 def compare(program: Program) -> None:
     """The simulator, for every fourth seed against the adversary too and, where loops are pipelined, at the scheduled level; then the CPU.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fuzz.compare import compare, compare_ranks, why
+from tests.fuzz.compare import compare, compare_ranks, forget, why
 from tests.fuzz.draw import draw
 from tests.fuzz.programs import Program
 from tests.fuzz.ranks import draw_ranks
@@ -41,6 +41,12 @@ class Summary:
     statements: int = 0
     seconds: float = 0.0
     failed: list[Outcome] = field(default_factory=list)
+
+    def add(self, outcome: Outcome) -> None:
+        self.programs += 1
+        self.statements += outcome.statements
+        if outcome.failure is not None:
+            self.failed.append(outcome)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -81,9 +87,10 @@ def failing(programs: Sequence[Program]) -> list[str | None]:
 
 
 def run_seeds(
-    seeds: Sequence[int], jobs: int, *, ranks: int = 1, shrinks: bool = True, show: Callable[[Outcome], None] = lambda o: None
-) -> Summary:
-    """All seeds on ``jobs`` processes; ``show`` hears of each as it is done."""
+    seeds: Sequence[int], jobs: int, *, ranks: int = 1, shrinks: bool = True, show: Callable[[Outcome], None] = lambda o: None,
+    minutes: float = float("inf"),
+) -> Summary:  # fmt: skip
+    """All seeds on ``jobs`` processes, or as many as ``minutes`` allow; ``show`` hears of each as it is done."""
     start, done = time.monotonic(), Summary()
     waiting = [list(seeds[k : k + PORTION]) for k in range(0, len(seeds), PORTION)][::-1]
     sel = selectors.DefaultSelector()
@@ -92,17 +99,22 @@ def run_seeds(
         worker = _Worker(portion, ranks, shrinks)
         sel.register(worker.pipe, selectors.EVENT_READ, worker)
 
+    told = start
     while waiting or sel.get_map():
+        if time.monotonic() - told > 60:
+            told = time.monotonic()
+            print(done, flush=True)
+        if time.monotonic() - start > 60 * minutes:
+            for key in list(sel.get_map().values()):
+                key.data.end()
+            break
         while waiting and len(sel.get_map()) < jobs:
             launch(waiting.pop())
         for key, _ in sel.select(1.0):
-            worker = key.data
-            for outcome in worker.read():
-                done.programs += 1
-                done.statements += outcome.statements
-                if outcome.failure is not None:
-                    done.failed.append(outcome)
+            for outcome in key.data.read():
+                done.add(outcome)
                 show(outcome)
+        done.seconds = time.monotonic() - start
         for key in list(sel.get_map().values()):
             worker = key.data
             if worker.open and time.monotonic() - worker.since <= LIMIT:
@@ -111,12 +123,10 @@ def run_seeds(
             lost = worker.end()
             if worker.left:
                 outcome = Outcome(worker.left[0], lost, drawn(worker.left[0], ranks).text)
-                done.programs += 1
-                done.failed.append(outcome)
+                done.add(outcome)
                 show(outcome)
                 if worker.left[1:]:
                     waiting.append(worker.left[1:])
-    done.seconds = time.monotonic() - start
     return done
 
 
@@ -141,6 +151,7 @@ class _Worker:
                         os.write(its, struct.pack("<I", len(made)) + made)
                 code = 0
             finally:
+                forget()
                 os._exit(code)
         os.close(its)
 

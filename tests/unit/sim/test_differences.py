@@ -11,7 +11,7 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tilescale.compiler.sim.run import launch
-from tilescale.errors import LaunchError, TileTypeError
+from tilescale.errors import LaunchError, TileTypeError, TileValueError
 
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
 
@@ -191,3 +191,70 @@ def test_copies_over_the_edge_of_a_tile_are_cut():
 
     c = agree(main, {"C": zeros(8, dtype=np.int32), "n": 6}, found=("out-of-bounds",))["C"]
     assert c.tolist() == [1] * 6 + [5] * 2
+
+
+def test_arguments_that_overlap_are_refused():
+    @T.prim_func
+    def main(A: T.Tensor((16,), "int32"), B: T.Tensor((16,), "int32"), C: T.Tensor((16,), "int32")):
+        with T.Kernel(1):
+            for i in T.Parallel(16):
+                C[i] = A[i] + B[i]
+
+    x = np.arange(32, dtype=np.int32)
+    agree(main, {"A": x[:16], "B": x[8:24], "C": zeros(16, dtype=np.int32)})  # both only read
+    agree(main, {"A": zeros(16, dtype=np.int32), "B": zeros(16, dtype=np.int32), "C": x[:16]})
+    for other in (x[:16], x[8:24]):
+        with pytest.raises(TileValueError, match="share memory, and the kernel writes"):
+            launch(main, 1, {"A": x[:16], "B": zeros(16, dtype=np.int32), "C": other})
+        with pytest.raises(TileValueError, match="share memory, and the kernel writes"):
+            run(main)(x[:16], zeros(16, dtype=np.int32), other)
+
+
+def test_signed_results_out_of_range_are_findings():
+    """Targets take signed arithmetic of 32 and 64 bits for exact; unsigned and narrow integers wrap."""
+
+    @T.prim_func
+    def main(A: T.Tensor((16,), "int32"), B: T.Tensor((16,), "int64"), C: T.Tensor((16,), "int32"), D: T.Tensor((16,), "int64"), n: T.int32):
+        with T.Kernel(1):
+            for i in T.Parallel(16):
+                C[i] = A[i] + n
+                if i < n % 4:
+                    D[i] = B[i] * B[i]
+
+    a, b = np.arange(16, dtype=np.int32), np.arange(16, dtype=np.int64) << 30
+    assert launch(main, 1, {"A": a, "B": b, "n": 2**31 - 16}).report  # the products that overflow are masked
+    found = launch(main, 1, {"A": a, "B": b, "n": 2**31 - 5}).report
+    assert found.kinds == {"arithmetic"} and "5 + 2147483643 is 2147483648, which int32 does not hold" in str(found)
+
+
+def test_a_choice_between_two_numbers_keeps_its_dtype():
+    @T.prim_func
+    def main(A: T.Tensor((8,), "int32"), C: T.Tensor((8,), "uint64")):
+        with T.Kernel(1) as b:
+            for i in T.Parallel(8):
+                C[i] = T.if_then_else(i != A[0], T.cast(b, "uint64"), T.cast(3, "uint64")) | T.cast(i, "uint64")
+
+    agree(main, {"A": np.arange(8, dtype=np.int32), "C": zeros(8, dtype=np.uint64)})
+
+
+def test_kept_counters_go_on_from_launch_to_launch():
+    """What a launch leaves behind is what the next one is given."""
+
+    @T.prim_func
+    def main(S: T.SymmTensor((4,), "int32"), k: T.Signal((1,), keep=True), C: T.Tensor((4,), "int32"), launch: T.int32):
+        with T.Kernel(1):
+            with T.Scale("device") as (rank, world):
+                t = T.alloc_shared((4,), "int32")
+                T.fill(t, rank * 10 + launch)
+                T.copy(t, S, dst=(rank + 1) % world, signal=k[0])
+                T.wait(k[0], launch)
+                T.copy(S, C)
+
+    args: dict[str, Any] = {}
+    for number in range(1, 4):
+        done = launch(main, 3, {**args, "launch": number}, order="adversary", seed=number)
+        assert done.report, done.report
+        args = {name: [o[name] for o in done.arrays] for name in ("S", "k")}
+        assert [o["C"].tolist() for o in done.arrays] == [[(r + 2) % 3 * 10 + number] * 4 for r in range(3)]
+    assert [o["k"].tolist() for o in done.arrays] == [[3]] * 3
+    assert "deadlock" in launch(main, 3, {"launch": 2}).report.kinds  # without the first
