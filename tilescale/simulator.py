@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale import comm, log
 from tilescale.cache import Entry
@@ -20,7 +20,6 @@ from tilescale.errors import FindingError, LaunchError, TileValueError
 from tilescale.explain import place
 from tilescale.kernel import Kernel
 
-_SOURCES = ("tile", "scheduled")
 LAUNCH = "a launch"
 
 
@@ -142,6 +141,9 @@ class Call:
 class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
+    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled")
+    default_source: ClassVar[str] = "tile"
+
     def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
         self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
@@ -178,10 +180,11 @@ class SimKernel(Kernel):
         members = next((a.team for a in tensors.values() if a.team is not None), backend.world.members)
         _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking)))
 
-    def get_kernel_source(self, kind: str = "tile") -> str:
+    def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
-        if kind not in _SOURCES:
-            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(_SOURCES))
+        kind = self.default_source if kind is None else kind
+        if kind not in self.sources:
+            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.sources))
         if kind == "tile":
             return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from tilescale.compiler.cuda.cexpr import POSTFIX, Text, dtype_of
+from tilescale.compiler.cuda.cexpr import POSTFIX, SMALL, Text, dtype_of
 from tilescale.compiler.cuda.cprinter import CPrinter
 from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
@@ -77,7 +77,10 @@ class CudaPrinter(CPrinter):
             if isinstance(var.ty, ir.PointerType) or "handle" in dtype_of(var):
                 self.used.add("tensormap")
                 return f"const __grid_constant__ ts::TensorMap {self.declare(var)}"
-            return f"{self.computed_type(dtype_of(var))} {self.declare(var)}"
+            name, dtype = self.declare(var), dtype_of(var)
+            if dtype in SMALL:  # passed as a float; rounded here, as a scalar of its dtype is
+                self.head.append(f"{name} = float({self.narrowed(name, dtype)});")
+            return f"{self.computed_type(dtype)} {name}"
         ctype = self.ctype(str(var.ty.dtype))
         if written or var.ty.storage_scope == "global.signal":
             return f"{ctype}* {self.declare(var)}"

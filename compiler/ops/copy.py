@@ -10,7 +10,7 @@ from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Region, as_expr, constant, index_expr
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape
-from tilescale.compiler.tvm_compat import ir
+from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
@@ -128,6 +128,24 @@ class Copy(TileOp):
         if len(call.args) > 3:
             out.append(Access(call.args[3], "update", owner))
         return out
+
+    def nest(self, call: Any) -> Any:
+        from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
+
+        src, dst = call.args[:2]
+        if str(call.attrs["side"]):
+            return None  # a remote side is no loop of this executor alone
+        from_axes, to_axes = long_axes(src), long_axes(dst)
+        sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
+                 for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
+
+        def element(at: list[Any]) -> Any:
+            value = tirx.BufferLoad(src.source, indexed(src, at, from_axes))
+            kind = str(tirx.BufferLoad(dst.source, [r.min for r in dst.region]).ty)
+            value = value if str(value.ty) == kind else tirx.Cast(kind, value)
+            return tirx.BufferStore(dst.source, value, indexed(dst, at, to_axes), call.span)
+
+        return element_nest(sizes, element, call, "T.copy")
 
     def stops(self, call: Any) -> bool:
         return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it

@@ -125,6 +125,12 @@ class Barrier(TileOp):
         site = cx.site("barrier", reach, call)
         return cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
 
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        reach = str(call.attrs["reach"])
+        if reach != "block":
+            raise cx.refused(f"T.barrier at the scale of the {reach}", "blocks that meet on a GPU")
+        return cx.sync(str(call.attrs["executor"]), "T.barrier")
+
     def simulate(self, call: Any, cx: Any) -> Any:
         reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
         return lambda ex: ex.machine.barrier(ex, reach, each, site)

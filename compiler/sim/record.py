@@ -44,7 +44,7 @@ class Recorder(Observer):
     def _now(self, ex: Executor) -> int:
         if ex.number not in self.clock:
             self.clock[ex.number] = 0
-            below = "".join(f", {scale} {index}" for scale, index in ex.path)
+            below = "".join(f", {scale}" if index is None else f", {scale} {index}" for scale, index in ex.path)
             block = ex.block.shown
             shown = block[0] if len(block) == 1 else block
             self.timeline.threads[ex.rank.number, self._thread(ex)] = f"block {shown}{below}"

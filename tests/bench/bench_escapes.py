@@ -1,5 +1,6 @@
 """Which faults of the corpus does running them not show: each faulty kernel is launched 2,000 times on real rank processes of the cpu
-target (in ten jobs, since where the system places processes decides much), with new data and poisoned memory each time; its results are compared with those of its repaired twin, bit by bit.
+target, in ten jobs (where the system places processes decides much), with new data and poisoned memory each time, and its results are
+compared with those of its repaired twin, bit by bit.
 
 A fault escapes where no launch gave another result, hung, or failed; the simulator names every one of them. Bar: ten. What is no
 figure here: faults that the compiler refuses, and ranks that launch different programs. Data are whole numbers, so that the order of

@@ -17,7 +17,7 @@ a branch or in a loop moves together with that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
@@ -47,7 +47,12 @@ def mutants(kernel: Any) -> list[Mutant]:
     """All of them, in program order."""
     traced = kernel.trace() if hasattr(kernel, "trace") else kernel
     collectives = [m for m in _Mutations(traced).all() if m.statement.startswith("collective ")]
-    return collectives + list(_Mutations(tile_program(traced)).all())
+    made: dict[str, Mutant] = {}
+    for m in (*collectives, *_Mutations(tile_program(traced)).all()):
+        again = sum(other.statement.split(" (again")[0] == m.statement and other.what == m.what for other in made.values())
+        m = replace(m, statement=m.statement + f" (again {again})") if again else m
+        made[str(m)] = m
+    return list(made.values())
 
 
 class _Mutations:

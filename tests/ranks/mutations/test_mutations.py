@@ -1,6 +1,7 @@
-"""Mutants of the examples are named by `check`; those that are not are listed with the reason why they are harmless.
+"""Mutants of the examples, and of the repaired kernels of the corpus, are named by `check`; those that are not are listed with the
+reason why they are harmless.
 
-A sample runs always, every mutant of every example under the marker slow.
+A sample of the examples' runs always, every mutant under the marker slow.
 """
 
 from __future__ import annotations
@@ -9,18 +10,17 @@ import pytest
 
 from tests.ranks.mutations.mutate import mutants
 from tests.ranks.mutations.subjects import SUBJECTS, Subject
+from tests.ranks.mutations.twins import TWINS
 from tilescale.compiler.sim.run import check
 
-#: numbers of ranks, those first that show most
-RANKS = (3, 4, 2)
 SEEDS = {"adversary": 4, "random": 2}
 
 
-def kinds_of(subject: Subject, ranks: tuple[int, ...] = RANKS, seeds: dict[str, int] = SEEDS, every: int = 1) -> dict[str, set[str]]:
-    """For each ``every``th mutant of a subject the kinds of findings that name it, by the number of ranks that comes first; empty where
+def kinds_of(subject: Subject, ranks: tuple[int, ...] = (), seeds: dict[str, int] = SEEDS, every: int = 1) -> dict[str, set[str]]:
+    """For each ``every``th mutant of a subject the kinds of findings that name it, on the number of ranks that comes first; empty where
     it survives all. Schedules are tried one after another until one names it."""
     found: dict[str, set[str]] = {}
-    for n in ranks:
+    for n in ranks or subject.ranks:
         kernel, args = subject.make(n)
         for schedule, count in seeds.items():
             report = check(kernel, n, args, schedule=schedule, seeds=count)
@@ -33,7 +33,7 @@ def kinds_of(subject: Subject, ranks: tuple[int, ...] = RANKS, seeds: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.name)
+@pytest.mark.parametrize("subject", (*SUBJECTS, *TWINS), ids=lambda s: s.name)
 def test_mutants_are_named(subject: Subject):
     found = kinds_of(subject)
     assert {name for name, kinds in found.items() if not kinds} == set(subject.harmless)

@@ -105,6 +105,8 @@ def test_expressions(expression: Any, text: str):
 STORED = [
     (tirx.BufferLoad(H, [i]), "H[i]"), (cast("float16", x * x), "half(x * x)"), (cast("float16", tirx.BufferLoad(BF, [i])), "half(float(BF[i]))"),
     (tirx.BufferLoad(H, [i]) + h, "half(float(H[i]) + h)"), (h, "half(h)"), (tirx.FloatImm("float16", 0.1), "half(0.099975586f)"),
+    (tirx.if_then_else(i < n, tirx.BufferLoad(H, [i]), tirx.FloatImm("float16", 0.0)), "i < n ? H[i] : half(0.0f)"),
+    (tirx.Select(p, cast("float16", x), tirx.BufferLoad(H, [i]) + h), "p ? half(x) : half(float(H[i]) + h)"),
     (cast("float8_e5m2", d), "ts::e5m2(d)"), (cast("float8_e4m3fn", i), "ts::e4m3(float(i))"),
 ]  # fmt: skip
 
@@ -130,7 +132,7 @@ def test_statements():
     C, acc, flag = tk.pointer("C", "float32"), tk.local("acc", "float32", 4), tk.local("flag", "int32", 1)
     tx, m = tirx.Var("tx", "int32"), tirx.Var("m", "int32")
     body = tirx.SeqStmt([
-        tirx.AllocBuffer(acc), tirx.AllocBuffer(flag), tk.store(flag, 0, tk.int32(1)),
+        tirx.AllocBuffer(acc), tirx.AllocBuffer(flag), tk.store(flag, 0, tk.int32(1)), tirx.Bind(tirx.Var("idle", "int32"), tx + 1),
         tk.loop("k", 4, lambda k: tk.store(acc, k, f32(0.0)), unroll=True),
         tk.loop("k", m, lambda k: tk.store(acc, 0, tk.load(acc, 0) + tk.load(C, k)), annotations={"unroll": 2}),
         tirx.While(tk.load(flag, 0) < 9, tirx.SeqStmt([
@@ -144,8 +146,7 @@ def test_statements():
 extern "C" __global__ void __launch_bounds__(128) k(float* C, int m) {
   const int tx = threadIdx.x;
   float acc[4];
-  int flag;
-  flag = 1;
+  int flag = 1;
   #pragma unroll
   for (int k_1 = 0; k_1 < 4; ++k_1) {
     acc[k_1] = 0.0f;
@@ -190,6 +191,19 @@ def test_restrict_where_nobody_writes_alone():
     body = tk.store(written, 0, tk.load(read, 0) + tk.load(peer, 0) + tirx.Cast("float32", tk.load(flags, 0)))
     text = print_kernel(tk.kernel("k", [read, peer, flags, written], body)).text
     assert "k(const float* __restrict__ r, const float* s, int64_t* f, float* w) {" in text
+
+
+def test_scalars_of_small_floats_are_rounded_on_arrival():
+    text = print_kernel(tk.kernel("k", [h, A], tk.store(A, 0, cast("float32", h)))).text
+    assert "k(float h, float* A) {\n  h = float(half(h));\n  A[0] = h;\n" in text
+
+
+def test_names_that_nobody_reads_are_left_out():
+    a, c, e = (tirx.Var(name, "int32") for name in "ace")
+    body = tirx.SeqStmt([
+        tirx.Bind(a, tk.int32(1)), tirx.Bind(c, a + 1), tirx.Bind(e, tirx.call_extern("int32", "ts::next")), tk.store(A, 0, f32(0.0)),
+    ])  # fmt: skip
+    assert "{\n  const int e = ts::next();\n  A[0] = 0.0f;\n}" in print_kernel(tk.kernel("k", [A], body)).text
 
 
 def test_a_comment_for_each_line_of_the_author(tmp_path: Any):
