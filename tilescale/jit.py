@@ -97,7 +97,7 @@ def compile(  # the name that users know
         outputs = normal_out_idx(out_idx, len(func.params), func)
         if chosen == "sim":
             return simulator.from_prim_func(func, outputs, instrument, name)
-        return build.from_prim_func(func, outputs, instrument or tracing.wanted(), name, chosen)
+        return build.from_prim_func(func, outputs, instrument or (chosen == "cpu" and tracing.wanted()), name, chosen)
 
 
 @contextlib.contextmanager
