@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tilescale.comm.backend import Backend, Team
 
 __all__ = [
-    "World", "abort", "backend", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
+    "World", "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
     "team", "world", "world_size", "zeros",
 ]  # fmt: skip
 
@@ -66,7 +66,7 @@ def init(heap_size: int | None = None) -> None:
         _hook_exits()
 
 
-def backend() -> Backend | None:
+def behind() -> Backend | None:
     """What stands behind this module for the calling thread; None before ``init``."""
     here = sim.here()
     if here is not None:
@@ -76,11 +76,11 @@ def backend() -> Backend | None:
 
 def is_initialized() -> bool:
     """Whether ``init`` has been called in this process (by this simulated rank)."""
-    return backend() is not None
+    return behind() is not None
 
 
 def _need() -> Backend:
-    found = backend()
+    found = behind()
     if found is not None:
         return found
     if _process is not None and sim.here() is None:
@@ -115,7 +115,7 @@ def local_rank() -> int:
 
 
 def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | None, team: Team | None, value: Any = None) -> Any:
-    behind = _need()
+    mine = _need()
     from tilescale.comm import tensors
 
     extents, name, kind = tensors.normal_shape(shape), tensors.dtype_name(dtype), tensors.choose(like)
@@ -124,8 +124,8 @@ def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | Non
     def write(block: Any) -> None:
         tensors.fill(block, extents, name, kind, value)
 
-    fill = behind.fresh(name) if value is None else write
-    block = behind.allocate(team or behind.world, tensors.byte_size(extents, name), what, fill)
+    fill = mine.fresh(name) if value is None else write
+    block = mine.allocate(team or mine.world, tensors.byte_size(extents, name), what, fill)
     return tensors.wrap(block, extents, name, kind)
 
 
@@ -162,11 +162,11 @@ def peer(tensor: Any, rank: int) -> Any:
     ``tensor`` is any view of one's own symmetric memory. What another rank wrote may be read after a barrier or a signal.
     Raises TileTypeError for ordinary tensors, TileValueError for a rank that the team does not have.
     """
-    behind = _need()
+    mine = _need()
     from tilescale.comm import tensors
 
     address, shape, dtype, like, strides = tensors.unwrap(tensor)
-    found = behind.find(address)
+    found = mine.find(address)
     if found is None:
         raise TileTypeError(
             "peer() of a tensor that is not in this rank's symmetric memory", hint="allocate it with tilescale.comm.empty"
@@ -174,7 +174,7 @@ def peer(tensor: Any, rank: int) -> Any:
     allocation, own = found
     if not 0 <= rank < allocation.team.size:
         raise TileValueError(f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}")
-    return tensors.wrap(behind.peer_block(allocation, own, rank), shape, dtype, like, address - own.address, strides)
+    return tensors.wrap(mine.peer_block(allocation, own, rank), shape, dtype, like, address - own.address, strides)
 
 
 # ---- agreement
@@ -185,8 +185,8 @@ def barrier(team: Team | None = None) -> None:
 
     Raises CommError, on every rank, when one does not come within TILESCALE_WAIT_TIMEOUT seconds or has ended.
     """
-    behind = _need()
-    behind.meet(team or behind.world, "barrier()")
+    mine = _need()
+    mine.meet(team or mine.world, "barrier()")
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
@@ -210,11 +210,11 @@ def team(ranks: Any) -> Team | None:
     ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and signals are allocated
     for a team by ``empty(…, team=t)``; a kernel's team is that of its symmetric arguments. The same ranks give the same team.
     """
-    behind = _need()
+    mine = _need()
     members = _members(ranks)
-    if not members or len(set(members)) != len(members) or not all(0 <= r < behind.world.size for r in members):
-        raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {behind.world.size - 1}")
-    return behind.make_team(members) if behind.place.rank in members else None
+    if not members or len(set(members)) != len(members) or not all(0 <= r < mine.world.size for r in members):
+        raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}")
+    return mine.make_team(members) if mine.place.rank in members else None
 
 
 # ---- the end
@@ -222,7 +222,7 @@ def team(ranks: Any) -> Team | None:
 
 def abort(why: str) -> None:
     """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. The first call is heard."""
-    found = backend()
+    found = behind()
     if found is not None:
         found.stop(why)
 
@@ -231,7 +231,7 @@ def finalize() -> None:
     """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks' reach."""
     global _process
     with _lock if sim.here() is None else contextlib.nullcontext():
-        found = backend()
+        found = behind()
         if found is None:
             return
         found.finalize()
@@ -241,7 +241,7 @@ def finalize() -> None:
 
 def _leave() -> None:
     """At the end of the process: the others learn that this rank has ended."""
-    found = backend()
+    found = behind()
     if found is not None:
         found.leave()
 

@@ -1,8 +1,8 @@
 """The backend of simulated ranks: threads of one process that take turns, with plain memory as symmetric memory.
 
-One rank runs at a time. It hands over where it has to wait for others (a barrier, an allocation, a launch that ranks make together) and
-where it ends, always to the next rank that can go on: the same program gives the same run, and nothing else of the process needs
-locks for the ranks' sake. When nobody can go on, everyone who waits is told so at once; no time limit is needed.
+One rank runs at a time. It hands over where it has to wait for others (a barrier, an allocation, a launch that ranks make together),
+where it sleeps and where it ends, always to the next rank that can go on: the same program gives the same run, and nothing else of
+the process needs locks for the ranks' sake. When nobody can go on, everyone who waits is told so at once; no time limit is needed.
 
 Memory from ``empty`` is filled with a pattern that says "nobody has written this". What a host writes is found by comparing: a granule
 that differs from the pattern has been written. The pattern of a float dtype is a NaN that no arithmetic makes, that of a 32- or
@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
+from tilescale import env
 from tilescale.comm.backend import Allocation, Block, Team
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError, Loc
@@ -38,13 +41,16 @@ epoch = 0
 _running = 0
 
 
+_sleep = time.sleep  # while ranks run, the module's own may be another
+
+
 def here() -> SimRank | None:
     """The simulated rank whose thread this is; None in threads that are none.
 
     Raises:
         CommError: a thread that a simulated rank started by itself, which has no turns.
     """
-    rank = getattr(_local, "rank", None)
+    rank = rank_of_thread()
     if rank is None and _running and threading.current_thread() is not threading.main_thread():
         raise CommError(
             "this thread is not a rank: simulated ranks are threads that take turns, and those that they start have none",
@@ -53,16 +59,25 @@ def here() -> SimRank | None:
     return rank
 
 
+def rank_of_thread() -> SimRank | None:
+    """The same, and None in all other threads."""
+    return getattr(_local, "rank", None)
+
+
 class RankStopped(BaseException):
     """Unwinds a rank whose job has ended for another reason. Not an Exception: no program has to handle it."""
 
 
 def call_site() -> Loc | None:
-    """The statement of the user's code that is under way: the innermost frame that is none of ours."""
-    frame = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale":
-        frame = frame.f_back  # type: ignore[assignment]
+    """The statement of the user's code that is under way: the innermost frame that is none of ours, nor generated."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _ours(frame):
+        frame = frame.f_back
     return None if frame is None else Loc(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "tilescale" or frame.f_code.co_filename.startswith("<call of")
 
 
 @dataclass
@@ -238,6 +253,7 @@ class SimWorld:
 
     Attributes:
         checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
+        turn: the rank that runs. threads: of the ranks.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
         disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
             ended; by default a CommError.
@@ -252,19 +268,23 @@ class SimWorld:
         self.ranks = [SimRank(self, r) for r in range(size)]
         self.allocations: dict[tuple[int, ...], int] = {}
         self.endings: list[Ending] = []
+        self.turn = 0
+        self.threads: list[threading.Thread] = []
         self._turns = [threading.Semaphore(0) for _ in range(size)]
         self._ready = set(range(size))
         self._meetings: dict[tuple[int, ...], dict[int, Arrival]] = {}
         self._answers: dict[int, tuple[Any, BaseException | None]] = {}
         self._stopped: BaseException | None = None
         self._done = threading.Event()
+        self._slept = 0.0  # seconds, since others last could go on
 
     # -- the job --------------------------------------------------------------------------------------------------
     def run(self, work: Callable[[int], Any]) -> list[Ending]:
         """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls ``sys.exit`` with anything but
         success, ends those that wait for it (their error is a RankStopped)."""
         global epoch, _running
-        threads = [threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size)]
+        made = (threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size))
+        threads = self.threads = list(made)
         epoch, _running = epoch + 1, _running + 1
         try:
             for thread in threads:
@@ -282,14 +302,15 @@ class SimWorld:
         _local.rank = self.ranks[rank]
         ending = Ending(rank)
         self._turns[rank].acquire()
+        self.turn = rank
         try:
             self._begin(rank)
             ending.value = work(rank)
         except BaseException as error:  # noqa: BLE001  # whatever ends a rank is its ending
             ending.error = error
-            if failed(error) and self._stopped is None:
+            if failed(error) and all(e.told is None for e in self.endings):
                 ending.told = traceback.TracebackException.from_exception(error)
-                self._stopped = RankStopped(f"rank {rank} failed")
+                self._stopped = self._stopped or RankStopped(f"rank {rank} failed")
         self.leave(rank)
         self.endings.append(ending)
         self._ready.discard(rank)
@@ -299,6 +320,14 @@ class SimWorld:
         self.enter(rank)
         if self._stopped is not None:
             raise self._stopped
+
+    def _hand_over(self, rank: int) -> None:
+        """Others run until it is this rank's turn again."""
+        self.leave(rank)
+        self._next(rank)
+        self._turns[rank].acquire()
+        self.turn = rank
+        self.enter(rank)
 
     def _next(self, rank: int) -> None:
         """The turn goes to the next rank that can go on."""
@@ -329,6 +358,23 @@ class SimWorld:
             waiting = [a for meeting in self._meetings.values() for a in meeting.values()]
             self._release(waiting, [None] * len(waiting), error)
 
+    def sleep(self, rank: int, seconds: float) -> None:
+        """``time.sleep`` of a rank, perhaps one that polls for what another one does: all others that can go on do, before it does.
+
+        Raises:
+            CommError: it has slept for TILESCALE_WAIT_TIMEOUT seconds in all while nobody else could go on.
+        """
+        if self._ready == {rank}:
+            _sleep(seconds)
+            self._slept += seconds
+            if self._slept > env.WAIT_TIMEOUT.get():
+                self.stop(CommError(f"rank {rank} has slept for {self._slept:g} s while all other ranks waited for it or had ended"))
+        else:
+            self._slept = 0.0
+            self._hand_over(rank)
+        if self._stopped is not None:
+            raise self._stopped
+
     # -- meetings -------------------------------------------------------------------------------------------------
     def meet(
         self, rank: int, members: tuple[int, ...], what: str, offer: Any = None, act: Callable[[list[Any]], Sequence[Any]] | None = None
@@ -342,7 +388,7 @@ class SimWorld:
         if self._stopped is not None:
             raise self._stopped
         meeting = self._meetings.setdefault(members, {})
-        mine = meeting[rank] = Arrival(rank, what, offer, call_site())
+        meeting[rank] = Arrival(rank, what, offer, call_site())
         came = [meeting[m] for m in members if m in meeting]
         if any(a.what != what for a in came):
             self._release(came, [None] * len(came), self.disagree(sorted(came, key=lambda a: a.rank), []))
@@ -355,11 +401,8 @@ class SimWorld:
                 error = e
             self._release(came, answers, error)
         else:
-            self._ready.discard(mine.rank)
-            self.leave(rank)
-            self._next(rank)
-            self._turns[rank].acquire()
-            self.enter(rank)
+            self._ready.discard(rank)
+            self._hand_over(rank)
         answer, error = self._answers.pop(rank)
         if error is not None:
             raise error.with_traceback(None)  # several ranks may raise it, each from its own place

@@ -13,17 +13,17 @@ from typing import Any
 import click
 
 from tilescale.comm import bootstrap, sim
-from tilescale.errors import FindingError, TileValueError
+from tilescale.errors import FindingError
 from tilescale.launch import personas
 
 #: exit codes: something was found; the program itself failed (2 is click's, for the command line)
-FOUND, FAILED = 1, 3
+FOUND, FAILED, INTERRUPTED = 1, 3, 130
 MAX_RANKS = 64
 
 
 @click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
-@click.option("--schedule", default="adversary", show_default=True, help="round_robin, random or adversary: who runs when.")
+@click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
 @click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
@@ -41,12 +41,10 @@ def command(
     """
     if not module and not Path(program).exists():
         raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
-    from tilescale.compiler.sim import schedule as schedules
+    from tilescale.compiler.sim.schedule import SCHEDULES
 
-    try:
-        schedules.make(schedule, 0)
-    except TileValueError as error:
-        raise click.UsageError(str(error)) from None
+    if schedule.partition(":")[0] not in SCHEDULES:
+        raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
     ctx.exit(Check(count, schedule, seeds, module, program, args, as_json).run())
 
 
@@ -62,8 +60,7 @@ class Check:
         self.checking = simulator.Checking(schedule, seeds)
         self.world = simulator.world(count, self.checking)
         personas.Persona.share()
-        self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr), lambda: None)
-        self.process.outs = [sys.stdout, sys.stderr]
+        self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr))
         self.process.take_off()
         self.bar = tqdm(unit=" runs", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), desc="checking")
         self.checking.progress = lambda: self.bar.update() and None
@@ -72,9 +69,14 @@ class Check:
         for name in set(os.environ) - set(bootstrap.without_ranks(os.environ)):
             del os.environ[name]
         path = [os.getcwd() if module else str(Path(program).resolve().parent), *sys.path[1:]]
-        outs = (sys.stderr if as_json else sys.stdout, sys.stderr)
+        under = (sys.stderr if as_json else sys.stdout, sys.stderr)
+        outputs = self.outputs = [personas.Output(r, under, self.bar.clear) for r in range(count)]
+        streams = (
+            personas.OfTurn(lambda: outputs[self.world.turn].streams[0]),
+            personas.OfTurn(lambda: outputs[self.world.turn].streams[1]),
+        )
         argv = [program, *args]
-        self.personas = [personas.Persona(r, self._environ(r), list(argv), list(path), outs, self.bar.clear) for r in range(count)]
+        self.personas = [personas.Persona(r, self._environ(r), list(argv), list(path), streams) for r in range(count)]
         self.world.enter = lambda rank: self.personas[rank].put_on()
         self.world.leave = lambda rank: self.personas[rank].take_off()
 
@@ -85,17 +87,23 @@ class Check:
     def run(self) -> int:
         """Runs the ranks and reports. Returns the exit code."""
         start = time.perf_counter()
-        watch: Any = personas.Imports(lambda: self.personas[getattr(sim.here(), "rank", 0)])
+        watch: Any = personas.Imports(lambda: self.personas[self.world.turn])
         sys.meta_path.insert(0, watch)
         try:
-            endings = self.world.run(self._rank)
+            with personas.sleeping():
+                endings = self.world.run(self._rank)
+        except KeyboardInterrupt:
+            click.echo(f"\ntilescale: interrupted{_place_of(self.world)}", err=True)
+            return INTERRUPTED
         finally:
             self.process.put_on()
+            for output in self.outputs:
+                output.finish()
             sys.meta_path.remove(watch)
             self.bar.close()
-        for persona in self.personas:
-            persona.finish()
-        failed = next((e for e in endings if e.told is not None and not isinstance(e.error, FindingError)), None)
+        failed = next((e for e in endings if e.told is not None), None)
+        if failed is not None and isinstance(failed.error, FindingError) and self.checking.report.findings:
+            failed = None  # it is told as a finding
         self._report(failed, time.perf_counter() - start)
         return FOUND if self.checking.report.findings else FAILED if failed is not None else 0
 
@@ -116,11 +124,17 @@ class Check:
             facts = {
                 "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "kernels": kernels,
                 "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
-                "findings": [f.to_dict() for f in findings], "failure": None if failed is None else _why(failed),
+                "incomplete": checking.incomplete, "varying": sorted(checking.report.varying), "findings": [f.to_dict() for f in findings],
+                "failure": None if failed is None else _why(failed),
             }  # fmt: skip
             click.echo(json.dumps(facts, indent=2))
             return
+        for name in sorted(checking.report.varying):
+            click.echo(f"tilescale: {name} comes out different from schedule to schedule", err=True)
         found = _count(len(findings), "finding") if findings else "no finding"
+        if checking.schedule == "exhaustive":
+            left = checking.incomplete
+            found += ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"
         found += f", rank {failed.rank} failed" if failed is not None else ""
         click.echo(
             f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
@@ -130,6 +144,14 @@ class Check:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what if n == 1 else what + ('es' if what.endswith('ch') else 's')}"
+
+
+def _place_of(world: sim.SimWorld) -> str:
+    """Where in the program the rank is whose turn it is."""
+    frame = sys._current_frames().get(world.threads[world.turn].ident or 0)
+    while frame is not None and not personas.is_programs(frame):
+        frame = frame.f_back
+    return "" if frame is None else f" while rank {world.turn} was at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _why(ending: sim.Ending) -> str:

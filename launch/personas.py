@@ -7,6 +7,7 @@ left. Installed packages and the standard library are one for all, and so is wha
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import io
@@ -14,14 +15,18 @@ import os
 import random
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
+from tilescale.comm import sim
 from tilescale.errors import CommError
 from tilescale.launch import output
 
 _INSTALLED = tuple({str(Path(sysconfig.get_path(name))) + os.sep for name in ("stdlib", "platstdlib")})
+_EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _PACKAGES = ("site-packages", "dist-packages")
 
 
@@ -58,31 +63,52 @@ class Marked(io.RawIOBase):
         self.under.buffer.flush()
 
 
+class Output:
+    """What a rank prints: ``streams``, its stdout and stderr, over those of the process (``under``)."""
+
+    def __init__(self, rank: int, under: tuple[TextIO, TextIO], before: Callable[[], None]):
+        marks = (output.Sink(1).prefix(rank), output.Sink(2).prefix(rank))
+        self.marked = [Marked(file, mark, before) for file, mark in zip(under, marks, strict=True)]
+        buffers = [io.BufferedWriter(m, 1 << 13) for m in self.marked]
+        self.streams = [io.TextIOWrapper(b, "utf-8", "replace", line_buffering=True) for b in buffers]
+
+    def finish(self) -> None:
+        """The rank has ended."""
+        for stream, marked in zip(self.streams, self.marked, strict=True):
+            stream.flush()
+            marked.finish()
+
+
+class OfTurn:
+    """``sys.stdout`` of all ranks: the stream of the rank whose turn it is, also for what keeps it (handlers of logging)."""
+
+    def __init__(self, now: Callable[[], Any]):
+        self.__dict__["_now"] = now
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._now(), name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._now())
+
+
 class Persona:
     """One rank's view of the process. ``put_on`` when its turn begins, ``take_off`` before it ends.
 
     Args:
-        environ: what of the environment is the rank's own; the rest is the process's.
-        outs: (stdout, stderr) of the process. before: called before anything is printed.
+        environ: what of the environment is the rank's own; the rest is the process's. streams: stdout and stderr.
     """
 
     #: name of a module → whether it belongs to the program, of which each rank has its own
     _own: dict[str, bool] = {}
 
-    def __init__(
-        self, rank: int, environ: Mapping[str, str], argv: list[str], path: list[str], outs: tuple[TextIO, TextIO],
-        before: Callable[[], None],
-    ):  # fmt: skip
+    def __init__(self, rank: int, environ: Mapping[str, str], argv: list[str], path: list[str], streams: tuple[Any, Any]):
+        self.rank = rank
         self.environ = {**os.environ, **environ}
-        self.argv, self.path = argv, path
+        self.argv, self.path, self.streams = argv, path, streams
         self.modules: dict[str, Any] = {}
         self.main: Any = None
-        self.rank = rank
         self.randoms: dict[str, Any] = {}
-        marks = (output.Sink(1).prefix(rank), output.Sink(2).prefix(rank))
-        self.marked = [Marked(under, mark, before) for under, mark in zip(outs, marks, strict=True)]
-        buffers = [io.BufferedWriter(m, 1 << 13) for m in self.marked]
-        self.outs: list[Any] = [io.TextIOWrapper(b, "utf-8", "replace", line_buffering=True) for b in buffers]
 
     def put_on(self) -> None:
         """The process becomes this rank."""
@@ -91,7 +117,7 @@ class Persona:
         sys.modules.update(self.modules)
         if self.main is not None:
             sys.modules["__main__"] = self.main
-        sys.stdout, sys.stderr = self.outs
+        sys.stdout, sys.stderr = self.streams
         for name in _RANDOMS:
             if name in sys.modules:
                 self.seed(name)
@@ -103,8 +129,7 @@ class Persona:
 
     def take_off(self) -> None:
         """Keeps what the rank has made of the process."""
-        for stream in self.outs:
-            stream.flush()
+        self.streams = sys.stdout, sys.stderr
         self.environ, self.argv, self.path = dict(os.environ), sys.argv, list(sys.path)
         self.main = sys.modules.get("__main__")
         self.modules = {}
@@ -116,12 +141,6 @@ class Persona:
         for name, (state, _, _) in _RANDOMS.items():
             if name in sys.modules:
                 self.randoms[name] = state()
-
-    def finish(self) -> None:
-        """The rank has ended."""
-        for stream, marked in zip(self.outs, self.marked, strict=True):
-            stream.flush()
-            marked.finish()
 
     @classmethod
     def share(cls) -> None:
@@ -140,9 +159,18 @@ def _is_programs(name: str, module: Any) -> bool:
     if name.partition(".")[0] in ("tilescale", "__main__"):
         return False
     file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-    if not isinstance(file, str):
+    if not isinstance(file, str) or file.endswith(_EXTENSIONS):  # compiled modules do not load twice
         return False
-    return not file.startswith(_INSTALLED) and not any(part in _PACKAGES for part in Path(file).parts)
+    return not _installed(file)
+
+
+def _installed(file: str) -> bool:
+    return file.startswith((*_INSTALLED, "<frozen")) or any(part in _PACKAGES for part in Path(file).parts)
+
+
+def is_programs(frame: FrameType) -> bool:
+    """Whether a frame runs code of the program, and not ours, of an installed package or of the standard library."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] != "tilescale" and not _installed(frame.f_code.co_filename)
 
 
 def _exchange(environ: Mapping[str, str]) -> None:
@@ -175,6 +203,25 @@ _RANDOMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int
     "numpy.random": (_of_module("numpy.random", "get_state"), _of_module("numpy.random", "set_state"), _numpy_state),
     "torch": (_of_module("torch", "get_rng_state"), _of_module("torch", "set_rng_state"), _torch_state),
 }
+
+
+@contextlib.contextmanager
+def sleeping() -> Iterator[None]:
+    """Inside, a rank whose program sleeps lets others go on: perhaps it polls for what they do."""
+    slept = time.sleep
+
+    def sleep(seconds: float) -> None:
+        rank = sim.rank_of_thread()
+        if rank is None or not is_programs(sys._getframe(1)):
+            slept(seconds)
+        else:
+            rank.job.sleep(rank.rank, seconds)
+
+    time.sleep = sleep  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        time.sleep = slept
 
 
 class Imports:

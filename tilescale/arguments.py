@@ -119,12 +119,14 @@ def _symmetric(params: list[dict[str, Any]], tensors: dict[str, Argument], rank:
     """Finds symmetric arguments in the rank's memory; all must be of one team."""
     team: tuple[int, ...] | None = None
     for k, p in enumerate(params):
-        if p["kind"] not in ("symm", "signal"):
+        argument = tensors.get(p["name"])
+        if argument is None or not argument.array.size:  # an empty tensor lies nowhere
             continue
-        argument = tensors[p["name"]]
-        if not argument.array.size:
-            continue  # an empty tensor lies nowhere
         found = rank.find(argument.address)
+        if p["kind"] == "tensor":
+            if found is not None and argument.array.flags.c_contiguous:
+                argument.block = found[1]  # it knows what has been written
+            continue
         if found is None:
             what = "a view of another rank's memory" if rank.is_peers(argument.address) else "an ordinary tensor"
             raise TypeError(f"TS:notsymm:{k}:-1:symmetric memory of this rank:{what}")

@@ -218,13 +218,18 @@ class Kernel:
 
         return driver.source_text(self._program(), kind, self.built_for, instrument=self.instrument)
 
-    def check(self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10) -> Report:
+    def check(
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, level: str = "tile",
+        depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+    ) -> Report:  # fmt: skip
         """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed.
 
         Args:
             ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py.
             args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
                 copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
+            level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
+                ``roles``; "both" compares the two.
 
         Returns:
             The report: true where nothing was found; ``report.findings`` otherwise.
@@ -232,7 +237,7 @@ class Kernel:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds, level=level, depth=depth, roles=roles)
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""

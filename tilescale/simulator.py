@@ -20,6 +20,8 @@ from tilescale.errors import FindingError, LaunchError, TileValueError
 from tilescale.explain import place
 from tilescale.kernel import Kernel
 
+LAUNCH = "a launch"
+
 
 class Program:
     """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
@@ -56,6 +58,7 @@ class Checking:
     Attributes:
         schedule, seeds: further runs of each launch, see compiler/sim/schedule.py.
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
+        incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
     """
 
@@ -64,6 +67,7 @@ class Checking:
     report: Any = None
     kernels: set[str] = field(default_factory=set)
     launches: int = 0
+    incomplete: int = 0
     progress: Callable[[], None] = lambda: None
     seen: set[bytes] = field(default_factory=set)
 
@@ -72,6 +76,17 @@ class Checking:
             from tilescale.compiler.sim.findings import Report
 
             self.report = Report()
+
+    def take(self, label: str, report: Any) -> None:
+        """What was seen of one launch of the kernel ``label``."""
+        self.kernels.add(label)
+        self.launches += 1
+        self.report.runs += report.runs
+        for finding in report.findings:
+            self.report.add(finding)
+        self.report.varying |= {f"{name} of {label}" for name in report.varying}
+        if report.complete is False:
+            self.incomplete += 1
 
 
 @dataclass
@@ -99,19 +114,9 @@ class Argument:
 
     def take(self, values: Any, unwritten: Any) -> None:
         """What a launch left of it, into the caller's memory."""
-        if self.block is None:
-            self.array[...] = values
-            return
-        if unwritten is not None:  # what nobody wrote keeps the pattern that says so
-            values = self.array.copy() if unwritten.all() else _chosen(unwritten, self.array, values)
-        self.array[...] = values
-        self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
-
-
-def _chosen(where: Any, yes: Any, no: Any) -> Any:
-    out = no.copy()
-    out[where] = yes[where]
-    return out
+        self.array[...] = values  # where nobody wrote, still the pattern that says so
+        if self.block is not None:
+            self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
 
 
 @dataclass
@@ -152,24 +157,22 @@ class SimKernel(Kernel):
         """One launch; ``args``: one for each parameter, outputs too."""
         from tilescale.arguments import bind
 
-        backend = comm.backend()
+        backend = comm.behind()  # None before comm.init: a launch is then of one rank
+        thread = sim.here()
+        checking = None if thread is None else thread.job.checking
+        rank, world = (0, 1) if backend is None else (backend.place.rank, backend.place.size)
         tensors, numbers = bind(self, args, backend)
         call = Call(self, tensors, numbers, sim.call_site())
-        here = backend if isinstance(backend, sim.SimRank) else None
-        if not self.collective:
-            rank, world = (0, 1) if here is None else (here.rank, here.job.size)
-            _perform([call], world, None if world == 1 else rank, None if here is None else here.job.checking)
+        if world == 1 or not self.collective:
+            _show(_perform([call], world, None if world == 1 else rank, checking)[0])
             return
-        if here is None:
-            if comm.world_size() > 1:
-                raise LaunchError(
-                    f"{self.name}: the simulator runs all ranks in one process, and this job has {comm.world_size()} processes",
-                    loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
-                )  # fmt: skip
-            _perform([call], 1, None, None)
-            return
-        members = next((a.team for a in tensors.values() if a.team is not None), here.world.members)
-        here.job.meet(here.rank, members, "a launch", call, lambda calls: _together(calls, members, here.job.size, here.job.checking))
+        if not isinstance(backend, sim.SimRank):
+            raise LaunchError(
+                f"{self.name}: the simulator runs all ranks in one process, and this job has {world} processes",
+                loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
+            )  # fmt: skip
+        members = next((a.team for a in tensors.values() if a.team is not None), backend.world.members)
+        _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking)))
 
     def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
@@ -219,8 +222,8 @@ def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[in
     return FindingError(Report([finding], 1))
 
 
-def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None) -> list[None]:
-    """A launch that all ranks of a team have made."""
+def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None) -> list[list[str]]:
+    """A launch that all ranks of a team have made; what each of them printed."""
     finding = _difference(calls)
     if finding is not None:
         from tilescale.compiler.sim.findings import Report
@@ -230,8 +233,13 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
             checking.report.add(finding)
         raise FindingError(report)
     everyone = len(members) == size
-    _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
-    return [None] * len(members)
+    return _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+
+
+def _show(lines: list[str]) -> None:
+    """What T.print showed in the run in turn."""
+    for line in lines:
+        print(line)
 
 
 def _difference(calls: list[Call]) -> Any:
@@ -261,8 +269,11 @@ def _difference(calls: list[Call]) -> Any:
     return None
 
 
-def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "") -> None:
+def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "") -> list[list[str]]:
     """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as ``checking`` asks for.
+
+    Returns:
+        for each call what T.print showed.
 
     Raises:
         FindingError: something is wrong with it, and nobody gathers findings.
@@ -273,18 +284,15 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
-    launch = Launch(kernel.simulated.prepared, args, only=only, whose=whose)
-    report = checking.report if checking is not None else Report()
-    mark = None if checking is None else _mark(kernel, calls, args, only is None)
+    launch, report = Launch(kernel.simulated.prepared, args, only=only, whose=whose), Report()
     done = launch.run(into=report)
     if checking is not None:
         checking.progress()
-        checking.kernels.add(kernel.label)
-        checking.launches += 1
-        assert mark is not None
+        mark = _mark(kernel, calls, only is None)
         if mark not in checking.seen:
             checking.seen.add(mark)
             launch.explore(checking.schedule, checking.seeds, report, checking.progress)
+        checking.take(kernel.label, report)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:
             argument = call.tensors.get(p["name"])
@@ -296,9 +304,11 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
                 argument.take(arrays[p["name"]], unwritten.get(p["name"]))
     if checking is None and not report:
         raise FindingError(report)
+    lines = list(zip(done.printers, done.printed, strict=True))
+    return [[text for rank, text in lines if rank == mine] for mine in (range(ranks) if only is None else (only,))]
 
 
-def _mark(kernel: SimKernel, calls: Sequence[Call], args: Sequence[dict[str, Any]], together: bool) -> bytes:
+def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
     """What decides which interleavings of a launch there are: the program, extents, numbers, what is written, and the values of
     integers. Values of floats do not count; nor, where ranks do not meet, which rank it is."""
     import numpy

@@ -81,7 +81,7 @@ class _Pass:
         return tirx.SeqStmt(steps)
 
     def chained(self, bind: Any) -> Any:
-        """A binding of the author's: by way of a slot where it stands on too many others (see `held`), or where TVM would misread it."""
+        """A binding of the author's: by way of a slot where it stands on too many others (see `held`)."""
         depth = 0
 
         def look(var: Any) -> None:
@@ -89,7 +89,7 @@ class _Pass:
             depth = max(depth, self.depth.get(hash(var), 0))
 
         tvm_ffi.structural_walk(bind.value, (ir.Var, look))
-        if (depth < CHAIN and not _misread(bind)) or str(bind.var.ty) == "bool":
+        if depth < CHAIN or str(bind.var.ty) == "bool":
             self.depth[hash(bind.var)] = depth + 1
             self.kept.append(bind.var)
             return bind
@@ -114,25 +114,13 @@ class _Pass:
         return [tirx.BufferStore(slot, bind.value, at), tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span)]
 
 
-def _misread(bind: Any) -> bool:
-    """Whether TVM's interval analysis would stumble over a binding: of a product of floats one of which is an integer with known bounds,
-    converted, it asks for the integer constant 0 of a float type, which there is not."""
-    if "float" not in str(bind.var.ty):
-        return False
-    products: list[Any] = []
-    converted: list[Any] = []
-    tvm_ffi.structural_walk(bind.value, (tirx.Mul, products.append))
-    tvm_ffi.structural_walk(bind.value, (tirx.Cast, lambda c: converted.append(c) if "int" in str(c.value.ty) else None))
-    return bool(products and converted)
-
-
 def bind_lets() -> Any:
     """The pass: Lets in stores, bindings and evaluated calls become ``Bind`` statements in front of them."""
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
         tvm_ffi.structural_walk(func.body, ((tirx.Let, tirx.Bind), found.append))
-        if len(found) <= CHAIN and not any(isinstance(node, tirx.Let) or _misread(node) for node in found):
+        if len(found) <= CHAIN and not any(isinstance(node, tirx.Let) for node in found):
             return func
         state = _Pass()
         kinds = (tirx.BufferStore, tirx.Bind, tirx.Evaluate)

@@ -391,7 +391,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
-        if "int" in str(value.ty) and _stable(s.value):
+        if str(value.ty).startswith("int") and _stable(s.value):  # TVM's unsigned constants do not bear its subtractions
             self._learn(var, value)
         return tirx.Bind(var, value)
 
@@ -399,13 +399,16 @@ class Lowering(Scalars, ParallelLoops, Scales):
         """Tells the analyzer what a binding is: its value where that is small, else only between what it lies. (Values are put in
         where the variable is used, so a chain of bindings would grow without bound.)"""
         known = self.analyzer.simplify(value)
-        size = 0
+        size, floats = 0, False
 
-        def count(_: Any) -> None:
-            nonlocal size
+        def count(node: Any) -> None:
+            nonlocal size, floats
             size += 1
+            floats = floats or (isinstance(node, tirx.Cast) and "float" in str(node.value.ty))
 
         structural_walk(known, (object, count))
+        if floats:  # of which TVM's interval analysis knows too little (cpu/veil.py)
+            return
         if size <= SMALL_VALUE:
             self.analyzer.bind(var, known)
             return

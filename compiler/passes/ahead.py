@@ -14,7 +14,17 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.passes.roles import (
-    Unfit, calls, known_early, meets, polls, releases, renewed, root, steady, waits, writes_locally,
+    Unfit,
+    calls,
+    known_early,
+    meets,
+    polls,
+    releases,
+    renewed,
+    root,
+    steady,
+    waits,
+    writes_locally,
 )  # fmt: skip
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 

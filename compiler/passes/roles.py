@@ -243,6 +243,9 @@ class _Cutter:
         allocated: set[Any] = set()
         structural_walk(made, (tirx.AllocBuffer, lambda a: allocated.add(a.buffer)))
         self._check_producer(s, made, allocated)
+        for variable in allocated:
+            if _stores(made, variable) != _stores(s, variable) or _operated(s, variable):
+                raise Unfit(f"{variable.name} decides what is copied, and not all that changes it is scalar code of the block")
         span = getattr(s, "span", None)
         parts = zip(ROLES, (renewed(made, {}), self.rest(s)), strict=True)
         return sequence([tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span) for k, (r, p) in enumerate(parts)])
@@ -347,6 +350,19 @@ class _Cutter:
 
     def _fills(self, call: Any) -> bool:
         return call.op.name == "ts.copy" and "ring" in call.attrs
+
+
+def _stores(stmt: Any, variable: Any) -> int:
+    """How many assignments to a variable a statement has."""
+    found: list[Any] = []
+    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(variable) else None))
+    return len(found)
+
+
+def _operated(stmt: Any, variable: Any) -> bool:
+    """Whether an operation writes a variable."""
+    effects = [a for c in calls(stmt) for a in base.REGISTRY[c.op.name].effects(c)]
+    return any(a.mode != "read" and a.region.source.same_as(variable) for a in effects)
 
 
 def _used(stmt: Any) -> set[Any]:

@@ -61,6 +61,8 @@ class Schedule:
 
     roles: list[str] = field(default_factory=lambda: ["all"])
     rings: list[Ring] = field(default_factory=list)
+    #: staged buffer → the number of its ring
+    ring_of: dict[Any, int] = field(default_factory=dict)
     #: staged buffer → how many times the stages that the author asked for exceed those that it got
     stages: dict[Any, int] = field(default_factory=dict)
     kept: list[Kept] = field(default_factory=list)
@@ -108,7 +110,12 @@ class _Draft:
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
         pipeline = _pipeline(loop, self.uses)
-        return loop if pipeline is None else self._ring(pipeline)
+        if pipeline is not None:
+            return self._ring(pipeline)
+        if self.wanted != TURN:
+            reason = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
+            self.plan.kept.append(Kept(loc_of(loop.span), reason))
+        return loop
 
     def _ring(self, p: Pipeline) -> Any:
         number = len(self.plan.rings)
@@ -122,6 +129,7 @@ class _Draft:
             self.reasons[number], ring.form = why, TURN
         staged = {b: _staged(b, ring.depth) for b in p.fills}
         self.staged.update(staged)
+        self.plan.ring_of.update(dict.fromkeys(staged.values(), number))
         self.plan.stages.update(dict.fromkeys(staged.values(), asked // ring.depth))
         if ring.form == TURN:
             return self._in_turn(p, ring, staged)
@@ -276,7 +284,8 @@ def _below_the_block(body: Any) -> list[Any]:
 
 
 def _finished(program: Any, body: Any, draft: _Draft) -> Any:
-    """Allocations and roles in their places: counters, and the stages that several roles see, at the head of the kernel."""
+    """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are read, at the head of the kernel
+    (a tile may be allocated in the very loop that fills it)."""
     plan, heads = draft.plan, []
     for counter in draft.counters:
         heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
@@ -287,7 +296,7 @@ def _finished(program: Any, body: Any, draft: _Draft) -> Any:
         if new is None:
             return s
         made = tirx.AllocBuffer(new, dict(s.annotations), s.span)
-        if len(plan.roles) == 1:
+        if plan.rings[plan.ring_of[new]].form == TURN:
             return made
         heads.append(made)
         return tirx.Evaluate(ZERO)

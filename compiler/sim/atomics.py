@@ -12,7 +12,7 @@ from tilescale.compiler.sim import nest, numerics, tiles
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
-    from tilescale.compiler.sim.prepare import View
+    from tilescale.compiler.sim.view import View
 
 
 def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
@@ -64,9 +64,9 @@ def _published(ex: Executor, storage: Any, keys: list[tuple[int, ...]], kind: st
     if origin:
         keys = [tuple(o + k for o, k in zip(origin, key, strict=True)) for key in keys]
     places = [(shadow, int(np.ravel_multi_index(key, storage.shape))) for key in keys]
-    if ex.machine.observer is not None and keys and storage.shadow.tracked:
+    for observer in ex.machine.observers if keys and storage.shadow.tracked else ():
         chosen = tuple(np.array(axis) for axis in zip(*keys, strict=True))
-        ex.machine.observer.accessed(ex, storage, chosen, "load" if kind == "load" else "atomic", False)
+        observer.accessed(ex, storage, chosen, "load" if kind == "load" else "atomic", False)
     if kind != "store":
         for place in places:
             if place in released:

@@ -20,21 +20,22 @@ KINDS = {
     "different-programs": "the ranks of a launch run different programs",
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",
-    "arithmetic": "an integer division by zero",
-    "schedule": "the tokens of a ring come in another order than acquire, commit, wait, release",
+    "arithmetic": "an integer division by zero, or a signed result of 32 or 64 bits out of range",
+    "schedule": "the scheduled program differs from the tile program: another result, or tokens of a ring out of order",
     "endless": "the launch does not end within the limit of steps",
 }
 
 
 @dataclass(frozen=True)
 class Where:
-    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index."""
+    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index (a role
+    has no index)."""
 
     what: str
     loc: Loc | None
     rank: int | None = None
     block: tuple[int, ...] | None = None
-    executor: tuple[tuple[str, int], ...] = ()
+    executor: tuple[tuple[str, int | None], ...] = ()
     region: str = ""
 
     @property
@@ -42,7 +43,7 @@ class Where:
         parts = [] if self.rank is None else [f"rank {self.rank}"]
         if self.block is not None:
             parts.append(f"block {self.block[0] if len(self.block) == 1 else self.block}")
-        parts += [f"{scale} {index}" for scale, index in self.executor]
+        parts += [scale if index is None else f"{scale} {index}" for scale, index in self.executor]
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,12 +111,14 @@ class Finding:
 @dataclass
 class Report:
     """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
-    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None."""
+    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None.
+    ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do)."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
     traces: int | None = None
     complete: bool | None = None
+    varying: set[str] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
         """Keeps a finding unless the same fault is known."""
@@ -140,5 +143,6 @@ class Report:
 
     def __str__(self) -> str:
         if not self.findings:
-            return f"no finding in {self.explored}"
+            varying = f"; {', '.join(sorted(self.varying))} came out different" if self.varying else ""
+            return f"no finding in {self.explored}{varying}"
         return "\n\n".join(map(str, self.findings))

@@ -15,7 +15,7 @@ import numpy as np
 from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.schedule import RELEASING, Delivery, Schedule
-from tilescale.errors import InternalError, TileValueError
+from tilescale.errors import TileValueError
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Counter, Executor, Machine, Meeting

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.sim import diagnose, numerics
+from tilescale.compiler.sim import diagnose, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 from tilescale.compiler.sim.observe import Observer
@@ -23,13 +23,15 @@ _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<
 
 @dataclass
 class Waiting:
-    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it, the counter when ``cmp`` holds."""
+    """What a blocked executor waits for. ``counter``, ``meeting`` or ``ring`` (its number, and the token): that which wakes it, the counter
+    when ``cmp`` holds."""
 
     site: Site
     text: str
     counter: Counter | None = None
     meeting: Meeting | None = None
     cmp: str = ""
+    ring: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class Counter:
 
     def signal(self, ex: Executor, amount: int, op: str, site: Site) -> None:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
-        if ex.machine.observer is not None:
-            ex.machine.observer.signalled(ex, self, amount, op)
+        for observer in ex.machine.observers:
+            observer.signalled(ex, self, amount, op)
         adds = op == "add"
         machine, value = ex.machine, None if adds else amount
         if not (adds and self.grows):
@@ -155,12 +157,15 @@ class Block:
         self.shown = index[: len(machine.prepared.launch.grid)]
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[int, Any] = {}
+        self.rings: dict[int, Any] = {}
 
     def tile(self, slot: int) -> Any:
         """This block's shared tile (or counters) of a buffer."""
         made = self.tiles.get(slot)
         if made is None:
             made = self.tiles[slot] = self.machine.allocate(slot, (self.rank.number, self.shown), self.tile)
+            if (ring := self.machine.prepared.buffers[slot].ring) is not None:
+                made.ring = rings.of(self, ring)
         return made
 
 
@@ -174,7 +179,7 @@ class Rank:
 class Executor:
     """A block, or a warp, warpgroup or thread of one: a coroutine with its variables and its vector clock."""
 
-    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int], ...] = ()):
+    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int | None], ...] = ()):
         self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
         self.path = path
         self.root, self.linear = number, 0  # a block's first executor, and the own place among those of the same scales
@@ -195,7 +200,6 @@ class Executor:
         self.awaits: tuple[Counter, str, int] | None = None  # the condition of the wait that it stands in front of
         self.pulls: int | None = None  # the peer whose memory its next step reads
         self.outbox: dict[int, list[Callable[[], None]]] = {}  # by peer: what it wrote there and has not landed, oldest first
-        self.rings: dict[int, tuple[int, int]] = {}
         self.parent: Executor | None = None
         self.children = 0
 
@@ -216,8 +220,8 @@ class Executor:
         their order, those to different peers in any."""
         self.outbox.setdefault(peer, []).append(land)
         self.machine.deliveries[self.number, peer] = self
-        if self.machine.observer is not None:
-            self.machine.observer.posted(self, peer)
+        for observer in self.machine.observers:
+            observer.posted(self, peer)
 
     def deliver(self, peer: int) -> None:
         """The oldest write on its way to ``peer`` lands."""
@@ -225,8 +229,8 @@ class Executor:
         land = queue.pop(0)
         if not queue:
             del self.outbox[peer], self.machine.deliveries[self.number, peer]
-        if self.machine.observer is not None:
-            self.machine.observer.landed(self, peer)
+        for observer in self.machine.observers:
+            observer.landed(self, peer)
         land()
 
     def flush(self, peer: int | None = None) -> None:
@@ -245,16 +249,17 @@ class Machine:
 
     Args:
         memories: for each rank, buffer slot → Storage or Counters of its parameters.
-        schedule: see schedule.py. limit: choices after which a launch counts as endless. observer: is told what happens.
+        schedule: see schedule.py. limit: choices after which a launch counts as endless. observers: are told what happens.
     """
 
     def __init__(
-        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observer: Observer | None = None
+        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observers: tuple[Observer, ...] = ()
     ):
         self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
-        self.late, self.observer = schedule.late, observer
+        self.late, self.observers = schedule.late, observers
         self.report = Report()
         self.printed: list[str] = []
+        self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
         self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
@@ -349,8 +354,8 @@ class Machine:
             try:
                 ex.intent = next(ex.steps)
             except StopIteration:
-                if self.observer is not None:
-                    self.observer.ended(ex)
+                for observer in self.observers:
+                    observer.ended(ex)
                 if ex.parent is not None:
                     self._joined(ex, ex.parent)
                 continue
@@ -360,6 +365,8 @@ class Machine:
                 self.blocked.append(ex)
         if self.blocked:
             self.report.add(diagnose.deadlock(self))
+        else:
+            rings.unread(self)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)
@@ -370,16 +377,16 @@ class Machine:
         """Until ``counter cmp value``; an acquire."""
         ex.awaits = (counter, cmp, value)
         yield "wait"  # what holds now need not hold when the wait looks
-        if self.observer is not None:
-            self.observer.waits(ex, site, counter)
+        for observer in self.observers:
+            observer.waits(ex, site, counter)
         while not counter.observe(ex, cmp, value):
             counter.waiters.append(ex)
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
             ex.waiting = Waiting(site, text, counter=counter, cmp=cmp)
             yield "wait"
         ex.awaits = None
-        if self.observer is not None:
-            self.observer.observed(ex, site, counter, cmp, value)
+        for observer in self.observers:
+            observer.observed(ex, site, counter, cmp, value)
         self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
 
     def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
@@ -399,8 +406,8 @@ class Machine:
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
-        if self.observer is not None:
-            self.observer.came(ex, site, meeting)
+        for observer in self.observers:
+            observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
             joined, came = meeting.clock, meeting.came
             meeting.came, meeting.clock, meeting.round = [], None, meeting.round + 1
@@ -415,29 +422,30 @@ class Machine:
             ex.waiting = Waiting(site, f"{expected} at {site.what}", meeting=meeting)
             yield "wait"
 
-    def fork(self, ex: Executor, scale: str, count: int, first: int, body: Any, site: Site) -> Generator[str, None, None]:
-        """``body`` by each of ``count`` executors below this one, concurrently; returns when all have ended. ``first``: where the
-        numbers of executors of these scales begin within a block."""
+    def fork(self, ex: Executor, parts: list[tuple[tuple[str, int | None], Any]], first: int, site: Site) -> Generator[str, None, None]:
+        """Executors below this one, concurrently: for each its scale (or role) and index, and what it runs. Returns when all have
+        ended. ``first``: where the numbers of executors of these scales begin within a block."""
+        count = len(parts)
         if ex.outbox:
             yield "fork"
         ex.flush()  # the children's accesses come behind
         clock = ex.release()
-        for index in range(count):
+        for index, (label, body) in enumerate(parts):
             linear = ex.linear * count + index
-            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, (scale, index)))
+            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, label))
             child.root, child.linear = ex.root, linear
             child.now = int(clock[child.number]) + 1
             child.vc = clock.copy()
             child.vc[child.number] = child.now
             child.v, child.mem = list(ex.v), list(ex.mem)
-            child.scales = {**ex.scales, scale: (index, count)}
+            child.scales = {**ex.scales, label[0]: (index, count)}
             child.steps, child.parent = self._whole(child, body), ex
-            if self.observer is not None:
-                self.observer.forked(ex, child)
+            for observer in self.observers:
+                observer.forked(ex, child)
             self.ready.append(child)
         ex.children = count
         while ex.children:
-            ex.waiting = Waiting(site, f"the end of {ex.children} {scale}s")
+            ex.waiting = Waiting(site, f"the end of {ex.children} executors at {site.what}")
             yield "wait"
 
     def _joined(self, child: Executor, parent: Executor) -> None:
@@ -458,18 +466,10 @@ class Machine:
             yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
         # an executor's own threads act as one: their program order is enough
 
-    def token(self, ex: Executor, kind: str, ring: int, counter: int, site: Site) -> None:
-        """A token of a ring that one role runs alone: acquire, commit, wait and release follow one another for each stage."""
-        order = ("acquire", "commit", "wait", "release")
-        state = ex.rings.get(ring, (0, 0))
-        if (order[state[1]], state[0]) != (kind, counter):
-            text = f"ring {ring} does {kind} of round {counter}, and {order[state[1]]} of round {state[0]} is next"
-            self.report.add(Finding("schedule", text, ex.where(site)))
-        ex.rings[ring] = (counter + (kind == "release"), (order.index(kind) + 1) % 4)
-
     def show(self, ex: Executor, label: str, value: Any) -> None:
         """What T.print shows."""
         who = ex.where(self.prepared.site).who
+        self.printers.append(ex.rank.number)
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 
     # -- findings -------------------------------------------------------------------------------------------------

@@ -130,17 +130,20 @@ class Storage:
         self.name, self.dtype, self.data, self.shadow = name, dtype, data, shadow
         self.scope, self.owner = scope, owner
         self.shape: tuple[int, ...] = data.shape
+        self.ring: Any = None  # the ring whose stages it holds, see rings.py
         self.is_global = scope.startswith("global")
         parts = len(shadow.last) // max(1, data.size)
         self.cells = (*self.shape, parts) if parts > 1 else self.shape
 
     def record(self, ex: Executor, key: Any, mode: str, site: Site, posted: bool = False) -> None:
         """An access of the elements that ``key`` indexes. ``posted``: a write that lands later."""
+        if self.ring is not None:
+            self.ring.touched(ex, self, key, mode, site)
         shadow = self.shadow
         if mode == "read" and shadow.whole and not shadow.tracked:
             return
-        if ex.machine.observer is not None and shadow.tracked:
-            ex.machine.observer.accessed(ex, self, key, mode, posted)
+        for observer in ex.machine.observers if shadow.tracked else ():
+            observer.accessed(ex, self, key, mode, posted)
         shadow.access(ex, self.cells, key, mode, site, self)
 
 

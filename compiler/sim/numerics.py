@@ -50,6 +50,29 @@ def wrap(value: int, dtype: str) -> int:
     return value if low <= value <= high else (value - low) % (high - low + 1) + low
 
 
+def _added(a: Any, b: Any, r: Any) -> Any:
+    """Where a sum of signed integers (wrapped: ``r``) left their range; None where nowhere."""
+    bad = ((a ^ r) & (b ^ r)) < 0
+    return bad if bad.any() else None
+
+
+def _subtracted(a: Any, b: Any, r: Any) -> Any:
+    bad = ((a ^ b) & (a ^ r)) < 0
+    return bad if bad.any() else None
+
+
+def _multiplied(a: Any, b: Any, r: Any) -> Any:
+    most = np.abs(a, dtype=np.float64).max() * np.abs(b, dtype=np.float64).max() if r.size else 0.0
+    if most < float(np.iinfo(r.dtype).max):
+        return None
+    bad = np.asarray(a, object) * np.asarray(b, object) != r  # rarely: exact, and slow
+    return bad.astype(bool)
+
+
+#: for the signed operations that must not leave their dtype's range: where they did, given the operands and the wrapped result
+EXACT: dict[str, Callable[[Any, Any, Any], Any]] = {"Add": _added, "Sub": _subtracted, "Mul": _multiplied}
+
+
 def decode(stored: Any, dtype: str) -> Any:
     """An element or an array as it lies in memory → a value to compute with, exact."""
     if isinstance(stored, np.ndarray) and stored.ndim:

@@ -17,37 +17,25 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops import base
-from tilescale.compiler.sim import nest
+from tilescale.compiler.sim import nest, rings
 from tilescale.compiler.sim.expr import Expressions, Value
-from tilescale.compiler.sim.machine import Counter, Counters
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.memory import Site
 from tilescale.compiler.sim.step import Step
+from tilescale.compiler.sim.view import BufferInfo, View
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
 
 
-@dataclass
-class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it."""
-
-    name: str
-    dtype: str
-    shape: tuple[Any, ...]
-    scope: str
-    cells: int = 1
-    tracked: bool = False
-    base: int | None = None
-    viewed: bool = False
-
-
 @dataclass(frozen=True)
 class Sending:
-    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without)."""
+    """A statement that signals ``flag`` of ``peer`` (of the own rank or block without). index: of the counter, None where it is
+    computed."""
 
     site: Site
     flag: View
     peer: Value | None
+    index: tuple[int, ...] | None = None
 
     def target(self, ex: Any) -> tuple[Any, str] | None:
         """Home and name of the counter that it would signal by the variables of an executor as they are; None where one has no value."""
@@ -72,10 +60,16 @@ class Prepared:
     buffers: list[BufferInfo] = field(default_factory=list)
     #: executors of a block, those of all its scales
     executors: int = 1
+    #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) → where it stands
+    engines: dict[int, int] = field(default_factory=dict)
+    tokens: dict[tuple[int, str], list[Site]] = field(default_factory=dict)
+    #: the role whose statement it is, by the statement's number (none: everyone's)
+    role_of: dict[int, str] = field(default_factory=dict)
     #: loops around a statement, by the statement's number; the statements that signal a buffer, by its name
     loops_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     signalled: dict[str, list[Sending]] = field(default_factory=dict)
-    awaited: set[str] = field(default_factory=set)
+    #: by the name of a signal the counters that statements wait for, None where the index is computed
+    awaited: dict[str, set[tuple[int, ...] | None]] = field(default_factory=dict)
     #: signals (by slot) in whose counters the order of additions may say something: some statement does more than add to them and wait
     #: for enough
     ordered: set[int] = field(default_factory=set)
@@ -88,104 +82,6 @@ class Prepared:
 def prepare(program: Any) -> Prepared:
     """A traced program behind the passes of the tile level, or at the scheduled level."""
     return Preparation(program).run()
-
-
-class View:
-    """A region of a buffer, its place computed by whoever runs the statement."""
-
-    def __init__(self, cx: Preparation, region: Any, reach: str, site: Site):
-        self.slot = cx.slots[region.source]
-        self.info = cx.buffers[self.slot]
-        self.dtype, self.reach, self.site = self.info.dtype, reach, site
-        self.mins = [cx.scalar(r.min) for r in region.region]
-        self.extents = [cx.scalar(r.extent) for r in region.region]
-
-    def storage(self, ex: Any, owner: int | None) -> Any:
-        """The executor's own memory, or that of rank (block of the cluster) ``owner``."""
-        if owner is None:
-            return ex.mem[self.slot]
-        machine = ex.machine
-        if self.reach == "device":
-            return machine.ranks[owner].memory[self.slot]
-        return machine.clustered(ex, owner).tile(self.slot)
-
-    def index(self, ex: Any) -> tuple[Any, ...]:
-        """The indices of its first element; arrays in the lanes of a nest."""
-        return tuple([m(ex) for m in self.mins])
-
-    def counter(self, ex: Any, owner: int | None = None) -> Counter | None:
-        """The counter that the region names; None, and a finding, outside."""
-        counters, index = self.storage(ex, owner), self.index(ex)
-        assert isinstance(counters, Counters)
-        made = counters.at(index)
-        if made is None:
-            ex.machine.report_outside(ex, counters.name, counters.shape, self.site, describe(counters.name, index))
-        return made
-
-    def cut(self, ex: Any, storage: Storage) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:
-        """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and the region's shape."""
-        shape = tuple([n(ex) for n in self.extents])
-        key, part, whole = [], [], True
-        for low, extent, n in zip(self.index(ex), shape, storage.shape, strict=True):
-            first, last = max(low, 0), min(low + extent, n)
-            last = max(first, last)
-            whole = whole and last - first == extent
-            key.append(slice(first, last))
-            part.append(slice(first - low, last - low))
-        return tuple(key), None if whole else tuple(part), shape
-
-    def read(self, ex: Any, owner: int | None = None) -> Any:
-        """The region's elements as they lie in memory; zero outside."""
-        storage = self.storage(ex, owner)
-        key, part, shape = self.cut(ex, storage)
-        if part is None:
-            return storage.data[key]
-        out = np.zeros(shape, storage.data.dtype)
-        out[part] = storage.data[key]
-        return out
-
-    def write(self, ex: Any, values: Any, owner: int | None = None) -> None:
-        """Stores ``values``, as they lie in memory; what is outside is dropped."""
-        storage = self.storage(ex, owner)
-        key, part, shape = self.cut(ex, storage)
-        values = np.broadcast_to(values, shape) if np.ndim(values) == 0 else values.reshape(shape)
-        chosen = values if part is None else values[part]
-        if not self.posts(ex, owner):
-            storage.data[key] = chosen
-            return
-        assert owner is not None
-        kept, observer = chosen.copy(), ex.machine.observer
-
-        def land() -> None:
-            if observer is not None:
-                observer.accessed(ex, storage, key, "land", False)
-            storage.data[key] = kept
-
-        ex.post(self.peer(owner), land)
-
-    def posts(self, ex: Any, owner: int | None) -> bool:
-        """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another block of the cluster)."""
-        if owner is None or not ex.machine.late:
-            return False
-        return owner != (ex.rank.number if self.reach == "device" else ex.block.cluster_index)
-
-    def peer(self, owner: int) -> int:
-        """The number of ``owner`` among the peers of an executor: a rank, or (below zero) a block of the cluster."""
-        return owner if self.reach == "device" else -1 - owner
-
-    def record(self, ex: Any, mode: str, owner: int | None) -> None:
-        """An access by the operation's effect table."""
-        storage = self.storage(ex, owner)
-        if ex.lanes is not None:
-            _, chosen = nest.select(ex, storage, self.index(ex), self.site)
-            storage.record(ex, chosen, mode, self.site)
-            return
-        key, part, shape = self.cut(ex, storage)
-        if part is not None and not storage.is_global:
-            wanted = tuple(slice(low, low + n) for low, n in zip(self.index(ex), shape, strict=True))
-            ex.machine.report_outside(ex, storage.name, storage.shape, self.site, describe(storage.name, wanted))
-        if all(k.stop > k.start for k in key):
-            storage.record(ex, key, mode, self.site, mode == "write" and self.posts(ex, owner))
 
 
 class Preparation(Expressions):
@@ -209,7 +105,8 @@ class Preparation(Expressions):
     def run(self) -> Prepared:
         func, program = self.program.func, self.program
         written = written_buffers(program)
-        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1)
+        self._engines(func.body)
+        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1) or bool(self.made.engines)
         cell_bits = _cell_bits(func.body)
         for p in program.params:
             if hasattr(p.spec, "shape"):
@@ -230,6 +127,23 @@ class Preparation(Expressions):
         self.made.variables = len(self.made.names)
         return self.made
 
+    def _engines(self, body: Any) -> None:
+        """A place among a block's executors for whoever performs the asynchronous copies of a ring."""
+
+        def look(call: Any) -> None:
+            op = base.find(call)
+            if op is not None and any(a.asynchronous for a in op.effects(call)) and int(call.attrs["ring"]) not in self.made.engines:
+                self.made.engines[int(call.attrs["ring"])] = self.made.executors
+                self.made.executors += 1
+
+        structural_walk(body, (ir.Call, look))
+
+    def token(self, call: Any, kind: str, ring: int) -> Site:
+        """The site of a ring's token."""
+        made = self.site(call, f"T.Pipelined ({kind} of ring {ring})")
+        self.made.tokens.setdefault((ring, kind), []).append(made)
+        return made
+
     def _add(self, var: Any, info: BufferInfo) -> int:
         self.slots[var] = len(self.buffers)
         self.buffers.append(info)
@@ -244,6 +158,8 @@ class Preparation(Expressions):
         made = Site(what, loc_of(getattr(node, "span", None)) or self.here, len(self.made.sites))
         self.made.sites.append(made)
         self.made.loops_of[made.number] = tuple(self.loops)
+        if self.role is not None:
+            self.made.role_of[made.number] = self.role
         return made
 
     def view(self, region: Any, call: Any) -> View:
@@ -258,7 +174,7 @@ class Preparation(Expressions):
         """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
         by then."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
-        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer))
+        self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer, _constant(region)))
         if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
             self.made.ordered.add(flag.slot)
 
@@ -272,13 +188,14 @@ class Preparation(Expressions):
 
     def awaiting(self, region: Any, call: Any) -> Site:
         """The site of a wait for a counter."""
-        self.made.awaited.add(self.buffers[self.slots[region.source]].name)
+        self.made.awaited.setdefault(self.buffers[self.slots[region.source]].name, set()).add(_constant(region))
         if str(call.attrs["cmp"]) not in ("ge", "gt"):
             self.made.ordered.add(self.slots[region.source])
         return self.site(call, "T.wait")
 
     here: Any = None
     current: Site | None = None
+    role: str | None = None
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, *, quiet: bool = False) -> Step:
@@ -331,7 +248,32 @@ class Preparation(Expressions):
         return bool(found)
 
     def _s_SeqStmt(self, s: Any) -> Step:
-        return _sequence([self.stmt(x) for x in s.seq])
+        steps: list[Step] = []
+        regions: list[Any] = []
+        for x in s.seq:
+            role = _role(x)
+            if regions and (role is None or int(x.value.value) == 0):  # the first role begins a new set of regions
+                steps.append(self._roles(regions))
+                regions = []
+            if role is None:
+                steps.append(self.stmt(x))
+            else:
+                regions.append(x)
+        return _sequence([*steps, self._roles(regions)] if regions else steps)
+
+    def _roles(self, regions: list[Any]) -> Step:
+        """Role regions that stand next to each other are executors of the block that run at once; behind them all have ended."""
+        if len(regions) == 1 and _role(regions[0]) == "all":
+            return self.stmt(regions[0].body)
+        site = self.site(regions[0], "the roles of T.Pipelined")
+        first = self._reserve("role", len(regions))
+        parts = []
+        for region in regions:
+            self.role = _role(region)
+            parts.append(((str(self.role), None), self.stmt(region.body)))
+        self.role = None
+        self.scales.pop()
+        return Step(lambda ex: ex.machine.fork(ex, parts, first, site), True)
 
     def _s_Evaluate(self, s: Any) -> Step:
         op = base.find(s.value)
@@ -369,6 +311,7 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]
+        ring = int(call.attrs["ring"]) if any(a.asynchronous for a in effects) else None
         accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
         pulled = next((view for view, mode, remote, _ in accesses if remote and mode == "read"), None)
         simulate = op.simulate(call, self)
@@ -382,11 +325,12 @@ class Preparation(Expressions):
                 return None
             if pulled is not None and whose is not None:
                 ex.flush(pulled.peer(whose))  # it sees what it wrote there itself
+            by = None if ring is None else rings.engine(ex, ring)
             for view, mode, remote, when in accesses:
                 if when is None or when(ex):
-                    view.record(ex, mode, whose if remote else None)
-            if ex.machine.observer is not None:
-                ex.machine.observer.performed(ex, op.name, site, whose, accesses)
+                    view.record(ex, mode, whose if remote else None, by)
+            for observer in ex.machine.observers:
+                observer.performed(ex, op.name, site, whose, accesses)
             return simulate(ex)
 
         if not op.stops(call):
@@ -407,6 +351,7 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles))
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
+        info.ring = self.program.schedule.ring_of.get(s.buffer) if self.program.schedule is not None else None
 
         def run(ex: Any) -> None:
             if scope.startswith("shared"):
@@ -492,8 +437,8 @@ class Preparation(Expressions):
                 if not test(ex):
                     return
                 ex.loop = site
-                if ex.machine.observer is not None:
-                    ex.machine.observer.turned(ex, loop)
+                for observer in ex.machine.observers:
+                    observer.turned(ex, loop)
                 if not seen:
                     yield "run"  # a loop that polls must let those go on whom it polls for
                 if body.yields:
@@ -539,27 +484,36 @@ class Preparation(Expressions):
 
     def _scale(self, name: str, s: Any) -> Step:
         """Executors below the block are concurrent, whether or not they wait for one another; the statement ends when all have."""
-        outer = next((WIDTHS[scale] for scale, _ in reversed(self.scales)), self.program.launch.threads)
+        outer = next((WIDTHS[scale] for scale, _ in reversed(self.scales) if scale in WIDTHS), self.program.launch.threads)
         count = outer // WIDTHS[name]
-        self.scales.append((name, count))
-        path = tuple(self.scales)
-        total = 1
-        for _, n in path:
-            total *= n
-        if path not in self.first:
-            self.first[path] = self.made.executors
-            self.made.executors += total
-        first, site = self.first[path], self.site(s, f'T.Scale("{name}")')
+        first, site = self._reserve(name, count), self.site(s, f'T.Scale("{name}")')
         body = self.stmt(s.body)
         self.scales.pop()
-        return Step(lambda ex: ex.machine.fork(ex, name, count, first, body, site), True)
+        parts = [((name, index), body) for index in range(count)]
+        return Step(lambda ex: ex.machine.fork(ex, parts, first, site), True)
+
+    def _reserve(self, name: str, count: int) -> int:
+        """Enters a scale (or roles): ``count`` executors in each that is there; where their numbers begin within a block."""
+        self.scales.append((name, count))
+        path = tuple(self.scales)
+        if path not in self.first:
+            self.first[path] = self.made.executors
+            total = 1
+            for _, n in path:
+                total *= n
+            self.made.executors += total
+        return self.first[path]
 
     def executor_count(self) -> int:
-        """How many executors of a block run the current statement."""
+        """How many executors of a block run the current statement (it stands in one role)."""
         count = 1
-        for _, n in self.scales:
-            count *= n
+        for name, n in self.scales:
+            count *= 1 if name == "role" else n
         return count
+
+
+def _role(s: Any) -> str | None:
+    return str(s.node.value) if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role" else None
 
 
 def _sequence(steps: list[Step]) -> Step:
@@ -582,6 +536,12 @@ def _sequence(steps: list[Step]) -> Step:
                 s.run(ex)
 
     return Step(slowly, True)
+
+
+def _constant(region: Any) -> tuple[int, ...] | None:
+    """The index of a counter where it is constant."""
+    mins = [r.min for r in region.region]
+    return tuple(int(m.value) for m in mins) if all(isinstance(m, tirx.IntImm) for m in mins) else None
 
 
 def _forks(body: Any) -> bool:

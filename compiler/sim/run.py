@@ -24,6 +24,8 @@ from tilescale.compiler.sim.machine import Counters, Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.prepare import Prepared, prepare
+from tilescale.compiler.sim.record import Recorder
+from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
@@ -36,12 +38,19 @@ BOUND = 10_000
 @dataclass
 class Result:
     """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody has written (masks; all
-    are written where there is none), and what T.print showed."""
+    are written where there is none), what T.print showed and which ranks did, and where it was recorded who did what when."""
 
     report: Report
     arrays: list[dict[str, Any]]
     unwritten: list[dict[str, Any]]
     printed: list[str]
+    printers: list[int]
+    timeline: Timeline | None = None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes and messages between the ranks."""
+        return None if self.timeline is None else self.timeline.traffic
 
 
 def tile_program(kernel: Any) -> Any:
@@ -53,8 +62,9 @@ def tile_program(kernel: Any) -> Any:
 
 
 def launch(
-    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS
-) -> Result:
+    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS,
+    record: bool = False,
+) -> Result:  # fmt: skip
     """Runs one launch of a kernel on ``ranks`` simulated ranks.
 
     Args:
@@ -64,16 +74,18 @@ def launch(
             scalars may not be; signals are zero; tensors that the kernel reads and never writes are random numbers of the rank; all
             others are unwritten memory.
         order, seed: the schedule, see :mod:`tilescale.compiler.sim.schedule`. limit: steps after which it counts as endless.
+        record: the result has ``traffic`` and a ``timeline``, see timeline.py.
 
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
-    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks), limit=limit).run(order, seed)
+    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks), limit=limit).run(order, seed, record=record)
 
 
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
-    bound: int = BOUND, limit: int = STEPS,
+    bound: int = BOUND, limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+    ahead: bool = False,
 ) -> Report:  # fmt: skip
     """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
     interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
@@ -82,13 +94,23 @@ def check(
     Args:
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
         seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
+        level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
+        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py.
+
+    Raises:
+        TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an exhaustive schedule of
+            another level than "tile".
     """
+    from tilescale.compiler.sim import levels
+
     programs = [tile_program(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()
     if (finding := different(programs)) is not None:
         report.add(finding)
         return report
-    made = Launch(prepare(programs[0]), each_rank(args, ranks), limit=limit)
+    made = levels.launches(programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead))
+    if level != "tile" and schedule.startswith("exhaustive"):
+        raise TileValueError("the exhaustive schedules know the steps of the tile level", expected='level="tile", or another schedule')
     made.run(into=report)
     made.explore(schedule, seeds, report, bound=bound)
     return report
@@ -133,6 +155,7 @@ class Launch:
 
     def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
         self.whose = whose
+        self.first: Result | None = None
         self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
         with np.errstate(all="ignore"):
             self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
@@ -141,15 +164,16 @@ class Launch:
         self.grid = (x, y, z)
 
     def run(
-        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, observer: Observer | None = None
+        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
     ) -> Result:
-        """One run, its findings marked with the schedule and added to ``into``."""
+        """One run, its findings marked with the schedule and added to ``into``. ``record``: what was seen is kept, as a Timeline."""
         chosen = schedule.make(order, seed) if isinstance(order, str) else order
-        if isinstance(chosen, Interleaving):
-            observer = chosen
+        recorder = Recorder(self.made.program.name, self.ranks) if record else None
+        observers: tuple[Observer, ...] = (chosen,) if isinstance(chosen, Interleaving) else ()
+        observers += () if recorder is None else (recorder,)
         events, blocks = Events(), self.grid[0] * self.grid[1] * self.grid[2]
         with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
-            machine = Machine(self.made, self.grid, chosen, events, self.limit, observer)
+            machine = Machine(self.made, self.grid, chosen, events, self.limit, observers)
             machine.clocks = 1 + self.ranks * blocks * self.made.executors
             _static(machine, blocks)
             memories = {rank: Memory(b, events, machine.clocks) for rank, b in self.bound.items()}
@@ -165,7 +189,20 @@ class Launch:
             for finding in report.findings:
                 into.add(finding)
         left = list(memories.values())
-        return Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed)
+        seen = None if recorder is None else recorder.finish(machine)
+        made = Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers, seen)
+        if into is not None and not isinstance(chosen, Interleaving):  # an observed run may end before its results are there
+            into.varying |= self._differing(made)
+        return made
+
+    def _differing(self, made: Result) -> set[str]:
+        """The tensors that a clean run left other than the first clean one did, bit for bit."""
+        if not made.report:
+            return set()
+        if self.first is None:
+            self.first = made
+        pairs = zip(made.arrays, self.first.arrays, strict=True)
+        return {name for mine, first in pairs for name in mine if mine[name].tobytes() != first[name].tobytes()}
 
     def explore(
         self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None, *, bound: int = BOUND
@@ -200,10 +237,14 @@ def _static(machine: Machine, blocks: int) -> None:
         machine.report.add(Finding("not-resident", text, Where(site.what, site.loc), hint=hint))
     kept = {p.name for p in made.program.params if getattr(p.spec, "keep", False)}
     for name, sendings in made.signalled.items():
-        if name not in made.awaited | kept:
-            site = sendings[0].site
-            text = f"{name} is signalled, and no statement of {made.program.name} waits for it"
-            machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=f"T.wait({name}[…]) where its news is needed"))
+        awaited = made.awaited.get(name, set())
+        unheard = [s for s in sendings if not awaited or not ({s.index, None} & awaited or s.index is None)]
+        if unheard and name not in kept:
+            site, index = unheard[0].site, unheard[0].index
+            counter = f"{name}[{', '.join(map(str, index))}]" if index else f"{name}[…]"
+            text = f"{counter if awaited else name} is signalled, and no statement of {made.program.name} waits for it"
+            hint = f"T.wait({counter}) where its news is needed"
+            machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=hint))
 
 
 class _Values:

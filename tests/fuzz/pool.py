@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import pickle
 import selectors
@@ -21,7 +22,7 @@ from tests.fuzz.shrink import shrink
 
 #: seconds for one program, its shrinking included; programs of one process (what TVM keeps of each adds up);
 #: programs that share one group of ranks
-LIMIT, PORTION, GROUP = 180.0, 400, 20
+LIMIT, PORTION, GROUP = 240.0, 400, 20
 
 
 @dataclass
@@ -133,6 +134,7 @@ class _Worker:
             try:
                 together = 1 if ranks == 1 else GROUP
                 for k in range(0, len(seeds), together):
+                    faulthandler.dump_traceback_later(LIMIT - 5, file=sys.__stderr__)  # where it hangs, before it is killed
                     programs = [drawn(seed, ranks) for seed in seeds[k : k + together]]
                     for program, failure in zip(programs, failing(programs)):
                         made = pickle.dumps(outcome(program, failure, shrinks))

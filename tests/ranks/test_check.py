@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,6 +116,11 @@ def test_a_rank_that_exits(check):
     assert check(2, "sys.exit(0)\n").exit_code == 0
 
 
+def test_a_rank_that_stops_the_job(check):
+    done = check(3, "comm.abort('enough') if rank == 1 else comm.barrier()\n")
+    assert done.exit_code == 3 and "rank 1 stopped the job: enough" in done.stderr
+
+
 def test_a_wrong_result_that_the_program_notices_is_no_finding(check):
     done = check(2, "ring(8)(a, inbox, got, b)\nassert (b == 99).all()\n")
     assert done.exit_code == 3 and "AssertionError" in done.stderr
@@ -124,6 +130,7 @@ def test_a_wrong_result_that_the_program_notices_is_no_finding(check):
     ("body", "said"),
     [
         ("ring(8, wait=rank != 1)(a, inbox, got, b)", "rank 1 launches ring(N=8, wait=False) where rank 0 launches ring(N=8, wait=True)"),
+        ("k = tilescale.compile(ring.get_tir(8), -1)\nif rank != 1: k(a, inbox, got)", "rank 0 launches main(wait=True), and not every"),
         ("if rank != 1: ring(8)(a, inbox, got, b)", "not every rank of its team does: rank 1 has ended"),
         ("ring(8)(a, inbox, got, b) if rank else comm.barrier()", "not every rank of its team does: rank 0 calls barrier()"),
         ("o = comm.empty(8, like='numpy')\nring(8)(a, o if rank else inbox, got, b)", "with another symmetric tensor as inbox than rank 0"),
@@ -215,6 +222,34 @@ def test_what_a_launch_wrote_is_written_for_the_next(check):
     assert done.exit_code == 0, done.stderr
 
 
+def test_what_a_launch_left_unwritten_stays_so(check):
+    half = """
+@T.prim_func
+def half(X: T.KIND((16,), "float32")):
+    with T.Kernel(1):
+        for i in T.Parallel(8):
+            X[i] = i
+
+x = comm.empty(16, like="numpy")
+tilescale.compile(half)(x)
+assert x[:8].tolist() == list(range(8))
+print("again")
+"""
+    reads = """
+@T.prim_func
+def reads(X: T.SymmTensor((16,), "float32"), B: T.Tensor((16,), "float32")):
+    with T.Kernel(1):
+        for i in T.Parallel(16):
+            B[i] = X[i] + 1
+
+tilescale.compile(reads)(x, np.zeros(16, "float32"))
+"""
+    for kind in ("SymmTensor", "Tensor"):
+        done = check(2, half.replace("KIND", kind) + reads)
+        assert done.exit_code == 1 and "uninitialised: X[8:16] is read" in done.stderr, done.stderr
+        assert check(2, half.replace("KIND", kind) + "x[8:] = 0\ncomm.barrier()\n" + reads).exit_code == 0
+
+
 def test_signals_start_at_zero_unless_they_are_kept(check):
     body = """
 @T.prim_func
@@ -295,6 +330,135 @@ if rank != 1:
     done = check(3, body)
     assert done.exit_code == 0, done.stderr
     assert "1 kernel on 3 ranks: 2 launches, 4 runs" in done.stdout  # explored once, and run in turn for each
+
+
+def test_ranks_that_sleep_let_others_go_on(check):
+    poll = "import time\nif rank == 1:\n    time.sleep(0.01)\n    comm.peer(inbox, 0)[:] = 1\nif rank == 0:\n    inbox[:] = 0\n"
+    done = check(2, poll + "    while not inbox.all(): time.sleep(0.01)\n")
+    assert done.exit_code == 0, done.stderr
+    done = check(2, "import time\nos.environ['TILESCALE_WAIT_TIMEOUT'] = '0.2'\nif rank: comm.barrier()\nwhile True: time.sleep(0.05)\n")
+    assert done.exit_code == 3 and "rank 0 has slept for 0.25 s while all other ranks waited for it or had ended" in done.stderr
+
+
+def test_what_ranks_print(check):
+    body = """
+import contextlib, io, logging
+log = logging.getLogger("of all ranks")
+if not log.handlers:
+    log.addHandler(logging.StreamHandler())
+    log.propagate = False
+held = io.StringIO()
+with contextlib.redirect_stdout(held):
+    print("kept", rank)
+    comm.barrier()
+    print("kept", rank)
+assert held.getvalue() == f"kept {rank}\\n" * 2
+log.warning("logged %d", rank)
+sys.stdout.buffer.write(b"bytes\\n")
+
+@T.prim_func
+def says(got: T.Signal((1,))):
+    with T.Kernel(1):
+        with T.Scale("device") as r, n:
+            T.signal(got[0], dst=(r + 1) % n)
+            T.wait(got[0])
+            T.print(r, "I am")
+
+tilescale.compile(says)(got)
+"""
+    done = check(2, body)
+    assert done.exit_code == 0, done.stderr
+    said = [f"[{r}] {line}" for r in (0, 1) for line in ("bytes", f"[rank {r}, block 0] I am = {r}")]
+    assert sorted(done.stdout.splitlines()[:-1]) == sorted(said)
+    assert sorted(done.stderr.splitlines()) == ["[0] logged 0", "[1] logged 1"]
+
+
+def test_results_that_the_schedule_decides_are_told(check):
+    body = """
+@T.prim_func
+def sums(A: T.Tensor((4,), "float32"), S: T.SymmTensor((1,), "float32"), B: T.Tensor((1,), "float32")):
+    with T.Kernel(4) as b:
+        T.atomic_add(S[0], A[b])
+        with T.Scale("grid"):
+            T.barrier()
+        if b == 0:
+            B[0] = S[0]
+
+s = comm.zeros(1, like="numpy")
+tilescale.compile(sums)(np.array([1e8, 1, -1e8, 3], "float32"), s, np.zeros(1, "float32"))
+"""
+    done = check(1, body, "--schedule", "random", "--seeds", "10")
+    assert done.exit_code == 0 and "of sums comes out different from schedule to schedule" in done.stderr, done.stderr
+
+
+def test_every_interleaving(check):
+    done = check(2, "ring(8)(a, inbox, got, b)\n", "--schedule", "exhaustive")
+    assert done.exit_code == 0 and "no finding, all interleavings, " in done.stdout, done.stderr
+
+
+def test_tuning_and_timing(check, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "cache"))
+    body = """
+@tilescale.autotune(configs={"wait": [True]})
+@tilescale.jit
+def tuned(N, wait=True):
+    return ring.get_tir(N, wait)
+
+k = tuned(8)
+k(a, inbox, got, b)
+assert (b == (rank - 1) % n).all()
+assert ring(8).get_profiler().do_bench() > 0
+"""
+    done = check(2, body)
+    assert done.exit_code == 0, done.stderr
+    assert not list(tmp_path.rglob("tuned/*"))
+
+
+def test_an_example_that_traces_says_why_it_cannot(check):
+    example = Path(__file__).parents[2] / "examples" / "08_ag_gemm.py"
+    args = ["--m", "8", "--n", "8", "--k", "8", "--trace"]
+    done = CliRunner().invoke(commands, ["check", "-n", "2", "--seeds", "1", str(example), *args])
+    assert done.exit_code == 3 and "2 ranks: max error" in done.stdout, done.stderr
+    assert "nothing was logged: is the kernel compiled with instrument=True, and not run on the simulator?" in done.stderr
+
+
+def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
+    script = tmp_path / "spins.py"
+    script.write_text("from tilescale import comm\ncomm.init()\nprint('spinning', flush=True)\nwhile True:\n    pass\n")
+    command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", str(script)]
+    with subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and "spinning" in job.stdout.readline()
+        job.send_signal(signal.SIGINT)
+        _, said = job.communicate(timeout=30)
+    assert job.returncode == 130 and "tilescale: interrupted while rank 1 was at " in said and "spins.py:" in said
+
+
+def test_ranks_that_never_call_init(check):
+    head = HEAD[: HEAD.index("comm.init()")]
+    body = """
+@T.prim_func
+def fills(B: T.Tensor((8,), "int32")):
+    with T.Kernel(BLOCKS):
+        with T.Scale("device") as rank, n:
+            for i in T.Parallel(8):
+                B[i] = rank * 10 + n
+
+b = np.zeros(8, "int32")
+tilescale.compile(fills)(b)
+assert (b == 1).all()   # alone, as on the CPU
+"""
+    assert check(2, body.replace("BLOCKS", "1"), head=head).exit_code == 0
+    done = check(2, body.replace("BLOCKS", "2"), head=head)
+    assert done.exit_code == 1 and "race: this writes B" in done.stderr, done.stderr
+    done = check(2, "comm.barrier()\n", head=head)
+    assert done.exit_code == 3 and "tilescale.comm is not initialised" in done.stderr
+
+
+def test_processes_cannot_be_simulated(tilescale_launch, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(HEAD + "ring(8)(a, inbox, got, b)\n")
+    done = tilescale_launch(2, script, env={"TILESCALE_TARGET": "sim"})
+    assert done.returncode != 0 and "the simulator runs all ranks in one process, and this job has 2 processes" in done.stderr
 
 
 def test_usage(check, tmp_path):

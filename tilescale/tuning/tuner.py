@@ -222,6 +222,9 @@ class Autotuned:
     def _disk_key(self, given: Config, configs: list[Config]) -> str | None:
         from tilescale.build import key_of
 
+        if resolve_target(self.jitted.target) == "sim":
+            return None  # times of the simulator choose nothing for other targets
+
         call = {name: list(_kind(v)) if hasattr(v, "shape") and hasattr(v, "dtype") else v for name, v in given.items()}
         threads = env.NUM_THREADS.get() or len(os.sched_getaffinity(0))
         return key_of(

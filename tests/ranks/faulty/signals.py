@@ -30,7 +30,7 @@ def wait_behind_the_read(n, bug):
 
 @case("race", "values", "signals got[1] behind it")
 def one_of_two_waits(n, bug):
-    """Keys and values arrive with a counter each, and only that of the keys is awaited."""
+    """Keys and values arrive with a counter each, and that of the values is awaited when they have been read."""
 
     @T.prim_func
     def main(
@@ -47,6 +47,8 @@ def one_of_two_waits(n, bug):
                     T.wait(got[1])
                 T.copy(keys, B[0, 0:S])
                 T.copy(values, B[1, 0:S])  # here
+                if bug:
+                    T.wait(got[1])
 
     return main
 
@@ -162,7 +164,7 @@ def signal_nobody_awaits(n, bug):
     return main
 
 
-@case("race", "flag", args=lambda n: {"flag": np.zeros(1, np.int32)})
+@case("race", "flag", args=lambda n: {"flag": np.zeros(1, np.int32), "one": np.ones(1, np.int32)})
 def relaxed_flag(n, bug):
     """The arrival of the data is polled in ordinary memory, which orders nothing: the flag may be seen before the data."""
 

@@ -1,4 +1,5 @@
-"""Mutants of a kernel: each wait, signal and meeting of its tile IR deleted, or moved over one statement of its block.
+"""Mutants of a kernel: each wait, signal and meeting of its tile IR deleted, or moved over one statement of its block; each wait that
+counts one fewer.
 
     for mutant in mutants(kernel):
         report = check(mutant.program, ...)
@@ -16,7 +17,7 @@ a branch or in a loop moves together with that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
@@ -31,7 +32,7 @@ SYNCHRONISES = {"wait": "wait", "signal": "signal", "barrier": "barrier", "team_
 
 @dataclass(frozen=True)
 class Mutant:
-    """A program with one fault. ``what``: deleted, moved up or moved down; ``statement``: the operation and its line's text."""
+    """A program with one fault. ``what``: deleted, moved up, moved down or one fewer; ``statement``: the operation and its line's text."""
 
     program: Any
     what: str
@@ -46,7 +47,12 @@ def mutants(kernel: Any) -> list[Mutant]:
     """All of them, in program order."""
     traced = kernel.trace() if hasattr(kernel, "trace") else kernel
     collectives = [m for m in _Mutations(traced).all() if m.statement.startswith("collective ")]
-    return collectives + list(_Mutations(tile_program(traced)).all())
+    made: dict[str, Mutant] = {}
+    for m in (*collectives, *_Mutations(tile_program(traced)).all()):
+        again = sum(other.statement.split(" (again")[0] == m.statement and other.what == m.what for other in made.values())
+        m = replace(m, statement=m.statement + f" (again {again})") if again else m
+        made[str(m)] = m
+    return list(made.values())
 
 
 class _Mutations:
@@ -84,6 +90,8 @@ class _Mutations:
         if op.name in SYNCHRONISES:
             yield self._made(block, [*seq[:k], *seq[k + 1 :]], "deleted", s)
             yield from self._moved(block, seq, k, s, s)
+            if op.name == "wait":
+                yield self._made(block, [*seq[:k], _fewer(s), *seq[k + 1 :]], "one fewer", s)
         elif isinstance(op, _Collective):
             yield from self._moved(block, seq, k, s, s)
         elif op.name == "copy" and len(s.value.args) > 3:
@@ -169,6 +177,14 @@ def _apart(s: Any) -> tuple[Any, Any]:
     args = [call.args[3], call.args[4], call.args[2]]
     signal = ir.Call("ts.signal", args, attrs={**where, "op": attrs["signal_op"]}, ret_ty=base.VOID, span=call.span)
     return tirx.Evaluate(copy, s.span), tirx.Evaluate(signal, s.span)
+
+
+def _fewer(s: Any) -> Any:
+    """A wait that asks for one less than it should."""
+    call = s.value
+    flag, value = call.args
+    less = ir.Call(call.op, [flag, value - 1], attrs={key: call.attrs[key] for key in call.attrs.keys()}, ret_ty=base.VOID, span=call.span)
+    return tirx.Evaluate(less, s.span)
 
 
 def _shares_tiles(program: Any) -> bool:

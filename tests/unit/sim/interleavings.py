@@ -110,26 +110,28 @@ def blocks_of(programs: list[list[tuple[Any, ...]]]) -> Any:
     return main
 
 
-def drawn(seed: int, count: int, length: int, *, waits: bool = True) -> list[list[tuple[Any, ...]]]:
-    """Random programs for ``blocks_of``."""
+def _chooser(draw: random.Random, share: float) -> Callable[[], int]:
+    """0, or in a ``share`` of the calls 1."""
+    return lambda: int(draw.random() < share)
+
+
+def drawn(seed: int, count: int, length: int) -> list[list[tuple[Any, ...]]]:
+    """Random programs for ``blocks_of``. Most of them meet in one counter and one element."""
     draw = random.Random(seed)
-    small: Callable[[], int] = lambda: draw.randrange(2)  # noqa: E731
+    at, value = _chooser(draw, 0.15), _chooser(draw, 0.5)
     makers: list[Callable[[], tuple[Any, ...]]] = [
-        lambda: ("signal", small(), 1, "add"),
-        lambda: ("add", small(), 1),
-        lambda: ("set", small(), 1 + small()),
-        lambda: ("get", small()),
-        lambda: ("if", small(), 1, small()),
-        lambda: ("write", small(), 1 + small()),
-        lambda: ("read", small()),
+        lambda: ("signal", at(), 1, "add"),
+        lambda: ("add", at(), 1),
+        lambda: ("set", at(), 1 + value()),
+        lambda: ("get", at()),
+        lambda: ("if", at(), 1, at()),
+        lambda: ("write", at(), 1 + value()),
+        lambda: ("read", at()),
+        lambda: ("wait", at(), 1 + value(), "ge"),
+        lambda: ("wait", at(), 1, draw.choice(["ge", "eq", "le", "ne"])),
+        lambda: ("signal", at(), value(), "set"),
+        lambda: ("poll", at()),
     ]
-    if waits:
-        makers += [
-            lambda: ("wait", small(), 1 + small(), "ge"),
-            lambda: ("wait", small(), 1, draw.choice(["ge", "eq", "le", "ne"])),
-            lambda: ("signal", small(), small(), "set"),
-            lambda: ("poll", small()),
-        ]
     return [[draw.choice(makers)() for _ in range(length)] for _ in range(count)]
 
 
@@ -166,15 +168,14 @@ def ranks_of(programs: list[list[tuple[Any, ...]]]) -> Any:
 def drawn_for_ranks(seed: int, count: int, length: int) -> list[list[tuple[Any, ...]]]:
     """Random programs for ``ranks_of``: all have as many barriers."""
     draw = random.Random(seed)
-    small: Callable[[], int] = lambda: draw.randrange(2)  # noqa: E731
-    peer: Callable[[], int] = lambda: draw.randrange(count)  # noqa: E731
+    at = _chooser(draw, 0.15)
     makers: list[Callable[[], tuple[Any, ...]]] = [
-        lambda: ("put", small(), peer()),
-        lambda: ("put and signal", small(), peer()),
-        lambda: ("signal", small(), peer()),
-        lambda: ("wait", small(), 1),
-        lambda: ("read", small()),
-        lambda: ("pull", small(), peer()),
+        lambda: ("put", at(), draw.randrange(count)),
+        lambda: ("put and signal", at(), draw.randrange(count)),
+        lambda: ("signal", at(), draw.randrange(count)),
+        lambda: ("wait", at(), 1),
+        lambda: ("read", at()),
+        lambda: ("pull", at(), draw.randrange(count)),
     ]
     programs = [[draw.choice(makers)() for _ in range(length)] for _ in range(count)]
     if draw.random() < 0.3:

@@ -1,0 +1,212 @@
+"""What findings say: one fault is one finding, both accesses are named, and the order that is missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tilescale.compiler.sim.run import check, launch
+
+S = 16
+SCHEDULES = pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary"])
+
+
+def exchange(*, sent: int = S, wait: bool = False, right: int = 1):
+    """Everyone puts ``sent`` elements to its right neighbour, signals ``right`` ranks further, and reads all S of what it got."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                T.copy(A[0:sent], inbox[0:sent], dst=(rank + 1) % world)
+                T.signal(got[0], dst=(rank + right) % world)
+                if wait:
+                    T.wait(got[0])
+                T.copy(inbox, B)
+                if not wait:
+                    T.wait(got[0])
+
+    return main
+
+
+@SCHEDULES
+def test_a_read_before_the_write_is_one_race(schedule: str):
+    """Whoever comes first: the read that finds nothing written, and the write that comes later, are one fault."""
+    report = check(exchange(), 3, schedule=schedule, seeds=10)
+    assert [f.kind for f in report.findings] == ["race"], report
+
+
+def test_a_read_too_early_says_what_it_did_not_await():
+    reports = [launch(exchange(), 2, order="random", seed=s).report for s in range(20)]
+    (early, *_) = [f for report in reports for f in report.findings if "before rank" in f.message]
+    assert early.where.what == "T.copy" and early.where.region == "inbox[0:16]"
+    assert "signals got[0] behind it" in early.message and "no wait for that comes before this" in early.message
+    assert early.hint == "T.wait(got[0], …) before this"
+
+
+def test_what_nobody_ever_writes_is_told_beside_the_race():
+    """Half of what is read too early comes later; the other half never."""
+    report = check(exchange(sent=S // 2), 3, seeds=5)
+    assert report.kinds == {"race", "uninitialised"}
+    (never,) = (f for f in report.findings if f.kind == "uninitialised")
+    assert never.where.region == f"inbox[{S // 2}:{S}]"
+
+
+def test_a_signal_for_someone_else():
+    (found,) = check(exchange(wait=True, right=2), 3, seeds=5).findings
+    assert "and nobody tells rank" in found.message
+
+
+def test_a_wait_that_ends_without_the_signal():
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32"), parts: T.SymmTensor((3, S), "float32"), got: T.Signal((1,)), B: T.Tensor((3, S), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                for r in T.serial(world):
+                    T.copy(A, parts[rank, 0:S], dst=r, signal=got[0])
+                T.wait(got[0], 2)
+                T.copy(parts, B)
+
+    (found,) = check(main, 3, seeds=5).findings
+    assert "the wait for got[0] ≥ 2 at line" in found.message and "ends without that" in found.message
+    assert "as many signals as must have come" in found.hint
+
+
+def test_one_counter_of_two_is_never_awaited():
+    def kernel(both: bool):
+        @T.prim_func
+        def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((2, S), "float32"), got: T.Signal((2,)), B: T.Tensor((2, S), "float32")):
+            with T.Kernel(1):
+                with T.Scale("device") as rank, world:
+                    T.copy(A, inbox[0, 0:S], dst=(rank + 1) % world, signal=got[0])
+                    T.copy(A, inbox[1, 0:S], dst=(rank + 1) % world, signal=got[1])
+                    T.wait(got[1])  # the first copy comes before the second one's signal
+                    if both:
+                        for k in T.serial(2):
+                            T.wait(got[k])
+                    T.copy(inbox, B)
+
+        return main
+
+    (found,) = check(kernel(False), 2, seeds=3).findings
+    assert found.kind == "unawaited" and found.message.startswith("got[0] is signalled") and "signal=got[0]" in str(found)
+    assert check(kernel(True), 2, seeds=3)
+
+
+@SCHEDULES
+@pytest.mark.parametrize("ordered", [False, True])
+def test_stores_and_additions_of_one_counter(ordered: bool, schedule: str):
+    """Rank 0 stores, rank 1 adds: a race, unless the one follows the other. One sender's own are in order."""
+
+    @T.prim_func
+    def main(got: T.Signal((1,)), go: T.Signal((1,)), B: T.Tensor((1,), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                if rank == 0:
+                    T.signal(got[0], 5, op="set", dst=0)
+                    T.signal(got[0], 1, dst=0)
+                    T.signal(go[0], dst=1)
+                    T.wait(got[0], 6)
+                else:
+                    if ordered:
+                        T.wait(go[0])
+                    T.signal(got[0], 1, dst=0)
+                    T.wait(go[0])
+
+    report = check(main, 2, schedule=schedule, seeds=6)
+    assert not [f for f in report.findings if f.kind == "race"] if ordered else "race" in report.kinds, report
+    if not ordered:
+        assert any("stores 5" in str(f) and "got[0]" in str(f) for f in report.findings), report
+
+
+def test_who_did_not_come_to_a_barrier():
+    @T.prim_func
+    def main(B: T.Tensor((4,), "float32")):
+        with T.Kernel(4) as b:
+            B[b] = 1
+            if b != 2:
+                T.sync_grid()
+
+    (found,) = launch(main).report.findings
+    assert found.kind == "deadlock" and "4 must come to T.barrier, 3 have come, and rank 0, block 2 ended without it" in found.message
+
+
+def test_a_cluster_waits_for_its_own_blocks_alone():
+    @T.prim_func
+    def main(B: T.Tensor((4,), "float32")):
+        with T.Kernel(block=(4,), cta_cluster=2) as b:
+            B[b] = 1
+            with T.Scale("cta_cluster") as c, blocks:
+                if c == 0:
+                    T.barrier()
+
+    (found,) = launch(main).report.findings
+    assert "block 1 ended without it" in found.message and "wait for one another" not in found.message
+
+
+def test_an_endless_launch_names_its_loop():
+    @T.prim_func
+    def main(B: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            x = T.alloc_var("int32")
+            x = 0
+            while x >= 0:
+                B[0] = x
+
+    (found,) = launch(main, limit=500).report.findings
+    assert found.kind == "endless" and "while x >= 0" in str(found)
+
+
+def test_late_writes_land_after_a_while():
+    """A loop that polls memory races, and ends: the adversary delays a write, and not forever."""
+
+    @T.prim_func
+    def main(one: T.Tensor((1,), "int32"), flag: T.SymmTensor((1,), "int32"), B: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            seen = T.alloc_var("int32")
+            with T.Scale("device") as rank, world:
+                T.copy(one, flag, dst=(rank + 1) % world)
+                seen = 0
+                while seen == 0:
+                    seen = flag[0]
+                B[0] = seen
+
+    given = {"flag": np.zeros(1, np.int32), "one": np.ones(1, np.int32)}
+    assert check(main, 2, given, seeds=4).kinds == {"race"}
+
+
+def test_an_operation_reads_before_it_writes():
+    """A running maximum over what nobody initialised."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S, S), "float32"), B: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
+            x, top = T.alloc_fragment((S, S), "float32"), T.alloc_fragment((S,), "float32")
+            T.copy(A, x)
+            T.reduce_max(x, top, dim=1, clear=False)
+            T.copy(top, B)
+
+    (found,) = launch(main).report.findings
+    assert found.kind == "uninitialised" and found.where.region == "top[0:16]" and "T.clear(top)" in found.hint
+
+
+def test_a_rank_read_from_a_tensor():
+    """dst= and src= may be elements of a tensor: behind two operands they name ranks."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((S,), "int32"), to: T.Tensor((1,), "int32"), inbox: T.SymmTensor((S,), "int32"), got: T.Signal((1,)),
+        B: T.Tensor((S,), "int32"),
+    ):  # fmt: skip
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                T.copy(A, inbox, dst=to[0], signal=got[0])
+                T.wait(got[0])
+                T.copy(inbox, B, src=to[0])
+
+    given = {"A": [np.full(S, r, np.int32) for r in range(3)], "to": [np.array([(r + 1) % 3], np.int32) for r in range(3)]}
+    done = launch(main, 3, given)
+    assert done.report, done.report
+    assert [int(a["inbox"][0]) for a in done.arrays] == [2, 0, 1]
+    assert [int(a["B"][0]) for a in done.arrays] == [0, 1, 2]
