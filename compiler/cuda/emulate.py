@@ -524,12 +524,23 @@ def _atomic(kind: str) -> Callable[..., Any]:
     return run
 
 
+#: what kernels printed
+PRINTED: list[str] = []
+
+
+def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
+    for t in np.flatnonzero(m):
+        PRINTED.append(text.replace("lld", "d") % tuple(np.broadcast_to(v, m.shape)[t] for v in values))
+    return np.int32(0)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
     "ts::barrier_sync": _meet(1, WARPGROUP),
     "__syncwarp": _meet(2, WARP),
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
+    "printf": _printf,
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),

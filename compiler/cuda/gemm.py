@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda.places import digit, widened
+from tilescale.compiler.cuda.places import digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
@@ -414,6 +414,3 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     if not isinstance(o.place.layout, Shared):
         raise InternalError("ldmatrix from elsewhere than shared memory")
     return _unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))
-
-
-__all__ = ["emit_gemm", "layouts", "shared_layouts", "stage", "widened"]

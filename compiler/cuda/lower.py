@@ -24,7 +24,7 @@ from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor
-from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.fences import published
 from tilescale.compiler.tvm_compat import ir, sym, tirx
@@ -52,6 +52,7 @@ class Lowering(Scalars, NestLowering):
         self.sites: list[str] = []
         self.here: Loc | None = None
         self.loop = None
+        self.moved: list[tuple[Any, Any]] = []
         self.threads = program.launch.threads
         self.executor = Executor("block", self.threads)
         self.tid = tirx.Var("tid", "int32")
@@ -390,6 +391,3 @@ def _thread_extent(var: Any, tag: str, extent: Any, body: Any) -> Any:
     extent = widened(extent, "int32")
     iv = tirx.IterVar(ir.Range.from_min_extent(0, extent), var, tirx.IterVar.ThreadIndex, tag)
     return tirx.AttrStmt(iv, "thread_extent", extent, body)
-
-
-__all__ = ["Lowering", "all_of", "in_registers"]

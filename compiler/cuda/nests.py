@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
-from tilescale.compiler.cuda.places import Private, Registers, digit, widened
+from tilescale.compiler.cuda.places import Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, plan
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest
@@ -40,7 +40,7 @@ class NestLowering:
     loop: Loop | None
     strided: bool = False
     #: accesses that move as parts of vectors, each with the register that stands for it
-    moved: ClassVar[list[tuple[Any, Any]]] = []
+    moved: list[tuple[Any, Any]]
     once: Any
     access: Any
     #: one holder of the iteration runs already
@@ -134,7 +134,8 @@ class NestLowering:
             node = m.element.node
             reads = m.element.mode == "read"
             dtype = str(m.element.buffer.ty.dtype)
-            tile = tirx.decl_buffer((vectors.count,), dtype, f"{m.element.buffer.name}_{'in' if reads else 'out'}", scope="local", layout=None)
+            name = f"{m.element.buffer.name}_{'in' if reads else 'out'}"
+            tile = tirx.decl_buffer((vectors.count,), dtype, name, scope="local", layout=None)
             before.append(tirx.AllocBuffer(tile))
             for k in range(0, vectors.count, m.width):
                 self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
@@ -336,6 +337,3 @@ def _everyone(threads: int) -> Any:
     from tilescale.compiler.layout.spread import replicated
 
     return replicated((), threads)
-
-
-__all__ = ["NestLowering", "Private"]

@@ -96,7 +96,8 @@ def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> 
     rest = source[:axis] + source[axis + 1 :]
     long = [k for k, e in enumerate(rest) if e != 1]
     onto = dict(zip(long, [k for k, e in enumerate(shape) if e != 1], strict=True))
-    pieces = [p if p.axis is None else Piece(onto[p.axis], p.unit, p.extent, p.to, p.stride) for p in left.pieces if p.axis is None or p.axis in onto]
+    kept = [p for p in left.pieces if p.axis is None or p.axis in onto]
+    pieces = [p if p.axis is None else Piece(onto[p.axis], p.unit, p.extent, p.to, p.stride) for p in kept]
     whole = [1] * len(shape)
     for k, j in onto.items():
         whole[j] = left.shape[k]
@@ -164,7 +165,8 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
     group = tirx.Var("g", "int32")
     total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
     now, old = tirx.BufferLoad(total, [zero]), tirx.BufferLoad(dst.source, index)
-    start = tirx.BufferLoad(parts, [zero, *index]) if call.attrs["clear"] else fold(op, _cast(old, acc), tirx.BufferLoad(parts, [zero, *index]))
+    first = tirx.BufferLoad(parts, [zero, *index])
+    start = first if call.attrs["clear"] else fold(op, _cast(old, acc), first)
     step = tirx.BufferStore(total, fold(op, now, tirx.BufferLoad(parts, [group + 1, *index])), [zero], call.span)
     body = [
         tirx.AllocBuffer(total, {}, call.span),

@@ -14,11 +14,17 @@ def tidied(body: Any) -> Any:
         used: dict[Any, int] = {}
         structural_walk(body, (ir.Var, lambda v, used=used: used.__setitem__(v, used.get(v, 0) + 1)))
         structural_walk(body, (tirx.Bind, lambda s, used=used: used.__setitem__(s.var, used.get(s.var, 0) - _DEFINITION)))
-        dead = {"vars": set(), "buffers": _only_written(body)}
-        structural_walk(body, (tirx.Bind, lambda s, d=dead, used=used: d["vars"].add(s.var) if used[s.var] <= 0 and _pure(s.value) else None))
-        if not dead["vars"] and not dead["buffers"]:
+        names: set[Any] = set()
+
+        def look(s: Any, used: dict[Any, int] = used, names: set[Any] = names) -> None:
+            if used[s.var] <= 0 and _pure(s.value):
+                names.add(s.var)
+
+        structural_walk(body, (tirx.Bind, look))
+        buffers = _only_written(body)
+        if not names and not buffers:
             return body
-        body = _without(body, dead["vars"], dead["buffers"])
+        body = _without(body, names, buffers)
 
 
 def _definition_count() -> int:
@@ -38,13 +44,23 @@ def _pure(value: Any) -> bool:
 
 
 def _only_written(body: Any) -> set[Any]:
-    """Registers that are stored to and never loaded, all of whose stored values are pure."""
+    """Registers that nothing but stores to themselves ever loads, all of whose stored values are pure."""
     made: set[Any] = set()
-    wanted: set[Any] = set()
+    loads: dict[Any, int] = {}
+    kept: set[Any] = set()
+
+    def count(e: Any, by: int) -> None:
+        loads[e.source] = loads.get(e.source, 0) + by
+
+    def store(s: Any) -> None:
+        if not _pure(s.value):
+            kept.add(s.buffer)
+        structural_walk(s.value, (ir.TensorLoad, lambda e: count(e, -1) if e.source.same_as(s.buffer) else None))
+
     structural_walk(body, (tirx.AllocBuffer, lambda s: made.add(s.buffer) if s.buffer.ty.storage_scope.startswith("local") else None))
-    structural_walk(body, (ir.TensorLoad, lambda e: wanted.add(e.source)))
-    structural_walk(body, (tirx.BufferStore, lambda s: wanted.add(s.buffer) if not _pure(s.value) else None))
-    return made - wanted
+    structural_walk(body, (ir.TensorLoad, lambda e: count(e, 1)))
+    structural_walk(body, (tirx.BufferStore, store))
+    return {b for b in made if loads.get(b, 0) == 0} - kept
 
 
 def _without(s: Any, names: set[Any], buffers: set[Any]) -> Any:
@@ -65,7 +81,8 @@ def _without(s: Any, names: set[Any], buffers: set[Any]) -> Any:
         then = _without(s.then_case, names, buffers)
         other = None if s.else_case is None else _without(s.else_case, names, buffers)
         other = None if other is not None and _nothing(other) else other
-        return sequence([]) if _nothing(then) and other is None and _pure(s.condition) else tirx.IfThenElse(s.condition, then, other, s.span)
+        empty = _nothing(then) and other is None and _pure(s.condition)
+        return sequence([]) if empty else tirx.IfThenElse(s.condition, then, other, s.span)
     if isinstance(s, tirx.AttrStmt):
         return tirx.AttrStmt(s.node, s.attr_key, s.value, _without(s.body, names, buffers), s.span)
     return s

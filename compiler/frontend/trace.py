@@ -249,6 +249,8 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
     func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr("global_symbol", name)
     hints = dict(builder.launch.hints)
+    if "layouts" in hints:  # by the variables that the program has
+        hints["layouts"] = {renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()}
     return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints)
 
 

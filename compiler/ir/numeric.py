@@ -20,7 +20,8 @@ _DIVISION: dict[str, Callable[[Any, Any], Any]] = {
     "FloorDiv": np.floor_divide, "FloorMod": np.mod,
     "Div": lambda a, b: np.trunc(np.divide(a, b)).astype(np.int64), "Mod": np.fmod,
 }  # fmt: skip
-_BITS = {"shift_left": "LShift", "shift_right": "RShift", "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor"}
+_BITS = {"shift_left": "LShift", "shift_right": "RShift", "bitwise_and": "BitwiseAnd", "bitwise_or": "BitwiseOr",
+         "bitwise_xor": "BitwiseXor"}  # fmt: skip
 
 
 class Unknown(Exception):

@@ -15,16 +15,17 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
 from tilescale.compiler.layout import loops
 from tilescale.compiler.layout.fragment import Fragment
-from tilescale.compiler.layout.loops import bits_of, element_dtype, fragments_of, in_registers
+from tilescale.compiler.layout.loops import bits_of, fragments_of, in_registers
 from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc, TileValueError
 
+#: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
+REPLICATED = 16
 #: combinations of the operations' choices that are tried
 TRIES = 64
 WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
@@ -172,7 +173,8 @@ class Solver:
         self.propagate()
         for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
             for a in u.reads:
-                if in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
+                small = prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local"
+                if small and in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
                     self.known[a.buffer] = replicated(_shape(a.buffer), self.uses.owners[a.buffer].threads)
         self.propagate()
         while left := [b for b in self.free if b not in self.known]:
@@ -313,6 +315,3 @@ def _combinations(choices: list[list[list[Demand]]]) -> list[tuple[list[Demand],
     ranks = itertools.islice(itertools.product(*[range(len(c)) for c in choices]), 4096)
     ordered = sorted(ranks, key=sum)[:TRIES]
     return [tuple(c[k] for c, k in zip(choices, pick, strict=True)) for pick in ordered]
-
-
-__all__ = ["Demand", "Executor", "Use", "Uses", "conflict", "element_dtype", "gather", "infer", "ir", "loc_of", "structural_walk", "walk"]

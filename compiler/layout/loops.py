@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.layout.fragment import Fragment, packed
-from tilescale.compiler.layout.match import Loop, Slots, is_replicated, match, seen_by
+from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.spread import best, ceil_div
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
@@ -149,7 +149,7 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
     pieces = []
     for p in loop.fragment.pieces:
         if p.axis in where:
-            pieces.append(replace(p, axis=where[p.axis]))  # type: ignore[index]
+            pieces.append(replace(p, axis=where[p.axis]))
         elif p.to == "thread":
             pieces.append(replace(p, axis=None))
     return Fragment(tuple(whole), packed(pieces), loop.fragment.threads)
@@ -237,6 +237,3 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
         if not found[1] and loop.fragment.copies == (0,):
             break
     return found
-
-
-__all__ = ["Loop", "Slots", "bits_of", "choose", "element_dtype", "fragments_of", "from_fragment", "from_loop", "from_memory", "in_registers"]

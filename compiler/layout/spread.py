@@ -10,8 +10,8 @@ from tilescale.compiler.layout.pieces import Piece
 from tilescale.errors import InternalError
 
 WARP = 32
-#: bytes of global memory that are fetched together
-SECTOR = 32
+#: bytes of global memory that are fetched together, and of a line of the cache
+SECTOR, LINE = 32, 128
 #: bytes of the widest access of one thread
 WIDEST = 16
 
@@ -82,7 +82,7 @@ def cost(fragment: Fragment, vector: int, bits: int, along: int, reduced: Sequen
     registers = ceil_div(fragment.slots * bits, 32)
     sweeps = fragment.slots / vector
     run = vector * bits / 8 * prod(p.extent for p in fragment.pieces if p.axis == along and p.to == "thread")
-    scattered = sweeps * max(0.0, SECTOR / run - 1) if run < SECTOR else 0.0
+    scattered = sweeps * (max(0.0, SECTOR / run - 1) + 0.1 * max(0.0, LINE / run - 1))
     exchanges = sum(8.0 for axis in reduced for p in fragment.pieces if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP)
     shuffles = sum(0.5 * len(fragment.across(axis)) for axis in reduced)
     return registers + sweeps + scattered + exchanges + shuffles

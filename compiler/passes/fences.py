@@ -62,7 +62,9 @@ class Touch:
         if self.mode == other.mode == "update":
             return False  # atomic: any order is right
         mine, theirs = self.owners, other.owners
-        if mine is None or theirs is None or mine.origin != theirs.origin or mine.depends != theirs.depends or (mine.depends | theirs.depends) & self.stale:
+        if mine is None or theirs is None or mine.origin != theirs.origin:
+            return True
+        if mine.depends != theirs.depends or mine.depends & self.stale:
             return True
         _, i, j = np.intersect1d(mine.ids, theirs.ids, assume_unique=True, return_indices=True)
         return bool(((mine.threads[i] < 0) | (mine.threads[i] != theirs.threads[j])).any())

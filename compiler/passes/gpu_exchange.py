@@ -16,7 +16,7 @@ from tilescale.compiler.layout.match import is_replicated
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.gpu_stage import copy_statement, whole
-from tilescale.compiler.tvm_compat import ir, structural_map, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import TileSyntaxError, TileValueError
 
 
@@ -50,12 +50,33 @@ def gpu_exchange(program: Any) -> Any:
         if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None:
             op = base.find(s.value)
             done = op.exchange(s.value, cx) if op is not None else None
-            return None if done is None else [*cx.made, *done]
+            if done is not None:
+                return [*cx.made, *done]
         return _scalar(s, cx)
 
+    _refuse_whiles(program)
     done = program.with_body(rebuild(program.func.body, cx.executor, leaf))
     done.layouts = cx.layouts
     return done
+
+
+def _refuse_whiles(program: Any) -> None:
+    """A condition that is computed anew in every round cannot have statements in front of it."""
+
+    def look(s: Any) -> None:
+        apart = [a for a in scalar_reads(s) if in_registers(a.buffer) and isinstance(program.layouts.get(a.buffer), Fragment)
+                 and not is_replicated(program.layouts[a.buffer])]  # fmt: skip
+        if apart:
+            found.append((s, apart[0].buffer.name))
+
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.While, look))
+    if found:
+        s, name = found[0]
+        raise TileSyntaxError(
+            f"the condition of this while reads {name}, which is spread over threads", loc=loc_of(getattr(s, "span", None)),
+            hint=f"a T.alloc_var that is set to {name}[…] at the end of the body",
+        )  # fmt: skip
 
 
 def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
@@ -88,19 +109,12 @@ def _scalar(s: Any, cx: Exchange) -> list[Any] | None:
     apart = [b for b in wanted if not is_replicated(cx.layouts[b])]
     if not apart:
         return None
-    if not isinstance(s, tirx.Bind):
-        names = ", ".join(b.name for b in apart)
-        raise TileSyntaxError(
-            f"this condition reads {names}, which is spread over the threads of the {cx.executor.name}",
-            loc=loc_of(getattr(s, "span", None)),
-            hint=f"name the value first: x = {names}[…]",
-        )
     there = {}
     before = []
     for buffer in apart:
         tile = cx.scratch(f"{buffer.name}_shared", buffer.ty.shape, element_dtype(buffer), s.span)
         there[buffer] = tile.source
-        _say(cx, buffer, "every thread reads one element", "the binding", s)
+        _say(cx, buffer, "every thread reads one element", "a scalar", s)
         before.append(copy_statement(whole(buffer), tile, s))
     return [*cx.made, *before, _redirected(s, there)]
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.layout.infer import Executor
-from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
 
@@ -83,7 +82,18 @@ def gpu_stage(program: Any, arch: str) -> Any:
         done = op.stage(s.value, staging) if op is not None else None
         return None if done is None else [*staging.made, *done]
 
-    return program.with_body(rebuild(program.func.body, staging.executor, leaf))
+    return program.with_body(rebuild(program.func.body, staging.executor, leaf, _named))
+
+
+def _named(e: Any, node: Any, ex: Executor) -> tuple[list[Any], Any]:
+    """A condition or an extent that reads a tile in registers, as a name bound in front."""
+    found: list[Any] = []
+    if not isinstance(e, int):
+        structural_walk(e, (ir.TensorLoad, lambda x: found.append(x) if x.source.ty.storage_scope in ("local", "local.fragment") else None))
+    if not found:
+        return [], e
+    var = tirx.Var("value", e.ty)
+    return [tirx.Bind(var, e, node.span)], var
 
 
 def _shared_result(s: Any, staging: Staging) -> list[Any] | None:
@@ -94,6 +104,3 @@ def _shared_result(s: Any, staging: Staging) -> list[Any] | None:
     prev = staging.tile(s.var.name, (1,), str(s.value.ty), "shared", s.span)
     store = tirx.BufferStore(prev.source, s.value, [ZERO], s.span)
     return [*staging.made, store, tirx.Bind(s.var, tirx.BufferLoad(prev.source, [ZERO]), s.span)]
-
-
-__all__ = ["Staging", "copy_statement", "element_dtype", "gpu_stage", "is_whole", "whole"]

@@ -1,66 +1,108 @@
 #include <ts/ts.cuh>
 
-extern "C" __global__ void __launch_bounds__(64) softmax(const float* __restrict__ A, float* C) {
+extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restrict__ A, float* C) {
   const int tid = threadIdx.x;
   const int bx = blockIdx.x;
-  // test_ir.py:33  x, top, total = T.alloc_fragment((100,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
-  alignas(16) float x[4];
+  extern __shared__ __align__(1024) uint8_t smem[];  // 16 bytes
+  // test_cuda.py:43  T.reduce_max(x, top)
+  float* const top_parts = (float*)smem;
+  // test_cuda.py:46  T.reduce_sum(x, total)
+  float* const total_parts = (float*)smem;
+  // test_cuda.py:41  x, top, total = T.alloc_fragment((1000,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+  alignas(16) float x[8];
   float top;
   float total;
-  const int i0 = (tid & 31) * 4;
-  if (i0 < 100) {
-    // test_ir.py:34  T.copy(A[row, 0], x)
-    *(uint4*)&x[0] = *(const uint4*)&A[bx * 100 + i0];
+  const int i0 = tid * 4;
+  // test_cuda.py:42  T.copy(A[row, 0], x)
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    const int i = u0 * 512 + i0;
+    if (i < 1000) {
+      *(uint4*)&x[u0 * 4] = *(const uint4*)&A[bx * 1000 + i];
+    }
   }
-  // test_ir.py:35  T.reduce_max(x, top)
+  // test_cuda.py:43  T.reduce_max(x, top)
   float total_1 = __int_as_float(0xff800000);
   #pragma unroll
-  for (int r0 = 0; r0 < 4; ++r0) {
-    total_1 = ts::max(total_1, (tid & 31) * 4 + r0 < 100 ? x[r0] : __int_as_float(0xff800000));
+  for (int r0 = 0; r0 < 2; ++r0) {
+    #pragma unroll
+    for (int r1 = 0; r1 < 4; ++r1) {
+      total_1 = ts::max(total_1, r0 * 512 + tid * 4 + r1 < 1000 ? x[r0 * 4 + r1] : __int_as_float(0xff800000));
+    }
   }
   total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 1));
   total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 2));
   total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 4));
   total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 8));
   total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 16));
-  top = total_1;
-  const int i0_1 = (tid & 31) * 4;
-  // test_ir.py:36  for i in T.Parallel(100):
+  if ((tid & 31) == 0) {
+    top_parts[tid >> 5] = total_1;
+  }
+  __syncthreads();
+  float total_2 = top_parts[0];
   #pragma unroll
-  for (int u = 0; u < 4; ++u) {
-    const int i = i0_1 + u;
-    if (i < 100) {
-      // test_ir.py:37  x[i] = T.exp(x[i] - top[0])
-      x[u] = expf(x[u] - top);
+  for (int g = 0; g < 3; ++g) {
+    total_2 = ts::max(total_2, top_parts[g + 1]);
+  }
+  top = total_2;
+  const int i0_1 = tid * 4;
+  // test_cuda.py:44  for i in T.Parallel(1000):
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      const int i = u0 * 512 + i0_1 + u1;
+      if (i < 1000) {
+        // test_cuda.py:45  x[i] = T.exp(x[i] - top[0])
+        x[u0 * 4 + u1] = expf(x[u0 * 4 + u1] - top);
+      }
     }
   }
-  // test_ir.py:38  T.reduce_sum(x, total)
-  float total_2 = 0.0f;
+  __syncthreads();
+  // test_cuda.py:46  T.reduce_sum(x, total)
+  float total_3 = 0.0f;
   #pragma unroll
-  for (int r0 = 0; r0 < 4; ++r0) {
-    total_2 = total_2 + ((tid & 31) * 4 + r0 < 100 ? x[r0] : 0.0f);
-  }
-  total_2 = total_2 + ts::shuffle_xor(total_2, 1);
-  total_2 = total_2 + ts::shuffle_xor(total_2, 2);
-  total_2 = total_2 + ts::shuffle_xor(total_2, 4);
-  total_2 = total_2 + ts::shuffle_xor(total_2, 8);
-  total_2 = total_2 + ts::shuffle_xor(total_2, 16);
-  total = total_2;
-  const int i_10 = (tid & 31) * 4;
-  // test_ir.py:39  for i in T.Parallel(100):
-  #pragma unroll
-  for (int u = 0; u < 4; ++u) {
-    const int i_1 = i_10 + u;
-    if (i_1 < 100) {
-      // test_ir.py:40  x[i] = x[i] / total[0]
-      x[u] = x[u] / total;
+  for (int r0 = 0; r0 < 2; ++r0) {
+    #pragma unroll
+    for (int r1 = 0; r1 < 4; ++r1) {
+      total_3 = total_3 + (r0 * 512 + tid * 4 + r1 < 1000 ? x[r0 * 4 + r1] : 0.0f);
     }
   }
-  const int i0_2 = (tid & 31) * 4;
-  if (i0_2 < 100) {
-    if (tid >> 5 == 0) {
-      // test_ir.py:41  T.copy(x, C[row, 0])
-      *(uint4*)&C[bx * 100 + i0_2] = *(const uint4*)&x[0];
+  total_3 = total_3 + ts::shuffle_xor(total_3, 1);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 2);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 4);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 8);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 16);
+  if ((tid & 31) == 0) {
+    total_parts[tid >> 5] = total_3;
+  }
+  __syncthreads();
+  float total_4 = total_parts[0];
+  #pragma unroll
+  for (int g = 0; g < 3; ++g) {
+    total_4 = total_4 + total_parts[g + 1];
+  }
+  total = total_4;
+  const int i_10 = tid * 4;
+  // test_cuda.py:47  for i in T.Parallel(1000):
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      const int i_1 = u0 * 512 + i_10 + u1;
+      if (i_1 < 1000) {
+        // test_cuda.py:48  x[i] = x[i] / total[0]
+        x[u0 * 4 + u1] = x[u0 * 4 + u1] / total;
+      }
+    }
+  }
+  const int i0_2 = tid * 4;
+  // test_cuda.py:49  T.copy(x, C[row, 0])
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    const int i = u0 * 512 + i0_2;
+    if (i < 1000) {
+      *(uint4*)&C[bx * 1000 + i] = *(const uint4*)&x[u0 * 4];
     }
   }
 }

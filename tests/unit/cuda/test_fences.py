@@ -133,7 +133,7 @@ def test_no_fence_where_each_thread_touches_its_own():
         with T.Kernel(1, threads=64):
             s = T.alloc_shared((256,), "float32")
             T.copy(A, s)
-            for k in T.serial(3):
+            for _ in T.serial(3):
                 for i in T.Parallel(256):
                     s[i] = s[i] * 2
             T.copy(s, B)
