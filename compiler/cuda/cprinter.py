@@ -219,7 +219,9 @@ class CPrinter(Expressions):
         if constant(s.value) is not None:
             return
         self.at(s)
-        self.write(f"{self.stored(s.value)};")
+        notes = s.value.attrs if isinstance(s.value, ir.Call) else None
+        why = f"  // {notes['comment']}" if notes is not None and "comment" in notes else ""
+        self.write(f"{self.stored(s.value)};{why}")
 
     def s_Bind(self, s: Any) -> None:
         if s.var in self.unused:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.instructions import WARP, mma_accumulator
+from tilescale.compiler.layout.instructions import WARP, mma_a, mma_accumulator
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
@@ -63,11 +63,12 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
     """Operands in registers go to shared memory, an accumulator that is no whole fragment into one."""
     a, b, c = call.args[:3]
     own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
-    if own and not in_registers(a.source) and not in_registers(b.source):
+    moved = [r for r in (a, b) if in_registers(r.source) and not (r is a and _from_registers(call, cx))]
+    if own and not moved:
         return None
     before, operands = [], []
     for r in (a, b):
-        if in_registers(r.source):
+        if any(r is x for x in moved):
             tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
             before.append(cx.copy(r, tile, call))
             operands.append(tile)
@@ -82,16 +83,39 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
     return [*before, cx.again(call, [*operands, tile, *call.args[3:]]), cx.copy(tile, c, call)]
 
 
+def _from_registers(call: Any, cx: Any) -> bool:
+    """Whether mma can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no product writes
+    (accumulators have another order of slots)."""
+    a, b = call.args[:2]
+    if instruction(call, cx.executor.threads, cx.program.arch) != "mma" or element_dtype(a.source) not in HALVES or call.attrs["trans_a"]:
+        return False
+    whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
+    return whole and not a.source.same_as(b.source) and extents(call)[2] % 16 == 0 and a.source not in cx.accumulators
+
+
 def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     """The accumulator's fragments, best first."""
     m, n, _ = extents(call)
     threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
     c = call.args[2].source
     if instruction(call, threads, cx.uses.arch) == "mma":
-        made = [(f, f"T.gemm (mma.sync, {wm} × {wn} warps)") for f, wm, wn in mma_fragments(m, n, threads, policy)]
-    else:
-        made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
+        out = []
+        for f, wm, wn in mma_fragments(m, n, threads, policy):
+            what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
+            demands = [Demand(c, f, what, loc_of(call.span))]
+            if in_registers(call.args[0].source):
+                held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
+                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc_of(call.span)))
+            out.append(demands)
+        return out
+    made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
     return [[Demand(c, f, what, loc_of(call.span))] for f, what in made]
+
+
+def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
+    """A from registers: every warp of a row of warps has the whole depth of its rows."""
+    own = mma_a(16).repeated(1, k // 16).repeated(0, m // (16 * wm)).repeated(0, wm, "thread")
+    return own.copied(wn).copied(warps // (wm * wn))
 
 
 def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
@@ -195,7 +219,8 @@ def operand(cx: Any, region: Any, across: bool) -> Operand:
 def emit_gemm(cx: Any, call: Any) -> Any:
     """C += op(A) · op(B)."""
     m, n, k = extents(call)
-    a = operand(cx, call.args[0], bool(call.attrs["trans_a"]))
+    held = in_registers(call.args[0].source)
+    a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))  # B's "rows" are the product's columns
     c = cx.places[call.args[2].source]
     dtype = element_dtype(c.buf)
@@ -306,9 +331,10 @@ def _slots(digits: list[Piece], u: Any) -> Any:
 # ---- mma.sync
 
 
-def _mma(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, k: int) -> Any:
-    """For each step of k: this warp's tiles of A and B into registers, and their products. PTX ISA 9.0, "mma.m16n8k16", "mma.m16n8k32"."""
-    bits = bits_of(a.place.buf)
+def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
+    """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into registers, and their products.
+    PTX ISA 9.0, "mma.m16n8k16", "mma.m16n8k32"."""
+    bits = bits_of(b.place.buf)
     depth, each = 256 // bits, 32 // bits
     down, across = _tiles(c.layout, 0, 16), _tiles(c.layout, 1, 8)
     lane = tirx.Var("lane", "int32")
@@ -319,13 +345,14 @@ def _mma(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, k: int) -
         begin = _warp_start(cx, c.layout, axis, size)
         cx.bound(var, begin)
         binds.append(tirx.Bind(var, begin))
-    a_dtype, b_dtype = element_dtype(a.place.buf), element_dtype(b.place.buf)
-    a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+    held = isinstance(a, Registers)
+    a_dtype, b_dtype = element_dtype(a.buf if held else a.place.buf), element_dtype(b.place.buf)
+    a_regs = a.buf if held else tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
     b_regs = tirx.decl_buffer((across * 2 * each,), b_dtype, "b", scope="local", layout=None)
     step = tirx.Var("k", "int32")
     cx.bind_range(step, ceil_div(k, depth))
     k0 = step * depth
-    load_a = _load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)
+    load_a = [] if held else [tirx.AllocBuffer(a_regs), *_load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
     load_b = _load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     kinds = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8"}
@@ -333,12 +360,14 @@ def _mma(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, k: int) -
     name = f"ts::mma_m16n8k{depth}_{suffix}"
     address = lambda buf, at: tirx.address_of(tirx.BufferLoad(buf, [at]))  # noqa: E731
     slot = i * (4 * across) + j * 4
+    left = (i * ceil_div(k, depth) + step) * 8 if held else i * (4 * each)
     product = tirx.Evaluate(
-        tirx.call_extern("void", name, address(acc, slot), address(a_regs, i * (4 * each)), address(b_regs, j * (2 * each))), call.span
+        tirx.call_extern("void", name, address(acc, slot), address(a_regs, left), address(b_regs, j * (2 * each))), call.span
     )
     products = _unrolled(i, down, _unrolled(j, across, product))
-    body = sequence([tirx.AllocBuffer(a_regs), tirx.AllocBuffer(b_regs), *load_a, *load_b, products])
-    loop = tirx.For(step, ZERO, tirx.IntImm("int32", ceil_div(k, depth)), tirx.ForKind.SERIAL, body, span=call.span)
+    body = sequence([*load_a, tirx.AllocBuffer(b_regs), *load_b, products])
+    kind = tirx.ForKind.UNROLLED if held else tirx.ForKind.SERIAL  # registers have constant indices alone
+    loop = tirx.For(step, ZERO, tirx.IntImm("int32", ceil_div(k, depth)), kind, body, span=call.span)
     return sequence([*binds, loop])
 
 

@@ -254,7 +254,7 @@ class Lowering(Scalars, NestLowering):
         else:
             number = self.tid // WIDTHS["warpgroup"] + 1  # 0 is that of __syncthreads
             made = tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WIDTHS["warpgroup"]))
-        return tirx.Evaluate(made)
+        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))
 
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""

@@ -289,6 +289,7 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
             choices.append(ranked)
     found: Solver | None = None
     least, refusal = 0.0, None
+    tries = 0
     for combination in _combinations(choices):
         made = Solver(uses, fixed)
         try:
@@ -297,11 +298,12 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
         except TileValueError as error:
             refusal = refusal or error
             continue
+        tries += 1
         made.settle()
         price = made.misfits()
         if found is None or price < least:
             found, least = made, price
-        if not price:
+        if not price or tries == TRIES:
             break
     if found is None:
         raise refusal if refusal is not None else TileValueError("no layout was found", loc=program.loc)
@@ -313,5 +315,5 @@ def _combinations(choices: list[list[list[Demand]]]) -> list[tuple[list[Demand],
     if not choices:
         return [()]
     ranks = itertools.islice(itertools.product(*[range(len(c)) for c in choices]), 4096)
-    ordered = sorted(ranks, key=sum)[:TRIES]
+    ordered = sorted(ranks, key=sum)
     return [tuple(c[k] for c, k in zip(choices, pick, strict=True)) for pick in ordered]

@@ -1,4 +1,5 @@
-"""Shared memory of a block as one arena: tiles that are never alive together share bytes.
+"""Shared memory of a block as one arena: tiles that are never alive together share bytes, small ones aside, since sharing costs a meeting
+of the threads.
 
 A tile lives from its first use to its last; a use inside a loop that does not hold the tile's allocation makes it live through the
 whole loop, since its value may be wanted in the next round. Executors below the block run side by side, in no order: what they use lives
@@ -20,6 +21,8 @@ from tilescale.errors import TileValueError
 LIMITS = {70: 96 << 10, 72: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
           100: 227 << 10, 120: 99 << 10}  # fmt: skip
 ALIGN = 16
+#: bytes up to which a tile keeps a place of its own
+SMALL = 1024
 
 
 def limit_of(arch: str) -> int:
@@ -98,7 +101,8 @@ class _Lifetimes:
         each = -(-layout.bytes // align) * align
         self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
         self.inside[s.buffer] = len(self.open)
-        if s.buffer.ty.storage_scope == "shared.signal":  # others may reach it from the first statement to the last
+        # others may reach a signal from the first statement to the last
+        if s.buffer.ty.storage_scope == "shared.signal" or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
     def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:

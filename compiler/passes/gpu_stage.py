@@ -24,6 +24,13 @@ class Staging:
         self.program = program
         self.executor = Executor("block", program.launch.threads)
         self.made: list[Any] = []
+        #: tiles that products sum into
+        self.accumulators: set[Any] = set()
+        structural_walk(program.func.body, (ir.Call, self._look))
+
+    def _look(self, call: Any) -> None:
+        if call.op.name == "ts.gemm":
+            self.accumulators.add(call.args[2].source)
 
     def tile(self, name: str, shape: Any, dtype: str, scope: str, span: Any = None) -> Any:
         """A new tile, all of it as a region; its allocation stands in front of the statements that are returned."""

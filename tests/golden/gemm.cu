@@ -31,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
   }
   // test_cuda.py:29  for k in T.Pipelined(3, num_stages=3):
   for (int k = 0; k < 3; ++k) {
-    __syncthreads();
+    __syncthreads();  // T.copy writes A_s that T.gemm, line 32 reads
     const int i0 = tid >> 2;
     const int j0 = (tid & 3) * 8;
     // test_cuda.py:30  T.copy(A[by * 64, k * 32], A_s)
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       const int i = u0 * 16 + i0_1;
       *(uint4*)&B_s[(i * 64 + j0_1) ^ (i & 7) * 8] = *(const uint4*)&B[k * 4096 + i * 128 + bx * 64 + j0_1];
     }
-    __syncthreads();
+    __syncthreads();  // T.gemm reads A_s that T.copy, line 30 writes
     const int lane = tid & 31;
     const int row0 = ((tid & 63) >> 5) * 32;
     const int col0 = (tid >> 6) * 32;

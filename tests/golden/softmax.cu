@@ -3,11 +3,11 @@
 extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restrict__ A, float* C) {
   const int tid = threadIdx.x;
   const int bx = blockIdx.x;
-  extern __shared__ __align__(1024) uint8_t smem[];  // 16 bytes
+  extern __shared__ __align__(1024) uint8_t smem[];  // 32 bytes
   // test_cuda.py:43  T.reduce_max(x, top)
   float* const top_parts = (float*)smem;
   // test_cuda.py:46  T.reduce_sum(x, total)
-  float* const total_parts = (float*)smem;
+  float* const total_parts = (float*)(smem + 16);
   // test_cuda.py:41  x, top, total = T.alloc_fragment((1000,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
   alignas(16) float x[8];
   float top;
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   if ((tid & 31) == 0) {
     top_parts[tid >> 5] = total_1;
   }
-  __syncthreads();
+  __syncthreads();  // T.Parallel reads top_parts that T.reduce_part, line 43 writes
   float total_2 = top_parts[0];
   #pragma unroll
   for (int g = 0; g < 3; ++g) {
@@ -58,7 +58,6 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
       }
     }
   }
-  __syncthreads();
   // test_cuda.py:46  T.reduce_sum(x, total)
   float total_3 = 0.0f;
   #pragma unroll
@@ -76,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
   if ((tid & 31) == 0) {
     total_parts[tid >> 5] = total_3;
   }
-  __syncthreads();
+  __syncthreads();  // T.Parallel reads total_parts that T.reduce_part, line 46 writes
   float total_4 = total_parts[0];
   #pragma unroll
   for (int g = 0; g < 3; ++g) {

@@ -272,3 +272,38 @@ def test_a_failed_assertion_says_where():
 def test_layouts_are_fragments_or_shared():
     program = scheduled(attention(T.GemmWarpPolicy.Square))
     assert {type(x) for x in program.layouts.values()} == {Fragment, type(layout_of(program, "q"))}
+
+
+@pytest.mark.parametrize("threads", [32, 128, 256])
+def test_the_left_operand_stays_in_registers(threads):
+    """P goes from the accumulator of one product to the operand of the next without shared memory, where warps lie below one another."""
+
+    @T.prim_func
+    def kernel(Q: T.Tensor((60, 32), "bfloat16"), V: T.Tensor((48, 40), "bfloat16"), O: T.Tensor((60, 40), "float32")):
+        with T.Kernel(1, threads=threads):
+            q, k, v = T.alloc_shared((60, 32), "bfloat16"), T.alloc_shared((48, 32), "bfloat16"), T.alloc_shared((48, 40), "bfloat16")
+            s, p, o = T.alloc_fragment((60, 48), "float32"), T.alloc_fragment((60, 48), "bfloat16"), T.alloc_fragment((60, 40), "float32")
+            T.copy(Q, q)
+            T.copy(Q[0:48, :], k)
+            T.copy(V, v)
+            T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+            T.copy(s, p)
+            T.gemm(p, v, o, clear_accum=True)
+            T.copy(o, O)
+
+    program = scheduled(kernel)
+    assert program.notes == [] and not any(b.name.startswith("p_shared") for b in program.layouts)
+    agree(kernel, {"Q": data((60, 32), "bfloat16", 1, 0.3), "V": data((48, 40), "bfloat16", 2), "O": empty((60, 40), "float32")})
+
+
+def test_an_accumulator_that_is_an_operand_goes_through_shared_memory():
+    @T.prim_func
+    def kernel(Q: T.Tensor((32, 32), "float16"), O: T.Tensor((32, 32), "float16")):
+        with T.Kernel(1, threads=64):
+            q, s, o = T.alloc_shared((32, 32), "float16"), T.alloc_fragment((32, 32), "float16"), T.alloc_fragment((32, 32), "float16")
+            T.copy(Q, q)
+            T.gemm(q, q, s, clear_accum=True)
+            T.gemm(s, q, o, clear_accum=True)
+            T.copy(o, O)
+
+    agree(kernel, {"Q": data((32, 32), "float16", 1, 0.3), "O": empty((32, 32), "float16")})
