@@ -1,8 +1,8 @@
 """Where an iteration of a nest finds an element of a fragment: in which slot, and whether its thread has it at all.
 
 The loop's own layout is a fragment over the iterations: thread and slot of an iteration. An access fits if every thread that runs an
-iteration holds the element that it touches, in a slot that is the same for all threads. Where indices are the loop's variables the digits say so;
-all others are counted, over all threads and slots: nothing is assumed of the expressions but that they can be evaluated.
+iteration holds the element that it touches, in a slot that is the same for all threads. Where indices are the loop's variables the
+digits say so; all others are counted, over all threads and slots: nothing is assumed of the expressions but that they can be evaluated.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) 
     return found
 
 
-def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | None:
+def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str | None:
     """The common case without counting: every index is a variable of the loop, shifted like the loop, and the loop's threads are the
     fragment's, digit by digit. None where that is not so: then nothing is said."""
     if loop.fragment.threads != fragment.threads:
@@ -135,7 +135,10 @@ def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bo
     if writes and any(p.axis is not None and p.axis not in where for p in loop.fragment.pieces if p.to == "thread"):
         return None
     if canonical(mine) != canonical(p for p in fragment.pieces if p.to == "thread"):
-        return None
+        # with as many copies and no padding, other digits are another map
+        whole = all(loop.extents[k] == loop.fragment.shape[k] for k in where)
+        same = sum(p.axis is None for p in mine) == 0 and fragment.copies == (0,)
+        return "a thread needs an element that another thread has" if whole and same and len(where) == len(loop.vars) else None
     coefficients = []
     for p in loop.digits:
         if p.axis not in where:

@@ -60,7 +60,8 @@ def check_layouts(program: Any) -> None:
             held = seen_by(program.layouts[a.buffer], ex.threads)
             quick = by_digits(loop, a.indices, held, a.mode != "read")
             counted = by_counting(loop, a.indices, held, a.mode != "read")
-            assert quick is None or (isinstance(counted, Slots) and agree_on_slots(loop, quick, counted)), (s, quick, counted)
+            assert quick is None or type(quick) is type(counted), (s, quick, counted)
+            assert not isinstance(quick, Slots) or agree_on_slots(loop, quick, counted), (s, quick, counted)
         values, inside = loop.values
         flat = np.zeros(inside.shape, np.int64)
         for i, extent in zip(values, loop.extents, strict=True):
