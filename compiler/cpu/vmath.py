@@ -337,6 +337,11 @@ def _pow(t: Lets, x: Expr, y: Expr, f: Format) -> Expr:
     return native_cast(select(missing, d.k(nan), value), f.dtype)
 
 
+def _fence(x: Expr, f: Format) -> Expr:
+    """x, which LLVM may not take into an operation beside it (a product into a sum)."""
+    return intrin("llvm.arithmetic.fence", f.dtype, x)
+
+
 def _llvm(name: str) -> Callable[..., Expr]:
     return lambda t, *args: intrin(f"llvm.{name}", args[-1].dtype, *args[:-1])
 
@@ -379,6 +384,9 @@ _FUNCTIONS: dict[str, tuple[int, Callable[..., Expr]]] = {
     "pow": (2, _pow),
     "copysign": (2, _llvm("copysign")),
     "fma": (3, _llvm("fma")),
+    "ieee_add": (2, lambda t, x, y, f: _fence(x, f) + _fence(y, f)),
+    "ieee_sub": (2, lambda t, x, y, f: _fence(x, f) - _fence(y, f)),
+    "ieee_mul": (2, lambda t, x, y, f: _fence(x * y, f)),
     "__exp": (1, _exp_fast(co.LOG2_E["float32"][0], _exp)),
     "__exp2": (1, _exp_fast(1.0, _exp2)),
     "__exp10": (1, _exp_fast(co.LOG2_10, _exp10)),

@@ -237,13 +237,13 @@ class Expressions:
         if dtype != "int64":
             return self._within(e, f"{self.value(a, PRODUCT)} * {self.value(b, PRODUCT + 1)}", PRODUCT)
         left = self._operand(a, PRODUCT, _surely_wide(b))
-        return f"{left} * {self._operand(b, PRODUCT + 1, constant(b) is not None or _surely_wide(a))}", PRODUCT
+        return f"{left} * {self._operand(b, PRODUCT + 1, True)}", PRODUCT  # one side is 64 bits wide by now
 
     def _comparison(self, e: Any, sign: str, p: int) -> Text:
         if dtype_of(e.a) != "int64":
             return f"{self.value(e.a, p)} {sign} {self.value(e.b, p + 1)}", p
-        a_wide, b_wide = _surely_wide(e.a), _surely_wide(e.b)
-        return f"{self._operand(e.a, p, b_wide)} {sign} {self._operand(e.b, p + 1, a_wide)}", p
+        left = self._operand(e.a, p, _surely_wide(e.b))
+        return f"{left} {sign} {self._operand(e.b, p + 1, True)}", p
 
     def x_Div(self, e: Any) -> Text:
         return self._within(e, f"{self.value(e.a, PRODUCT)} / {self.value(e.b, PRODUCT + 1)}", PRODUCT)

@@ -37,14 +37,13 @@ class CudaPrinter(CPrinter):
         "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
         "__exp": "__expf", "__exp2": "ts::fast_exp2", "__exp10": "__exp10f", "__log": "__logf", "__log2": "__log2f",
         "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf", "__tan": "__tanf", "__tanh": "ts::fast_tanh",
-        "ieee_add": "__fadd_rn", "ieee_sub": "__fsub_rn", "ieee_mul": "__fmul_rn", "ieee_fdiv": "__fdiv_rn", "ieee_sqrt": "__fsqrt_rn",
-        "ieee_frcp": "__frcp_rn", "ieee_fmaf": "__fmaf_rn",
+        # never contracted; divisions and square roots are correctly rounded as they are
+        "ieee_add": "__fadd_rn", "ieee_sub": "__fsub_rn", "ieee_mul": "__fmul_rn",
     }  # fmt: skip
     #: float64 has no fast forms: the accurate ones
     double_functions: ClassVar[dict[str, str]] = {
         **{f"__{name}": name for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh")},
-        "ieee_add": "__dadd_rn", "ieee_sub": "__dsub_rn", "ieee_mul": "__dmul_rn", "ieee_fdiv": "__ddiv_rn", "ieee_sqrt": "__dsqrt_rn",
-        "ieee_frcp": "__drcp_rn", "ieee_fmaf": "__fma_rn",
+        "ieee_add": "__dadd_rn", "ieee_sub": "__dsub_rn", "ieee_mul": "__dmul_rn",
         "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
     }  # fmt: skip
 

@@ -183,6 +183,25 @@ def test_small_floats_are_computed_in_float32_and_rounded_once():
     equal(got, want, x, "x * y - x")
 
 
+def test_what_is_never_contracted():
+    x = specials("float32")
+    y, z = np.roll(x, 5), np.roll(x, 11)
+    m = x.size
+
+    @T.prim_func
+    def kernel(X: T.Tensor((m,), "float32"), Y: T.Tensor((m,), "float32"), Z: T.Tensor((m,), "float32"), C: T.Tensor((2, m), "float32")):
+        with T.Kernel(T.ceildiv(m, 128), threads=128) as bx:
+            for i in T.Parallel(128):
+                at = bx * 128 + i
+                C[0, at] = T.ieee_add(T.ieee_mul(X[at], Y[at]), Z[at])
+                C[1, at] = T.ieee_fmaf(X[at], Y[at], Z[at])
+
+    got = run(kernel, {"X": x, "Y": y, "Z": z, "C": np.zeros((2, m), "float32")})["C"]
+    with np.errstate(all="ignore"):
+        equal(got[0], x * y + z, x, "x * y + z")
+        equal(got[1], numerics.function("fma", [x, y, z], "float32"), x, "fma")
+
+
 def test_minimum_and_maximum_keep_nan():
     x = specials("float32")
     y = np.roll(x, 5)

@@ -188,6 +188,24 @@ def test_graphs(warm: bool):
         assert torch.equal(c, a + b)
 
 
+def test_graphs_outlive_their_kernels():
+    import gc
+
+    a, b, c = normal(5000), normal(5000), torch.zeros(5000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    run = tilescale.compile(add, target="cuda", name="forgotten")
+    run(a, b, c)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        run(a, b, c)
+    del run
+    gc.collect()
+    c.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(c, a + b)
+
+
 def test_results_are_the_same_from_run_to_run():
     @T.prim_func
     def total(A: T.Tensor((4096,), "float32"), B: T.Tensor((1,), "float32")):

@@ -54,7 +54,6 @@ static struct {
   CUresult (*CtxPopCurrent)(void**);
   CUresult (*DevicePrimaryCtxRetain)(void**, int);
   CUresult (*LibraryLoadData)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
-  CUresult (*LibraryUnload)(void*);
   CUresult (*LibraryGetKernel)(void**, void*, const char*);
   CUresult (*KernelSetAttribute)(int, int, void*, int);
   CUresult (*ThreadExchangeStreamCaptureMode)(int*);
@@ -72,7 +71,6 @@ static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.CtxPopCurrent, "cuCtxPopCurrent_v2"},
   {(void**)&cu.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
   {(void**)&cu.LibraryLoadData, "cuLibraryLoadData"},
-  {(void**)&cu.LibraryUnload, "cuLibraryUnload"},
   {(void**)&cu.LibraryGetKernel, "cuLibraryGetKernel"},
   {(void**)&cu.KernelSetAttribute, "cuKernelSetAttribute"},
   {(void**)&cu.ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
@@ -139,9 +137,9 @@ typedef struct ts_gpu {
   pthread_mutex_t loading;
 } ts_gpu;
 
+/* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
-  if (G->library) cu.LibraryUnload(G->library); /* an error here (the process is ending) has nobody to tell */
   if (G->K) ts_kernel_free(G->K);
   free(G->code);
   free(G->symbol);

@@ -12,7 +12,6 @@
 #define cuCtxPopCurrent_v2 real_cuCtxPopCurrent_v2
 #define cuDevicePrimaryCtxRetain real_cuDevicePrimaryCtxRetain
 #define cuLibraryLoadData real_cuLibraryLoadData
-#define cuLibraryUnload real_cuLibraryUnload
 #define cuLibraryGetKernel real_cuLibraryGetKernel
 #define cuKernelSetAttribute real_cuKernelSetAttribute
 #define cuThreadExchangeStreamCaptureMode real_cuThreadExchangeStreamCaptureMode
@@ -27,7 +26,6 @@
 #undef cuCtxPopCurrent_v2
 #undef cuDevicePrimaryCtxRetain
 #undef cuLibraryLoadData
-#undef cuLibraryUnload
 #undef cuLibraryGetKernel
 #undef cuKernelSetAttribute
 #undef cuThreadExchangeStreamCaptureMode
@@ -62,7 +60,6 @@ int cuLibraryLoadData(void** l, const void* d, void* a, void* b, unsigned c, voi
   *l = (void*)1;
   return code(1);
 }
-int cuLibraryUnload(void* l) { (void)l; return 0; }
 int cuLibraryGetKernel(void** k, void* l, const char* name) {
   (void)l;
   strncpy(fake_symbol, name, sizeof fake_symbol - 1);

@@ -62,7 +62,7 @@ CASES = [
     # 64 bits
     (wide(i) * i64(4096) + wide(j), "int64_t(i) * 4096 + j"), (wide(i) + wide(j), "int64_t(i) + j"), (wide(i) + w, "i + w"),
     (wide(i) + (wide(j) + w), "int64_t(i) + j + w"), (w + wide(i + j), "w + (i + j)"), (w + i64(7), "w + 7"), (i64(1 << 40) + w, "1099511627776L + w"),
-    (w < wide(n), "w < n"), (wide(i) < wide(n), "int64_t(i) < int64_t(n)"), (tirx.min(w, i64(3)), "min(w, 3L)"), (w - i64(1), "w - 1"),
+    (w < wide(n), "w < n"), (wide(i) < wide(n), "int64_t(i) < n"), (wide(i) * wide(n), "int64_t(i) * n"), (w * wide(n), "w * n"), (wide(i) * w, "i * w"), (tirx.min(w, i64(3)), "min(w, 3L)"), (w - i64(1), "w - 1"),
     (wide(u), "int64_t(u)"), (w + wide(u), "w + int64_t(u)"), (tirx.BufferLoad(A, [wide(i)]), "A[i]"), (tirx.BufferLoad(A, [i64(5)]), "A[5]"),
     (tirx.BufferLoad(A, [wide(i) * i64(64) + wide(j)]), "A[int64_t(i) * 64 + j]"),
     # literals
@@ -86,7 +86,7 @@ CASES = [
     # functions
     (math("exp", x), "expf(x)"), (math("exp", d), "exp(d)"), (math("__exp", x), "__expf(x)"), (math("__exp", d), "exp(d)"), (math("round", x), "rintf(x)"),
     (math("rsqrt", d), "rsqrt(d)"), (math("pow", x, x + x), "powf(x, x + x)"), (math("sigmoid", x), "ts::sigmoid(x)"), (math("__exp2", x), "ts::fast_exp2(x)"),
-    (math("fma", d, d, d), "fma(d, d, d)"), (tirx.abs(x), "fabsf(x)"), (tirx.exp(x), "expf(x)"),
+    (math("fma", d, d, d), "fma(d, d, d)"), (math("ieee_mul", x, x) + x, "__fmul_rn(x, x) + x"), (math("ieee_add", d, d), "__dadd_rn(d, d)"), (tirx.abs(x), "fabsf(x)"), (tirx.exp(x), "expf(x)"),
     (tirx.max(x, f32(0.0)), "ts::max(x, 0.0f)"), (tirx.max(i, n), "max(i, n)"), (tirx.popcount(w), "__popcll(w)"), (math("isnan", x), "isnan(x)"),
     (tirx.Select(i < n, x, f32(0.0)), "i < n ? x : 0.0f"), (tirx.if_then_else(p, x, x) + x, "(p ? x : x) + x"),
     (tirx.Select(p, tirx.Select(i < n, i, j), n), "p ? (i < n ? i : j) : n"), (tirx.Select(p, i, tirx.Select(i < n, i, j)), "p ? i : i < n ? i : j"),
@@ -124,7 +124,7 @@ def test_functions_of_float64_are_no_names_of_their_own(name: str):
 def test_every_function_of_the_language_has_a_name_in_c():
     known = {name for name in vars(language) if name.strip("_") in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
     known |= {"log1p", "sqrt", "rsqrt", "tanh", "sinh", "cosh", "asin", "acos", "atan", "sigmoid", "erf", "floor", "ceil", "trunc", "round"}
-    known |= {"isnan", "isinf", "isfinite", "pow", "fmod", "atan2", "copysign", "hypot", "fma"}
+    known |= {"isnan", "isinf", "isfinite", "pow", "fmod", "atan2", "copysign", "hypot", "fma", "ieee_add", "ieee_sub", "ieee_mul"}
     assert known <= set(CudaPrinter.functions)
 
 

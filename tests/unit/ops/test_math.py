@@ -105,6 +105,23 @@ def test_functions_of_several_arguments_and_special_values():
     assert d[3].equal(third == 1) and d[4].equal(third != 1) and d[5].equal((third == 1) | (third == 2) & (a <= 0))
 
 
+@pytest.mark.parametrize("name", ["float32", "float64"])
+def test_what_is_written_ieee_is_never_contracted(name: str):
+    @T.prim_func
+    def kernel(X: T.Tensor((512,), name), Y: T.Tensor((512,), name), Z: T.Tensor((512,), name), C: T.Tensor((3, 512), name)):
+        with T.Kernel(4, threads=128) as bx:
+            for i in T.Parallel(128):
+                at = bx * 128 + i
+                C[0, at] = T.ieee_add(T.ieee_mul(X[at], Y[at]), Z[at])
+                C[1, at] = T.ieee_sub(X[at] * Y[at], Z[at])
+                C[2, at] = T.ieee_mul(X[at], Y[at]) - Z[at]
+
+    x, y, z = torch.randn(3, 512, dtype=getattr(torch, name))
+    c = torch.zeros(3, 512, dtype=x.dtype)
+    run(kernel)(x, y, z, c)
+    assert c[0].equal(x * y + z) and c[1].equal(x * y - z) and c[2].equal(x * y - z)
+
+
 def test_python_values_stay_pythons():
     @T.prim_func
     def kernel(C: T.Tensor((6,), "float64")):

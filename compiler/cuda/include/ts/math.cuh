@@ -17,6 +17,9 @@ __device__ __forceinline__ T floormod(T a, T b) {
 }
 
 // A NaN on either side is the result.
+__device__ __forceinline__ double max(double a, double b) { return a >= b || a != a ? a : b; }
+__device__ __forceinline__ double min(double a, double b) { return a <= b || a != a ? a : b; }
+#if __CUDA_ARCH__ >= 800
 __device__ __forceinline__ float max(float a, float b) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -27,8 +30,10 @@ __device__ __forceinline__ float min(float a, float b) {
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
-__device__ __forceinline__ double max(double a, double b) { return a >= b || a != a ? a : b; }
-__device__ __forceinline__ double min(double a, double b) { return a <= b || a != a ? a : b; }
+#else
+__device__ __forceinline__ float max(float a, float b) { return a >= b || a != a ? a : b; }
+__device__ __forceinline__ float min(float a, float b) { return a <= b || a != a ? a : b; }
+#endif
 
 // 1 / (1 + e^-x).
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
