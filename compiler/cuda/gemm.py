@@ -97,19 +97,19 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     """The accumulator's fragments, best first."""
     m, n, _ = extents(call)
     threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
-    c = call.args[2].source
+    c, loc = call.args[2].source, loc_of(call.span)
     if instruction(call, threads, cx.uses.arch) == "mma":
         out = []
         for f, wm, wn in mma_fragments(m, n, threads, policy):
             what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
-            demands = [Demand(c, f, what, loc_of(call.span))]
+            demands = [Demand(c, f, what, loc)]
             if in_registers(call.args[0].source):
                 held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
-                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc_of(call.span)))
+                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
             out.append(demands)
         return out
     made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
-    return [[Demand(c, f, what, loc_of(call.span))] for f, what in made]
+    return [[Demand(c, f, what, loc)] for f, what in made]
 
 
 def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:

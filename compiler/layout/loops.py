@@ -3,7 +3,7 @@ round: what a loop's layout says of a fragment that has none yet."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -216,15 +216,11 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
             made = from_fragment(nest, a, layouts[a.buffer], share)
             if made is not None and made not in tries:
                 tries.append(made)
-    free = from_memory(nest, threads)
-    if free is not None:
-        tries.append(free)
     if not nest.is_static:
         why = "the loop's extents are known only at run time"
         return None, [(a, why) for a in known if a.mode != "read" or not is_replicated(layouts[a.buffer])]
     found: tuple[Loop | None, list[tuple[Element, str]]] = None, []
-    first = True
-    for loop in tries:
+    for loop in _and_free(tries, nest, threads):
         bad = []
         for a in known:
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")
@@ -232,8 +228,16 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
                 bad.append((a, fits))
             elif nest.alone and a.mode != "read" and loop.fragment.copies != (0,):
                 bad.append((a, "an iteration runs once, and more threads have a copy of the element"))
-        if first or len(bad) < len(found[1]):
-            found, first = (loop, bad), False
-        if not found[1] and loop.fragment.copies == (0,):
+        if found[0] is None or len(bad) < len(found[1]):
+            found = loop, bad
+        if not found[1]:
             break
     return found
+
+
+def _and_free(tries: list[Loop], nest: Nest, threads: int) -> Iterator[Loop]:
+    """The loops that follow a fragment, and, where none of them fits, the one that follows memory."""
+    yield from tries
+    free = from_memory(nest, threads)
+    if free is not None:
+        yield free

@@ -1,14 +1,14 @@
 """Where an iteration of a nest finds an element of a fragment: in which slot, and whether its thread has it at all.
 
 The loop's own layout is a fragment over the iterations: thread and slot of an iteration. An access fits if every thread that runs an
-iteration holds the element that it touches, in a slot that is the same for all threads. Checked by counting, over all threads and
-slots: nothing is assumed of the index expressions but that they can be evaluated.
+iteration holds the element that it touches, in a slot that is the same for all threads. Where indices are the loop's variables the
+digits say so; all others are counted, over all threads and slots: nothing is assumed of the expressions but that they can be evaluated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.layout.fragment import Fragment
-from tilescale.compiler.layout.pieces import Piece, radix
+from tilescale.compiler.layout.pieces import Piece, canonical, radix
+from tilescale.compiler.tvm_compat import ir, tirx
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,54 @@ def everywhere(indices: Sequence[Any], fragment: Fragment) -> Slots:
 
 def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
     """Where the iterations of ``loop`` find ``fragment[indices]``, or why they do not."""
-    found = _match(loop, indices, fragment, writes)
+    found = by_digits(loop, indices, fragment, writes) or by_counting(loop, indices, fragment, writes)
     if isinstance(found, str) and not writes and is_replicated(fragment):
         return everywhere(indices, fragment)
     return found
 
 
-def _match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
+def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str | None:
+    """The common case without counting: every index is a variable of the loop, shifted like the loop, and the loop's threads are the
+    fragment's, digit by digit. None where that is not so: then nothing is said."""
+    if loop.fragment.threads != fragment.threads:
+        return None
+    where: dict[int, int] = {}
+    base = 0
+    for axis, e in enumerate(indices):
+        k = next((k for k, v in enumerate(loop.vars) if isinstance(e, ir.Var) and e.same_as(v)), None)
+        if k is None:
+            if not isinstance(e, tirx.IntImm) or any(p.axis == axis and p.to == "thread" for p in fragment.pieces):
+                return None
+            at = int(e.value)
+            if not 0 <= at < fragment.shape[axis]:
+                return None
+            base += sum(at // p.unit % p.extent * p.stride for p in fragment.pieces if p.axis == axis)
+        elif k in where or loop.shifts[k] or loop.fragment.shape[k] != fragment.shape[axis]:
+            return None
+        else:
+            where[k] = axis
+    mine = [replace(p, axis=where.get(p.axis)) if p.axis is not None else p for p in loop.fragment.pieces if p.to == "thread"]
+    if writes and any(p.axis is not None and p.axis not in where for p in loop.fragment.pieces if p.to == "thread"):
+        return None
+    if canonical(mine) != canonical(p for p in fragment.pieces if p.to == "thread"):
+        # with as many copies and no padding, other digits are another map
+        whole = all(loop.extents[k] == loop.fragment.shape[k] for k in where)
+        same = sum(p.axis is None for p in mine) == 0 and fragment.copies == (0,)
+        return "a thread needs an element that another thread has" if whole and same and len(where) == len(loop.vars) else None
+    coefficients = []
+    for p in loop.digits:
+        if p.axis not in where:
+            coefficients.append(0)
+            continue
+        own = [q for q in fragment.pieces if q.axis == where[p.axis] and q.to == "slot" and q.unit <= p.unit < q.unit * q.extent]
+        if not own or p.unit % own[0].unit or p.unit * p.extent > own[0].unit * own[0].extent:
+            return None
+        coefficients.append(own[0].stride * (p.unit // own[0].unit))
+    return Slots(base, tuple(coefficients), ())
+
+
+def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
+    """The same for any index that can be evaluated, over all threads and rounds."""
     if loop.fragment.threads != fragment.threads:
         return "it is spread over other threads"
     values, inside = loop.values

@@ -11,7 +11,8 @@ from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import Executor, walk
-from tilescale.compiler.layout.loops import choose
+from tilescale.compiler.layout.loops import choose, fragments_of
+from tilescale.compiler.layout.match import Slots, by_counting, by_digits, seen_by
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.fences import first_holders
 from tilescale.compiler.sim import numerics
@@ -55,6 +56,12 @@ def check_layouts(program: Any) -> None:
         loop = choose(nest, program.layouts, ex.threads)[0] if nest is not None else None
         if loop is None:
             continue
+        for a in fragments_of(nest):
+            held = seen_by(program.layouts[a.buffer], ex.threads)
+            quick = by_digits(loop, a.indices, held, a.mode != "read")
+            counted = by_counting(loop, a.indices, held, a.mode != "read")
+            assert quick is None or type(quick) is type(counted), (s, quick, counted)
+            assert not isinstance(quick, Slots) or agree_on_slots(loop, quick, counted), (s, quick, counted)
         values, inside = loop.values
         flat = np.zeros(inside.shape, np.int64)
         for i, extent in zip(values, loop.extents, strict=True):
@@ -63,6 +70,14 @@ def check_layouts(program: Any) -> None:
         assert (np.bincount(flat[inside], minlength=total) == copies).all(), s
         once = inside & first_holders(loop)[:, None]
         assert (np.bincount(flat[once], minlength=total) == 1).all(), s
+
+
+def agree_on_slots(loop: Any, quick: Any, counted: Any) -> bool:
+    """Whether digits say what counting finds, in the rounds in which some thread runs."""
+    rounds = loop._counters()
+    table = quick.base + sum((c * k for c, k in zip(rounds, quick.coefficients, strict=True)), np.zeros(loop.values[1].shape[1], np.int64))
+    runs = loop.values[1].any(0)
+    return bool((table[runs] == np.asarray(counted.table)[runs]).all())
 
 
 def same(a: Any, b: Any, name: str, exact: bool) -> None:
