@@ -14,6 +14,7 @@ calls in the same order. Ranks that do not are told so, by name, when they meet.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -22,79 +23,99 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tilescale import env
-from tilescale.comm.bootstrap import World, world
+from tilescale.comm import bootstrap, sim
+from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError, TileTypeError, TileValueError
 
 if TYPE_CHECKING:
-    from tilescale.comm.heap import Heap, Team
+    from tilescale.comm.backend import Backend, Team
 
 __all__ = [
     "World", "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
-    "team",    "world", "world_size", "zeros",
+    "team", "world", "world_size", "zeros",
 ]  # fmt: skip
 
 _lock = threading.RLock()
-_heap: Heap | None = None
-_world: World | None = None
+_process: Backend | None = None  # this process's, where ranks are processes
 _pid = 0
 
 
 def init(heap_size: int | None = None) -> None:
     """Joins the job that the launcher's environment describes; alone it is one rank. Idempotent.
 
-    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE). Raises CommError when ranks do
-    not come, or /dev/shm has no room.
+    ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE; simulated ranks need none). Raises
+    CommError when ranks do not come, or /dev/shm has no room.
     """
-    global _heap, _world, _pid
+    global _process, _pid
+    here = sim.here()
+    if here is not None:
+        here.init()
+        return
     with _lock:
-        if _heap is not None and _pid == os.getpid():
+        if _process is not None and _pid == os.getpid():
             return
-        from tilescale.comm.heap import Heap
-        from tilescale.comm.shm import Shm
+        place = bootstrap.world()
+        if place.size == 1 and env.TARGET.get() == "sim":
+            _process = sim.SimWorld(1).ranks[0]
+        else:
+            from tilescale.comm.heap import Heap
+            from tilescale.comm.shm import Shm
 
-        _world = world()
-        _heap = Heap(Shm(_world, heap_size or env.HEAP_SIZE.get()))
+            _process = Heap(Shm(place, heap_size or env.HEAP_SIZE.get()))
         _pid = os.getpid()
         _hook_exits()
 
 
+def behind() -> Backend | None:
+    """What stands behind this module for the calling thread; None before ``init``."""
+    here = sim.here()
+    if here is not None:
+        return here if here.joined else None
+    return _process if _pid == os.getpid() else None
+
+
 def is_initialized() -> bool:
-    """Whether ``init`` has been called in this process."""
-    return _heap is not None and _pid == os.getpid()
+    """Whether ``init`` has been called in this process (by this simulated rank)."""
+    return behind() is not None
 
 
-def _need() -> Heap:
-    if _heap is None:
-        raise CommError("tilescale.comm is not initialised", hint="tilescale.comm.init() first, on every rank")
-    if _pid != os.getpid():
+def _need() -> Backend:
+    found = behind()
+    if found is not None:
+        return found
+    if _process is not None and sim.here() is None:
         raise CommError("this process was forked from a rank and is none itself", hint="init() in the processes that are ranks")
-    return _heap
+    raise CommError("tilescale.comm is not initialised", hint="tilescale.comm.init() first, on every rank")
 
 
-def _who() -> World:
-    return _world if _world is not None and _pid == os.getpid() else world()
+def world() -> World:
+    """This rank's place among the ranks of its job. Raises CommError where the environment is incomplete or contradicts itself."""
+    here = sim.here()
+    if here is not None:
+        return here.place
+    return _process.place if _process is not None and _pid == os.getpid() else bootstrap.world()
 
 
 def rank() -> int:
     """This process's number among the ranks."""
-    return _who().rank
+    return world().rank
 
 
 def world_size() -> int:
     """How many ranks there are."""
-    return _who().size
+    return world().size
 
 
 def local_rank() -> int:
     """This process's number among the ranks on this machine."""
-    return _who().local_rank
+    return world().local_rank
 
 
 # ---- memory
 
 
 def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | None, team: Team | None, value: Any = None) -> Any:
-    heap = _need()
+    mine = _need()
     from tilescale.comm import tensors
 
     extents, name, kind = tensors.normal_shape(shape), tensors.dtype_name(dtype), tensors.choose(like)
@@ -103,8 +124,8 @@ def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | Non
     def write(block: Any) -> None:
         tensors.fill(block, extents, name, kind, value)
 
-    with _lock:
-        block = heap.allocate(team or heap.world, tensors.byte_size(extents, name), what, None if value is None else write)
+    fill = mine.fresh(name) if value is None else write
+    block = mine.allocate(team or mine.world, tensors.byte_size(extents, name), what, fill)
     return tensors.wrap(block, extents, name, kind)
 
 
@@ -141,11 +162,11 @@ def peer(tensor: Any, rank: int) -> Any:
     ``tensor`` is any view of one's own symmetric memory. What another rank wrote may be read after a barrier or a signal.
     Raises TileTypeError for ordinary tensors, TileValueError for a rank that the team does not have.
     """
-    heap = _need()
+    mine = _need()
     from tilescale.comm import tensors
 
     address, shape, dtype, like, strides = tensors.unwrap(tensor)
-    found = heap.find(address)
+    found = mine.find(address)
     if found is None:
         raise TileTypeError(
             "peer() of a tensor that is not in this rank's symmetric memory", hint="allocate it with tilescale.comm.empty"
@@ -153,7 +174,7 @@ def peer(tensor: Any, rank: int) -> Any:
     allocation, own = found
     if not 0 <= rank < allocation.team.size:
         raise TileValueError(f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}")
-    return tensors.wrap(heap.peer_block(allocation, own, rank), shape, dtype, like, address - own.address, strides)
+    return tensors.wrap(mine.peer_block(allocation, own, rank), shape, dtype, like, address - own.address, strides)
 
 
 # ---- agreement
@@ -164,9 +185,8 @@ def barrier(team: Team | None = None) -> None:
 
     Raises CommError, on every rank, when one does not come within TILESCALE_WAIT_TIMEOUT seconds or has ended.
     """
-    heap = _need()
-    with _lock:
-        heap.meet(team or heap.world, "barrier()")
+    mine = _need()
+    mine.meet(team or mine.world, "barrier()")
 
 
 def _members(ranks: Any) -> tuple[int, ...]:
@@ -190,14 +210,11 @@ def team(ranks: Any) -> Team | None:
     ``ranks``: integers, a ``torch.distributed.ProcessGroup``, or a one-axis ``DeviceMesh``. Tensors and signals are allocated
     for a team by ``empty(…, team=t)``; a kernel's team is that of its symmetric arguments. The same ranks give the same team.
     """
-    heap = _need()
+    mine = _need()
     members = _members(ranks)
-    if not members or len(set(members)) != len(members) or not all(0 <= r < heap.world.size for r in members):
-        raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {heap.world.size - 1}")
-    if heap.shm.world.rank not in members:
-        return None
-    with _lock:
-        return heap.make_team(members)
+    if not members or len(set(members)) != len(members) or not all(0 <= r < mine.world.size for r in members):
+        raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}")
+    return mine.make_team(members) if mine.place.rank in members else None
 
 
 # ---- the end
@@ -205,29 +222,28 @@ def team(ranks: Any) -> Team | None:
 
 def abort(why: str) -> None:
     """Tells all ranks to stop waiting: their waits, in kernels and on hosts, fail with ``why``. The first call is heard."""
-    if is_initialized():
-        assert _heap is not None
-        _heap.shm.stop(why)
+    found = behind()
+    if found is not None:
+        found.stop(why)
 
 
 def finalize() -> None:
     """Leaves the job; collective. Tensors that are still alive keep their memory, out of other ranks' reach."""
-    global _heap, _world
-    with _lock:
-        if not is_initialized():
+    global _process
+    with _lock if sim.here() is None else contextlib.nullcontext():
+        found = behind()
+        if found is None:
             return
-        assert _heap is not None
-        heap = _heap
-        heap.meet(heap.world, "finalize()")
-        heap.shm.leave(unmap=heap.alive() == 0)
-        _heap = _world = None
+        found.finalize()
+        if found is _process:
+            _process = None
 
 
 def _leave() -> None:
-    """At the end of the process: the others learn that this rank has ended. They keep its memory mapped: nothing is awaited."""
-    if is_initialized():
-        assert _heap is not None
-        _heap.shm.leave(unmap=False)
+    """At the end of the process: the others learn that this rank has ended."""
+    found = behind()
+    if found is not None:
+        found.leave()
 
 
 _hooked = False

@@ -15,67 +15,19 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+from tilescale.comm.backend import Allocation, Block, Team
+from tilescale.comm.bootstrap import World
 from tilescale.comm.extents import Extents
 from tilescale.comm.shm import LETTER, MAX_TEAMS, PAGE, Shm
 from tilescale.errors import CommError
 
 _NUMBERS = 4
 _LETTER = struct.Struct(f"<{_NUMBERS}q{LETTER - 8 * _NUMBERS}s")
-
-
-@dataclass(eq=False)
-class Team:
-    """Some ranks of the world, in order. Made by ``tilescale.comm.team``; ``slot`` is this rank's number for it."""
-
-    members: tuple[int, ...]
-    rank: int
-    slot: int
-    calls: int = 0  # collective calls so far
-    dropped: deque[Allocation] = field(default_factory=deque, repr=False)  # since the last call; finalizers append
-    stamped: list[Allocation] = field(default_factory=list, repr=False)  # dropped here, perhaps not everywhere
-    freed: list[Allocation] = field(default_factory=list, repr=False)  # decided in the last call
-
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-
-@dataclass(eq=False)
-class Allocation:
-    """``size`` bytes at ``offset`` of every member's segment, whole pages; the last eight bytes are the stamp's."""
-
-    team: Team
-    offset: int
-    size: int
-    block: weakref.ref[Block] | None = None
-
-    @property
-    def stamp_at(self) -> int:
-        return self.offset + self.size - 8
-
-
-class Block:
-    """The memory behind a tensor: NumPy and torch keep it alive for as long as any view of it lives.
-
-    A block of a peer's memory keeps its own rank's block alive too, so that nobody frees what this rank may still reach for.
-    """
-
-    __slots__ = ("__array_interface__", "__weakref__", "_allocation", "_owner", "address", "nbytes")
-
-    def __init__(self, address: int, nbytes: int, allocation: Allocation | None, owner: Block | None = None):
-        self.address, self.nbytes, self._allocation, self._owner = address, nbytes, allocation, owner
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (nbytes,), "typestr": "|u1"}
-
-    def __del__(self) -> None:
-        allocation = self._allocation
-        if allocation is not None:
-            allocation.team.dropped.append(allocation)
 
 
 class Heap:
@@ -92,6 +44,15 @@ class Heap:
         shm.make_team(0, everyone, [0] * len(everyone))
         self.teams[everyone] = self.world
         self._slots = iter(range(1, MAX_TEAMS))
+        self._lock = threading.RLock()  # threads of a program that allocate: one call at a time
+
+    @property
+    def place(self) -> World:
+        """This rank among the ranks."""
+        return self.shm.world
+
+    def fresh(self, dtype: str) -> None:
+        """New memory is left as it is."""
 
     # ---- agreement
 
@@ -136,9 +97,10 @@ class Heap:
 
     def meet(self, team: Team, what: str) -> None:
         """A host barrier of the team: returns when all its ranks have called it."""
-        self._enter(team)
-        self._exchange(team.members, what)
-        self._collect(team)
+        with self._lock:
+            self._enter(team)
+            self._exchange(team.members, what)
+            self._collect(team)
 
     # ---- memory
 
@@ -177,6 +139,10 @@ class Heap:
         ``fill`` writes this rank's memory; it has happened on every rank when this returns on any. Raises CommError when ranks
         ask for different things, or memory is out.
         """
+        with self._lock:
+            return self._allocate(team, nbytes, what, fill)
+
+    def _allocate(self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None) -> Block:
         size = -(-(nbytes + 8) // PAGE) * PAGE
         self._enter(team)
         offset = self._agree_on_offset(team, size, what)
@@ -227,8 +193,12 @@ class Heap:
 
     def make_team(self, members: tuple[int, ...]) -> Team:
         """The team of ``members`` (world ranks, this one among them); collective among them the first time, then remembered."""
-        if members in self.teams:
+        with self._lock:
+            if members not in self.teams:
+                self._make_team(members)
             return self.teams[members]
+
+    def _make_team(self, members: tuple[int, ...]) -> None:
         slot = next(self._slots, -1)
         what = f"team({list(members)})"
         slots = [x[0] for x in self._exchange(members, what, slot)]
@@ -247,4 +217,18 @@ class Heap:
         if any(errors):
             raise CommError(f"{what}: no memory in /dev/shm: {os.strerror(next(filter(None, errors)))}")
         self.teams[members] = team
-        return team
+
+    # ---- the end
+
+    def stop(self, why: str) -> None:
+        """Tells all ranks to stop waiting."""
+        self.shm.stop(why)
+
+    def finalize(self) -> None:
+        """Leaves the job, together with all other ranks."""
+        self.meet(self.world, "finalize()")
+        self.shm.leave(unmap=self.alive() == 0)
+
+    def leave(self) -> None:
+        """The process ends. The others keep this rank's memory mapped: nothing is awaited."""
+        self.shm.leave(unmap=False)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tilescale.comm.heap import Block
+from tilescale.comm.backend import Block
 from tilescale.errors import TileTypeError, TileValueError
 
 _BYTES = {

@@ -32,6 +32,8 @@ def collect() -> Timeline:
     log = native.events()
     if native.lost_events():
         raise RuntimeError(f"{native.lost_events()} events did not fit into the log: trace a smaller problem")
+    if not log:
+        raise RuntimeError("nothing was logged: is the kernel compiled with instrument=True, and not run on the simulator?")
     products = [e for e in log if e.kind == "gemm"]
     puts = [e for e in log if e.kind == "copy" and e.rank not in (-1, me) and e.phase == "end"]
     begins = [e.ns for e in products if e.phase == "begin"]

@@ -16,6 +16,7 @@ from tilescale.errors import TileError
 # name → (module of this package, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("start", "Run a program as N ranks on this machine."),
+    "check": ("check", "Run a program as N simulated ranks and say what is wrong with its kernels."),
     "doctor": ("doctor", "Say what this machine has, and what is missing for which feature."),
 }
 

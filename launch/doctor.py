@@ -146,6 +146,7 @@ def _module(name: str) -> Callable[[], bool]:
 
 # What a user wants to do; what that needs; whether this version can do it.
 FEATURES: list[tuple[str, Callable[[Fact], Iterator[str]], Callable[[], bool]]] = [
+    ("kernels on the simulator: tilescale check", _tvm, _module("compiler.sim")),
     ("kernels on the CPU", _cpu, _module("compiler.cpu")),
     ("torch tensors", _torch, _module("compiler.cpu")),
     ("ranks: tilescale launch", _shm, _module("comm.bootstrap")),

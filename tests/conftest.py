@@ -12,6 +12,8 @@ import pytest
 
 from tilescale.comm import bootstrap
 
+pytest_plugins = ["tilescale.testing"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

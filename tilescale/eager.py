@@ -16,7 +16,7 @@ from tilescale import cache, env, log
 from tilescale.build import compiled, digest, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jit import Jit, frozen, loc_of, without_collection
+from tilescale.jit import Jit, frozen, loc_of, resolve_target, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
@@ -95,6 +95,8 @@ class Eager(Jit):
         with without_collection():
             label = label_of(self.name, {**sizes, **constants})
             key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument)
+            if resolve_target(self.target) == "sim":
+                return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
@@ -141,6 +143,14 @@ class Eager(Jit):
             self.dispatch.clear()
 
     # -- making it ------------------------------------------------------------------------------------------------
+    def _simulated(self, key: str | None, label: str, program: Callable[[], Any]) -> Kernel:
+        """For the target sim: nothing lies on the disk."""
+        from tilescale import simulator
+
+        made = simulator.program_of(key, program)
+        self._learn(baked_extents(made.traced))
+        return simulator.kernel_of(made, label, program, self.instrument, None)
+
     def _obtain(self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any]) -> Kernel:
         """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a new process that
         finds both needs no trace."""
@@ -154,6 +164,8 @@ class Eager(Jit):
 
         label = label_of(self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants})
         family = key_of(self.name, self.func, list(dtypes.items()), [len(s) for s in shapes.values()], constants, self.instrument)
+        if resolve_target(self.target) == "sim":
+            return self._simulated(None if family is None else digest(f"{family} {sorted(shapes.items())}"), label, program)
         if family is None or env.DUMP.get() is not None:
             traced = program()
             self._learn(baked_extents(traced))

@@ -20,6 +20,7 @@ from tilescale.errors import TileValueError
 T = TypeVar("T")
 
 PREFIX = "TILESCALE_"
+TARGETS = ("cpu", "sim")
 LOG_LEVELS = ("error", "warning", "info", "debug")
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -82,6 +83,12 @@ def _job(text: str) -> str:
     if not re.fullmatch(r"[0-9A-Za-z]{1,32}", text):
         raise ValueError(text)
     return text
+
+
+def _target(text: str) -> str:
+    if text.lower() not in TARGETS:
+        raise ValueError(text)
+    return text.lower()
 
 
 def _folder(text: str) -> Path:
@@ -149,6 +156,13 @@ CC: Var[list[str] | None] = Var(
     "a command, such as 'gcc' or 'ccache clang'",
     "the C compiler that builds the runtime and links kernels; default: $CC, else cc, gcc or clang from the PATH",
 )
+CUDA_COMPILER: Var[str | None] = Var(
+    "TILESCALE_CUDA_COMPILER",
+    _nothing,
+    str,
+    "nvcc, nvrtc or the path of an nvcc",
+    "what compiles kernels for CUDA; default: nvcc where there is one, else NVRTC",
+)
 JOB: Var[str | None] = Var(
     "TILESCALE_JOB",
     _nothing,
@@ -156,8 +170,15 @@ JOB: Var[str | None] = Var(
     "letters and digits, at most 32",
     "set by `tilescale launch` for its ranks: the job's name, part of every file name in /dev/shm",
 )
+TARGET: Var[str] = Var(
+    "TILESCALE_TARGET",
+    lambda: "cpu",
+    _target,
+    "one of " + ", ".join(TARGETS),
+    "what kernels are compiled for that name no target; sim: the simulator, for one rank (`tilescale check` runs several); default cpu",
+)
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, JOB)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,17 @@ class TileSyntaxError(TileError):
 
 class LaunchError(TileError, RuntimeError):
     """A launch that failed while it ran: a wait's time limit, ranks that launched different things, a failed assertion."""
+
+
+class FindingError(LaunchError):
+    """A simulated launch in which something is wrong. ``report``: the findings (a :class:`tilescale.compiler.sim.findings.Report`)."""
+
+    def __init__(self, report: Any):
+        self.report = report
+        super().__init__(str(report), loc=report.findings[0].loc if report.findings else None)
+
+    def __str__(self) -> str:
+        return str(self.report)
 
 
 class CommError(TileError, RuntimeError):

@@ -96,7 +96,7 @@ class Refusal:
         where = str(self.arg.device) if is_torch(self.arg) else _DEVICES.get(int(self.got), f"device type {self.got}")
         return self.error(
             TileTypeError,
-            f"{self.name} is on {where}, and the kernel is compiled for the cpu target",
+            f"{self.name} is on {where}, and the kernel is compiled for the {self.meta.get('target', 'cpu')} target",
             expected="a tensor in this machine's memory",
             hint=f"{self.name}.cpu()" if where != "meta" else f'torch.empty_like({self.name}, device="cpu")',
         )

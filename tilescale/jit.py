@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from tilescale import env
+from tilescale.comm import sim as comm_sim
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 from tilescale.watch import Watch
 
@@ -21,17 +23,24 @@ if TYPE_CHECKING:
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
 
-_LATER = ("cuda", "hip", "sim")
+_LATER = ("cuda", "hip")
+_EXPECTED = '"cpu", "sim" or "auto"'
 
 
 def resolve_target(target: Any) -> str:
-    """``"cpu"``, the target of this version. Raises TileValueError for others, by name."""
+    """``"cpu"`` or ``"sim"``; "auto" is what TILESCALE_TARGET says. For a simulated rank everything runs on the simulator.
+
+    Raises:
+        TileValueError: a target that this version does not have, by name.
+    """
     name = "auto" if target is None else str(target).split()[0] if str(target) else ""
-    if name in ("cpu", "auto", "llvm", "c"):
-        return "cpu"
+    if name not in ("cpu", "auto", "llvm", "c", "sim", *_LATER):
+        raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint='target="cpu"')
+    if name == "sim" or comm_sim.here() is not None:
+        return "sim"
     if name in _LATER:
-        raise TileValueError(f"the target {name!r} is not built in this version", expected='"cpu" or "auto"', hint='target="cpu"')
-    raise TileValueError(f"there is no target {target!r}", expected='"cpu" or "auto"', hint='target="cpu"')
+        raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
+    return env.TARGET.get() if name == "auto" else "cpu"
 
 
 def compile(  # the name that users know
@@ -46,7 +55,7 @@ def compile(  # the name that users know
 
     Args:
         out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate and return.
-        target: "auto" or "cpu".
+        target: "cpu", "sim" (the simulator: no code is made, calls raise FindingError where something is wrong) or "auto".
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
 
@@ -55,13 +64,14 @@ def compile(  # the name that users know
     """
     from tilescale.language.funcs import PrimFunc
 
-    resolve_target(target)
+    chosen = resolve_target(target)
     if not isinstance(func, PrimFunc):
         raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
     with without_collection():
-        from tilescale import build
+        from tilescale import build, simulator
 
-        return build.from_prim_func(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+        made = simulator.from_prim_func if chosen == "sim" else build.from_prim_func
+        return made(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
 
 
 @contextlib.contextmanager
@@ -145,12 +155,14 @@ class Jit:
         self.signature = inspect.signature(func)
         self.kernels: dict[Any, Kernel] = {}
         self._watch: Watch | None = None
+        self._epoch = 0
 
     def fresh(self) -> bool:
         """Whether kernels made so far still stand for what the function would make now; forgets them where they do not."""
         if self._watch is None:
-            self._watch = Watch(self.func)
-        elif self._watch.changed():
+            self._watch, self._epoch = Watch(self.func), comm_sim.epoch
+        elif self._watch.changed() or self._epoch != comm_sim.epoch:  # simulated ranks have come or gone: the target changes
+            self._epoch = comm_sim.epoch
             self.kernels.clear()
             self._watch = Watch(self.func)
             return False
@@ -237,7 +249,7 @@ def jit(
 
     Args:
         out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it with T.empty).
-        target: "auto" or "cpu".
+        target: "cpu", "sim" or "auto", see :func:`compile`.
         instrument: log remote operations and waits as the kernel runs.
         pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale import native
 from tilescale.cache import Entry
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torch, place
 
 if TYPE_CHECKING:
+    from tilescale.compiler.sim.findings import Report
     from tilescale.profiler import Profiler
 
 #: dtypes that NumPy does not hand over by DLPack → DLPack's code, bits, and the integer of that width
@@ -63,15 +64,21 @@ class Kernel:
         self._program = program
         self._returns = tuple(self.out_idx if returns is None else returns)
         self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
-        self._launch = native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), label)
+        self._launch = self._launcher(entry)
         plain = not self.out_idx and not self._returns and not any(_unchecked(p) for p in self.params)
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
+
+    def _launcher(self, entry: Entry) -> Callable[..., Any]:
+        """What runs a launch: takes an argument for each parameter and refuses with ``TS:<check>:…``."""
+        return native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), self.label)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
             args = self._positional(args, kwargs)
         try:
             return self._run(*args)
+        except TileError:
+            raise  # it says already what a person needs
         except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, IndexError) as error:
             refused = error
         return self._again(args, refused)
@@ -81,6 +88,15 @@ class Kernel:
     def symbols(self) -> list[str]:
         """The names of the kernel's T.dynamic extents."""
         return list(self._meta["symbols"])
+
+    @property
+    def target(self) -> str:
+        """What the kernel runs on: "cpu" or "sim"."""
+        return str(self._meta.get("target", "cpu"))
+
+    def program(self) -> Any:
+        """The kernel as tile IR (a :class:`tilescale.compiler.frontend.trace.TileProgram`), traced again."""
+        return self._program()
 
     @property
     def collective(self) -> bool:
@@ -126,6 +142,8 @@ class Kernel:
                 raise self._unusable(args) or error
             try:
                 return _given_back(self._run(*handed), handed, args)
+            except TileError:
+                raise
             except (TypeError, ValueError, RuntimeError) as second:
                 text = str(second)
                 if not text.startswith("TS:"):
@@ -144,10 +162,13 @@ class Kernel:
                 raise TileValueError(
                     f"{self.name}: {p['name']} is read-only, and the kernel writes it", loc=place(p["loc"]), hint=f"{p['name']}.copy()"
                 )
-            arg = _writable_view(arg)
-        if arg.dtype.name in _RETYPED:
-            return _retyped(arg)
-        return arg
+        return self._carried(arg)
+
+    def _carried(self, array: Any) -> Any:
+        """A NumPy array as the launcher takes it."""
+        if not array.flags.writeable:
+            array = _writable_view(array)
+        return _retyped(array) if array.dtype.name in _RETYPED else array
 
     def _unusable(self, args: tuple[Any, ...]) -> Exception | None:
         """What is wrong with an argument that is no tensor that DLPack carries to this machine's memory."""
@@ -184,6 +205,27 @@ class Kernel:
         from tilescale.compiler import driver
 
         return driver.source_text(self._program(), kind, instrument=self.instrument)
+
+    def check(
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, level: str = "tile",
+        depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+    ) -> Report:  # fmt: skip
+        """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed.
+
+        Args:
+            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py.
+            args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
+                copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
+            level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
+                ``roles``; "both" compares the two.
+
+        Returns:
+            The report: true where nothing was found; ``report.findings`` otherwise.
+        """
+        from tilescale.arrays import arguments
+        from tilescale.compiler.sim.run import check
+
+        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds, level=level, depth=depth, roles=roles)
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""
@@ -334,7 +376,7 @@ class _Front:
             numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
             if p["dtype"] in _RETYPED:
                 numpy_lines.append(f"    a{k} = retyped(o{k})")
-        self.names.update(numpy_empty=numpy_empty, retyped=_retyped)
+        self.names.update(numpy_empty=numpy_empty, retyped=kernel._carried)
         self.lines += ["else:", *numpy_lines]
 
     def is_torch_call(self, *tensors: Any) -> bool:

@@ -78,8 +78,8 @@ def store(buf: Buf, index: Expr | int, value: Expr, dtype: str) -> Stmt:
     return tirx.BufferStore(buf, encode(value, dtype), [index])
 
 
-def cast(value: Expr, src: str, dst: str) -> Expr:
-    """A compute value of ``src`` as a rounded compute value of ``dst``."""
+def cast(value: Expr, src: str, dst: str, *, rounded: bool = True) -> Expr:
+    """A compute value of ``src`` as a rounded compute value of ``dst``. ``rounded``: the value is one that ``src`` can hold."""
     src, dst = canonical(src), canonical(dst)
     if src == dst:
         return value
@@ -91,7 +91,7 @@ def cast(value: Expr, src: str, dst: str) -> Expr:
         return _float_to_int(value, dst) if src in FLOATS else native_cast(value, dst)
     if dst in ("float64", "float32"):
         return native_cast(value, dst)
-    if _holds(dst, src):
+    if rounded and _holds(dst, src):
         return value
     return decode(encode(value, dst), dst)
 

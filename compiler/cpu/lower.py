@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -19,7 +20,7 @@ from tilescale.compiler.cpu.memory import Memory, narrow, pointer, size_of
 from tilescale.compiler.cpu.parallel import ParallelLoops
 from tilescale.compiler.cpu.scalars import Scalars
 from tilescale.compiler.cpu.scales import Scales, any_fork
-from tilescale.compiler.cpu.tile import const
+from tilescale.compiler.cpu.tile import Tile, const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
@@ -263,8 +264,18 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self._require_inside(v, region)
         return tirx.address_of(tirx.BufferLoad(v.buf, [v.offset]))
 
+    def tile(self, region: Any) -> Tile:
+        """A region of the block's own memory as a tile of constant shape; a launch fails where it does not lie inside."""
+        return self.whole(self.view(region), region)
+
+    def whole(self, v: View, region: Any) -> Tile:
+        """The same of a view."""
+        self._require_inside(v, region)
+        return replace(v, valid=(None,) * len(v.valid)).tile()
+
     def _require_inside(self, v: View, region: Any) -> None:
-        tests = [c for valid in v.valid if valid is not None for c in (valid[0] <= 0, valid[1] >= 1)]
+        ends = [(valid, widened(e, "int32")) for valid, e in zip(v.valid, v.shape, strict=True) if valid is not None]
+        tests = [c for valid, extent in ends for c in (valid[0] <= 0, valid[1] >= extent)]
         if tests:
             m = self.memory[region.source]
             site = self.site("bounds", m.name, region, f"an index of {m.name} lies outside {tuple(m.shape)}")
@@ -298,8 +309,13 @@ class Lowering(Scalars, ParallelLoops, Scales):
     @contextlib.contextmanager
     def given(self, condition: Any) -> Iterator[None]:
         """Inside, ``condition`` holds."""
+        never = self.proven(tirx.Not(condition))  # from there anything follows, also that an index lies outside
+        outer, self.unreachable = self.unreachable, self.unreachable or never
         with self.analyzer.constraint_scope(condition):
             yield
+        self.unreachable = outer
+
+    unreachable = False
 
     def all(self, conditions: list[Any]) -> Any:
         result = conditions[0]
@@ -375,7 +391,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         var = tirx.Var(s.var.name, str(value.ty))
         self.variables[s.var] = tirx.NE(var, lit(0, "int8")) if flag else var
         self.inside.add(var)
-        if "int" in str(value.ty) and _stable(s.value):
+        if str(value.ty).startswith("int") and _stable(s.value):  # TVM's unsigned constants do not bear its subtractions
             self._learn(var, value)
         return tirx.Bind(var, value)
 
@@ -383,13 +399,16 @@ class Lowering(Scalars, ParallelLoops, Scales):
         """Tells the analyzer what a binding is: its value where that is small, else only between what it lies. (Values are put in
         where the variable is used, so a chain of bindings would grow without bound.)"""
         known = self.analyzer.simplify(value)
-        size = 0
+        size, floats = 0, False
 
-        def count(_: Any) -> None:
-            nonlocal size
+        def count(node: Any) -> None:
+            nonlocal size, floats
             size += 1
+            floats = floats or (isinstance(node, tirx.Cast) and "float" in str(node.value.ty))
 
         structural_walk(known, (object, count))
+        if floats:  # of which TVM's interval analysis knows too little (cpu/veil.py)
+            return
         if size <= SMALL_VALUE:
             self.analyzer.bind(var, known)
             return
@@ -475,7 +494,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
                 raise self.outside(m, axis, f"index {known}", node)
             for test in (i >= 0, i < size):
                 if not self.proven(test) and not self.hoisted(test):
-                    if not m.is_global and self.proven(tirx.Not(test)):
+                    if not m.is_global and not self.unreachable and self.proven(tirx.Not(test)):
                         raise self.outside(m, axis, f"index {i}", node)
                     tests.append(test)
         return self.analyzer.simplify(flat), tests

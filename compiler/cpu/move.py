@@ -151,13 +151,23 @@ def _edge(src: View, dst: View) -> Stmt:
     return axis(0, [], None)
 
 
+def held(value: Expr) -> tuple[list[Stmt], Expr]:
+    """Statements that evaluate a value of a storage dtype once, by way of a slot (see lets.py), and what stands for it behind them."""
+    if isinstance(value, (tirx.IntImm, tirx.FloatImm, tirx.Var)):
+        return [], value
+    dtype, zero = str(value.ty), [tirx.IntImm("int32", 0)]
+    slot = tirx.decl_buffer((1,), dtype, "held", layout=None, scope="local", data_alignment=64)
+    var = tirx.Var("held", dtype)
+    return [tirx.AllocBuffer(slot), tirx.BufferStore(slot, value, zero), tirx.Bind(var, tirx.BufferLoad(slot, zero))], var
+
+
 def fill(cx: Any, dst: View, value: Expr) -> Stmt:
-    """Every element of dst that lies inside becomes ``value`` (a compute value)."""
+    """Every element of dst that lies inside becomes ``value`` (a compute value), which is evaluated once: it may read dst."""
     dst = dst.squeeze()
-    stored = convert.encode(value, dst.dtype)
+    first, stored = held(convert.encode(value, dst.dtype))
     put = lambda ids: tirx.BufferStore(dst.buf, stored, [dst.at(ids)])  # noqa: E731
     if not dst.shape:
-        return put([])
+        return seq([*first, put([])])
     inner = const(dst.shape[-1])
 
     def axis(k: int, indices: list[Expr]) -> Stmt:
@@ -171,7 +181,7 @@ def fill(cx: Any, dst: View, value: Expr) -> Stmt:
             return vector_loop(inner, _lanes(dst.dtype), lambda j: put([*indices, j]))
         return _counted(dst.shape[k], lambda i: put([*indices, i]) if last else axis(k + 1, [*indices, i]))
 
-    return axis(0, [])
+    return seq([*first, axis(0, [])])
 
 
 def each(cx: Any, dst: View, src: View | None, body: Callable[[Expr, Expr | None], Stmt]) -> Stmt:

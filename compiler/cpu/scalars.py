@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cpu import convert
-from tilescale.compiler.cpu.expr import lit
+from tilescale.compiler.cpu.expr import is_nan, let, lit, select
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
@@ -48,17 +48,21 @@ class Scalars:
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
         if isinstance(e, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)) and "int" in str(b.ty) and not isinstance(b, tirx.IntImm):
             return self._divided(type(e), a, b)
+        if isinstance(e, (tirx.Max, tirx.Min)) and "float" in str(a.ty):
+            return _extreme(type(e), a, b)
+        if type(e).__name__ in _WRAPS and str(a.ty).startswith("uint"):
+            return _WRAPS[type(e).__name__](a, b)
         return type(e)(a, b)
 
     def _divided(self, op: Any, a: Any, b: Any) -> Expr:
         """An integer division whose divisor is not known. The processor raises SIGFPE for a zero and for the least number by -1, where a
         GPU goes on: the first gives 0 here, the second wraps."""
-        if self.proven(b > lit(0, str(b.ty))):  # type: ignore[attr-defined]
-            return op(a, b)
         zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
         none = tirx.EQ(b, zero)
-        if str(b.ty).startswith("uint"):
+        if str(b.ty).startswith("uint"):  # TVM's proofs subtract, which its unsigned constants do not bear
             return tirx.Select(none, zero, op(a, tirx.Select(none, one, b)))
+        if self.proven(b > zero):  # type: ignore[attr-defined]
+            return op(a, b)
         minus = tirx.EQ(b, lit(-1, str(b.ty)))
         by_minus_one = zero if op in (tirx.Mod, tirx.FloorMod) else zero - a
         usual = op(a, tirx.Select(tirx.Or(none, minus), one, b))
@@ -85,7 +89,8 @@ class Scalars:
         return e
 
     def _x_Cast(self, e: Any) -> Expr:
-        return convert.cast(self.scalar(e.value), str(e.value.ty), str(e.ty))
+        rounded = isinstance(e.value, (ir.TensorLoad, tirx.Cast, tirx.FloatImm, tirx.IntImm))
+        return convert.cast(self.scalar(e.value), str(e.value.ty), str(e.ty), rounded=rounded)
 
     def _x_Not(self, e: Any) -> Expr:
         return tirx.Not(self.scalar(e.a))
@@ -144,6 +149,76 @@ class Scalars:
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))
+
+
+def _extreme(op: Any, a: Expr, b: Expr) -> Expr:
+    """Max or Min of floats, where a NaN wins. TVM's, ``a > b ? a : b``, is one instruction and keeps a NaN on the right alone."""
+    if isinstance(a, tirx.FloatImm):
+        return op(a, b)
+    if isinstance(b, tirx.FloatImm):
+        return op(b, a)
+    return let(a, lambda x: select(is_nan(x), x, op(x, b)))
+
+
+def _unsigned_add(a: Expr, b: Expr) -> Expr:
+    dt = str(a.ty)
+    return tirx.Cast(dt, _signed(a) + _signed(b)) if dt != "uint64" else _halves(a, b, 0)
+
+
+def _unsigned_sub(a: Expr, b: Expr) -> Expr:
+    dt = str(a.ty)
+    return tirx.Cast(dt, _signed(a) - _signed(b)) if dt != "uint64" else _halves(a, tirx.BitwiseNot(b), 1)
+
+
+def _unsigned_mul(a: Expr, b: Expr) -> Expr:
+    dt = str(a.ty)
+    if dt != "uint64":  # the product of 32 bits fits into 64
+        return tirx.Cast(dt, tirx.Cast("uint64", a) * tirx.Cast("uint64", b))
+
+    def product(x: Expr) -> Expr:
+        def of(y: Expr) -> Expr:
+            (xl, xh), (yl, yh) = _parts(x), _parts(y)
+            mask, shift = lit(0xFFFFFFFF, "uint64"), lit(32, "uint64")
+            across = tirx.BitwiseAnd(tirx.Mul(xl, yh), mask) + tirx.BitwiseAnd(tirx.Mul(xh, yl), mask)
+            return _halves(tirx.Mul(xl, yl), tirx.LShift(across, shift), 0)
+
+        return let(b, of)
+
+    return let(a, product)
+
+
+def _signed(x: Expr) -> Expr:
+    return tirx.Cast("int64", x)
+
+
+def _parts(x: Expr) -> tuple[Expr, Expr]:
+    """The lower and the upper half of a uint64."""
+    return tirx.BitwiseAnd(x, lit(0xFFFFFFFF, "uint64")), tirx.RShift(x, lit(32, "uint64"))
+
+
+def _halves(a: Expr, b: Expr, carry: int) -> Expr:
+    """a + b + carry modulo 2**64, in halves that cannot overflow."""
+
+    def sum_of(x: Expr) -> Expr:
+        def and_of(y: Expr) -> Expr:
+            (xl, xh), (yl, yh) = _parts(x), _parts(y)
+            low = xl + yl + lit(carry, "uint64") if carry else xl + yl
+            shift = lit(32, "uint64")
+
+            def joined(lower: Expr) -> Expr:
+                upper = xh + yh + tirx.RShift(lower, shift)
+                return tirx.BitwiseOr(tirx.LShift(upper, shift), tirx.BitwiseAnd(lower, lit(0xFFFFFFFF, "uint64")))
+
+            return let(low, joined)
+
+        return let(b, and_of)
+
+    return let(a, sum_of)
+
+
+#: Unsigned integers wrap, and TVM tells LLVM that those of 32 and 64 bits do not: they are computed where they cannot overflow.
+#: (LLVM turns the way through 64 bits back into one instruction of 32.)
+_WRAPS = {"Add": _unsigned_add, "Sub": _unsigned_sub, "Mul": _unsigned_mul}
 
 
 def _classified(name: str, x: Expr) -> Expr:

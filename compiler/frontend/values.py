@@ -141,6 +141,8 @@ def _operate(op: str, a: Any, b: Any) -> Any:
     if op == "*" and (_is_float(a) and _is_zero(b) or _is_float(b) and _is_zero(a)):
         x, zero = (a, b) if _is_zero(b) else (b, a)
         return tirx.Mul(x, const(float(zero if isinstance(zero, (int, float)) else zero.value), str(x.ty)))
+    if (folded := _unsigned_constants(op, a, b)) is not None:
+        return folded
     try:
         return BINARY[op](a, b)
     except Exception as error:  # whatever TVM raises, the reason is the operands' dtypes
@@ -148,6 +150,18 @@ def _operate(op: str, a: Any, b: Any) -> Any:
         raise TileTypeError(
             f"{dtype_of(a)} {op} {dtype_of(b)} is not defined", loc=source.current(), hint=hint
         ) from error
+
+
+def _unsigned_constants(op: str, a: Any, b: Any) -> Any:
+    """Unsigned constants wrap; TVM folds them too, and fails where the result would be negative. None for anything else."""
+    dtypes = {str(x.ty) for x in (a, b) if is_expr(x)}
+    if op not in ("+", "-", "*") or len(dtypes) != 1 or not min(dtypes).startswith("uint"):
+        return None
+    x, y = (constant(v) for v in (a, b))
+    if not isinstance(x, int) or not isinstance(y, int):
+        return None
+    dt = canonical(min(dtypes))
+    return const(BINARY[op](x, y) % 2**dt.bits, dt)
 
 
 def _float_modulo(a: Any, b: Any) -> Any:

@@ -19,11 +19,13 @@ from tilescale.errors import InternalError
 TILE, SCHEDULED, THREAD = "tile", "scheduled", "thread"
 SCOPES = ("global", "global.symm", "global.signal", "shared", "shared.signal", "local.fragment", "local", "local.var")
 LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized")
+#: who may own a role region; regions of different roles that stand next to each other run at once, behind them all have ended
+ROLES = ("all", "producer", "consumer")
 RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_release")
 ATTRS = {
     TILE: {"ts.kernel", "thread_extent", "ts.scale"},
     SCHEDULED: {"ts.kernel", "thread_extent", "ts.scale", "ts.role"},
-    THREAD: set(),
+    THREAD: {"thread_extent"},
 }
 
 
@@ -42,6 +44,16 @@ def _known_op(call: Any) -> bool:
     return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in base.REGISTRY
 
 
+def _counts(token: Any) -> bool:
+    counter = token.args[0]
+    return isinstance(counter, ir.TensorLoad) and counter.source.ty.storage_scope == "local.var"
+
+
+def _is_instruction(name: str) -> bool:
+    """Scalar functions have names of their own where the target's compiler has them too."""
+    return not name.startswith("ts.") or name.startswith("ts.math.")
+
+
 def _region_fits(region: Any) -> bool:
     return len(region.region) == len(region.source.ty.shape)
 
@@ -49,13 +61,16 @@ def _region_fits(region: Any) -> bool:
 RULES: tuple[Rule, ...] = (
     Rule(ir.Call, (TILE, SCHEDULED), _known_op, "an operation that is not registered"),
     Rule(ir.Call, (TILE,), lambda c: getattr(c.op, "name", "") not in RING_OPS, "a ring token at tile level"),
-    Rule(ir.Call, (THREAD,), lambda c: not getattr(c.op, "name", "").startswith("ts."), "an operation of the language is left"),
+    Rule(ir.Call, (THREAD,), lambda c: _is_instruction(getattr(c.op, "name", "")), "an operation of the language is left"),
     Rule(ir.TensorRegion, (TILE, SCHEDULED), _region_fits, "a region with another number of axes than its buffer"),
     Rule(ir.TensorRegion, (THREAD,), lambda r: False, "a region is left"),
     Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),
     Rule(tirx.AttrStmt, (TILE,), lambda s: s.attr_key in ATTRS[TILE], "an attribute that the tile level does not have"),
     Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key in ATTRS[SCHEDULED], "an attribute that the scheduled level does not have"),
-    Rule(tirx.AttrStmt, (THREAD,), lambda s: False, "an attribute is left"),
+    Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key != "ts.role" or str(s.node.value) in ROLES, "a role that there is not"),
+    Rule(ir.Call, (TILE,), lambda c: c.attrs is None or "ring" not in c.attrs, "a copy into a ring at tile level"),
+    Rule(ir.Call, (SCHEDULED,), lambda c: getattr(c.op, "name", "") not in RING_OPS or _counts(c), "a ring token without a counter"),
+    Rule(tirx.AttrStmt, (THREAD,), lambda s: s.attr_key in ATTRS[THREAD], "an attribute is left"),
     Rule(
         tirx.For,
         (TILE, SCHEDULED),
@@ -77,15 +92,21 @@ def verify(func: Any, level: str, after: str) -> None:
         if level not in rule.levels:
             continue
 
-        def check(node: Any, rule: Rule = rule) -> None:
+        bad: list[Any] = []  # an error that a callback raises would come out as one of TVM's
+
+        def check(node: Any, rule: Rule = rule, bad: list[Any] = bad) -> None:
             if not rule.holds(node):
-                raise InternalError(
-                    f"after {after}: {rule.says} at the {level} level: {str(node)[:200]}", loc=loc_of(getattr(node, "span", None))
-                )
+                bad.append(node)
 
         structural_walk(func.body, (rule.kind, check))
+        if bad:
+            raise InternalError(
+                f"after {after}: {rule.says} at the {level} level: {str(bad[0])[:200]}", loc=loc_of(getattr(bad[0], "span", None))
+            )
     if level != THREAD:
         _defined_once(func, level, after)
+    if level == SCHEDULED:
+        _roles_and_rings(func, after)
 
 
 def _defined_once(func: Any, level: str, after: str) -> None:
@@ -99,9 +120,48 @@ def _defined_once(func: Any, level: str, after: str) -> None:
         raise InternalError(f"after {after}: {twice.name} is defined twice at the {level} level")
     known = {*seen, *func.params}
     structural_walk(func.body, (tirx.DeclBuffer, lambda s: known.add(s.buffer)))
+    unknown: list[Any] = []
+    structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), lambda n: unknown.append(n) if n.source not in known else None))
+    if unknown:
+        raise InternalError(f"after {after}: {unknown[0].source.name} is used and never allocated", loc=loc_of(unknown[0].span))
 
-    def used(node: Any) -> None:
-        if node.source not in known:
-            raise InternalError(f"after {after}: {node.source.name} is used and never allocated", loc=loc_of(node.span))
 
-    structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), used))
+def _roles_and_rings(func: Any, after: str) -> None:
+    """Roles are not nested, a producer has a consumer, and a ring's tokens are complete: one role fills it, one reads it (the same, or
+    a producer and a consumer), each with a counter that no other role touches."""
+    tokens: dict[int, dict[str, set[str]]] = {}
+    counters: dict[Any, set[str]] = {}
+    regions: list[Any] = []
+    structural_walk(func.body, (tirx.AttrStmt, lambda s: regions.append(s) if s.attr_key == "ts.role" else None))
+
+    def broken(what: str, node: Any) -> InternalError:
+        return InternalError(f"after {after}: {what} at the {SCHEDULED} level", loc=loc_of(getattr(node, "span", None)))
+
+    def look(role: str, call: Any) -> None:
+        name = getattr(call.op, "name", "")
+        if name in RING_OPS:
+            tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
+            counters.setdefault(call.args[0].source, set()).add(role)
+        elif name.startswith("ts.") and call.attrs is not None and "ring" in call.attrs:
+            tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
+
+    for s in regions:
+        inner: list[Any] = []
+        structural_walk(s.body, (tirx.AttrStmt, lambda x, inner=inner: inner.append(x) if x.attr_key == "ts.role" else None))
+        if inner:
+            raise broken("a role region in another one", inner[0])
+        structural_walk(s.body, (ir.Call, lambda c, role=str(s.node.value): look(role, c)))
+    roles = [str(s.node.value) for s in regions]
+    if roles.count("producer") != roles.count("consumer"):
+        raise broken("a producer without its consumer", func.body)
+    for ring, kinds in tokens.items():
+        if missing := set(RING_OPS) - kinds.keys():
+            raise broken(f"ring {ring} has no {sorted(missing)[0]}", func.body)
+        fills, reads = kinds["ts.ring_acquire"], kinds["ts.ring_wait"]
+        if len(fills) != 1 or len(reads) != 1 or (fills != reads and (fills, reads) != ({"producer"}, {"consumer"})):
+            raise broken(f"ring {ring} is filled by {sorted(fills)} and read by {sorted(reads)}", func.body)
+        if kinds["ts.ring_commit"] != fills or kinds.get("copy", fills) != fills or kinds["ts.ring_release"] != reads:
+            raise broken(f"ring {ring}'s copies and tokens stand in different roles", func.body)
+    for counter, owners in counters.items():
+        if len(owners) > 1:
+            raise broken(f"{counter.name} counts for {sorted(owners)}", func.body)

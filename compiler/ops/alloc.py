@@ -82,9 +82,15 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same memory under another shape or dtype; row-major order and total bytes stay.
 
     Raises:
-        TileValueError: the sizes differ.
+        TileValueError: the sizes differ. TileTypeError: extents are not constants, or the tensor has strides of its own.
     """
     b = bld.current()
+    if list(buffer.var.ty.strides):
+        raise TileTypeError(
+            f"a view of {buffer.name}, which is a T.StridedTensor: its elements do not lie in row-major order",
+            loc=source.current(),
+            hint="copy it into an allocation first",
+        )
     dt = canonical(dtype) if dtype is not None else buffer.dtype
     new = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
     if not all(isinstance(e, int) for e in (*new, *buffer.shape)):

@@ -40,6 +40,10 @@ class TileOp:
     #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
     in_lanes: ClassVar[bool] = False
 
+    def stops(self, call: Any) -> bool:
+        """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
+        return self.waits
+
     def effects(self, call: Any) -> list[Access]:
         """What the call reads and writes."""
         raise NotImplementedError

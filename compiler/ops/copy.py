@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
@@ -119,13 +120,17 @@ class Copy(TileOp):
     def effects(self, call: Any) -> list[Access]:
         side = call.attrs["side"]
         owner = call.args[2]
+        later = "ring" in call.attrs  # a copy into a ring's stage is complete where its round is awaited
         out = [
-            Access(call.args[0], "read", owner if side == "src" else None),
-            Access(call.args[1], "write", owner if side == "dst" else None),
+            Access(call.args[0], "read", owner if side == "src" else None, later),
+            Access(call.args[1], "write", owner if side == "dst" else None, later),
         ]
         if len(call.args) > 3:
             out.append(Access(call.args[3], "update", owner))
         return out
+
+    def stops(self, call: Any) -> bool:
+        return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu import move
@@ -146,7 +151,7 @@ class Copy(TileOp):
         return bld.sequence(body)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import tiles
+        from tilescale.compiler.sim import rings, tiles
 
         side = str(call.attrs["side"])
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
@@ -156,7 +161,15 @@ class Copy(TileOp):
             owner = peer(ex) if side else None
             values = tiles.converted(src.read(ex, owner if side == "src" else None), src.dtype, dst.dtype)
             dst.write(ex, values, owner if side == "dst" else None)
-            if signal is not None:
-                signal(ex, owner)
 
-        return run
+        def with_signal(ex: Any) -> Iterator[str]:
+            run(ex)
+            yield "signal"
+            assert signal is not None
+            signal(ex, peer(ex))
+
+        def begin(ex: Any) -> None:  # where it copies is settled when it is issued, what it copies when it moves
+            source, target = src.placed(ex, peer(ex) if side else None), dst.placed(ex, None)
+            rings.start(ex, int(call.attrs["ring"]), lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)))
+
+        return begin if "ring" in call.attrs else run if signal is None else with_signal

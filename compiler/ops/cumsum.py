@@ -46,7 +46,7 @@ class CumSum(TileOp):
         from tilescale.compiler.cpu.reduce import emit_cumsum
         from tilescale.compiler.cpu.view import like
 
-        src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
+        src, dst = cx.tile(call.args[0]), cx.tile(call.args[1])
         axis = int(call.attrs["axis"]) + len(src.shape)
         return emit_cumsum(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]), str(call.attrs["op"]))
 

@@ -98,7 +98,8 @@ class Gemm(TileOp):
         from tilescale.compiler.cpu.gemm import emit_gemm
         from tilescale.compiler.cpu.view import matrix
 
-        a, b, c = (matrix(v.tile()) for v in (cx.view(call.args[0]), cx.operand(call.args[1]), cx.view(call.args[2])))
+        tiles = cx.tile(call.args[0]), cx.whole(cx.operand(call.args[1]), call.args[1]), cx.tile(call.args[2])
+        a, b, c = (matrix(tile) for tile in tiles)
         trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}
         known = constant(call.args[3])
         if known is not None:

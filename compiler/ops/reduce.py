@@ -87,7 +87,7 @@ class Reduce(TileOp):
         from tilescale.compiler.cpu.reduce import emit_reduce
         from tilescale.compiler.cpu.view import like
 
-        src, dst = cx.view(call.args[0]).tile(), cx.view(call.args[1]).tile()
+        src, dst = cx.tile(call.args[0]), cx.tile(call.args[1])
         axis = int(call.attrs["axis"]) + len(src.shape)
         dst = like(dst, [e for k, e in enumerate(src.shape) if k != axis])
         return emit_reduce(cx, src, dst, axis, str(call.attrs["op"]), bool(call.attrs["clear"]))

@@ -19,6 +19,8 @@ def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
 
 
 class _Token(TileOp):
+    waits = True
+
     def effects(self, call: Any) -> list[Access]:
         return []
 
@@ -26,26 +28,36 @@ class _Token(TileOp):
         return tirx.Evaluate(as_expr(0))
 
     def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import rings
+
         kind, ring, counter = self.name[len("ring_") :], int(call.attrs["ring"]), cx.scalar(call.args[0])
-        site = cx.site(call, f"T.Pipelined ({kind} of ring {ring})")
-        return lambda ex: ex.machine.token(ex, kind, ring, counter(ex), site)
+        run, site = getattr(rings, kind), cx.token(call, kind, ring)
+        return lambda ex: run(ex, ring, counter(ex), site)
 
 
 @register
 class RingAcquire(_Token):
+    """The stage of the counter's round is empty: its readers of the round before have released it."""
+
     name = "ring_acquire"
 
 
 @register
 class RingCommit(_Token):
+    """The stage is full when the asynchronous copies issued into the ring before are complete."""
+
     name = "ring_commit"
 
 
 @register
 class RingWait(_Token):
+    """The stage of the counter's round is full."""
+
     name = "ring_wait"
 
 
 @register
 class RingRelease(_Token):
+    """The stage has been read."""
+
     name = "ring_release"

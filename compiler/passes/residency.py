@@ -59,6 +59,11 @@ def waits_for_blocks(body: Any) -> list[Any]:
     return found
 
 
+def meets_ranks(body: Any) -> bool:
+    """Whether a kernel meets other ranks by itself, without any symmetric memory."""
+    return any(str(call.attrs["reach"]) == "device" for call in waits_for_blocks(body) if "reach" in call.attrs)
+
+
 def shared_bytes(program: Any) -> int:
     """Shared memory of one block."""
     total = 0

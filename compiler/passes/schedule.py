@@ -1,13 +1,19 @@
 """T.Pipelined becomes rings and roles: which copies run ahead, through how many stages, who issues them.
 
 A ring takes the shared buffers that a pipelined loop fills by copies at its head and only reads behind them. Its buffers get a
-leading stage axis; the loop's body becomes
+leading stage axis. A schedule is data (`Schedule`), asked for by a target in three words:
+
+    depth   the most stages that a ring may have (a loop's num_stages asks for at most that many)
+    roles   ("all",): one role does everything. ("producer", "consumer"): a producer fills the rings, see roles.py
+    ahead   one role that issues the copies of round n + depth - 1 before it computes round n (cp.async and its groups)
+
+The loop's body becomes, where order alone is the guard (form "turn", all that the CPU asks for, since its copies are not asynchronous),
 
     acquire(ring, n); copies into stage n % depth; commit(ring, n); wait(ring, n); the rest, reading that stage; release(ring, n); n += 1
 
-with n a variable that lives across loops and tiles. A schedule is data (`Schedule`): a target asks for a depth and for roles. The CPU
-asks for one role and one stage, since its copies are not asynchronous: order alone guards them. Deeper rings give the same results,
-which the tests use to check this pass.
+with n a variable that lives across loops and tiles. In the other forms two variables count, one those rounds that were filled, one those
+that were read, and the copies are asynchronous: they carry the number of their ring, and are complete where its round is awaited.
+A loop of which this cannot be done rightly keeps the form "turn", and the schedule says why (`Schedule.kept`).
 """
 
 from __future__ import annotations
@@ -16,19 +22,37 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import buffer_uses
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.ops.ring import token
+from tilescale.compiler.passes import ahead as prefetch
+from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+ZERO = tirx.IntImm("int32", 0)
+#: what a ring's loop looks like: copies in turn, by a producer, or ahead of the loop's own computation
+TURN, ROLES, AHEAD = "turn", "roles", "ahead"
 
 
 @dataclass
 class Ring:
-    """Buffers that are filled and emptied together, ``depth`` stages of them."""
+    """Buffers that are filled and emptied together, ``depth`` stages of them, in one of the forms above."""
 
     number: int
     depth: int
     buffers: list[str]
+    form: str = TURN
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A place whose copies stay with the computation though the target asked otherwise, and why."""
+
+    loc: Any
+    reason: str
 
 
 @dataclass
@@ -37,29 +61,256 @@ class Schedule:
 
     roles: list[str] = field(default_factory=lambda: ["all"])
     rings: list[Ring] = field(default_factory=list)
+    #: staged buffer → the number of its ring
+    ring_of: dict[Any, int] = field(default_factory=dict)
     #: staged buffer → how many times the stages that the author asked for exceed those that it got
     stages: dict[Any, int] = field(default_factory=dict)
+    kept: list[Kept] = field(default_factory=list)
 
 
-def schedule(program: Any, depth: int = 1) -> Any:
-    """The program at the scheduled level. ``depth`` bounds the stages of a ring (a loop's num_stages asks for at most that many)."""
-    plan = Schedule()
-    uses = buffer_uses(program.func.body)
+def schedule(program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False) -> Any:
+    """The program at the scheduled level. ``depth``, ``roles`` and ``ahead``: see above.
 
-    def visit(loop: Any) -> Any:
+    Raises:
+        ValueError: roles that this pass does not know, or a producer together with ``ahead``.
+    """
+    if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)):
+        raise ValueError(f"roles={roles!r}, ahead={ahead}: one role, one role that copies ahead, or {splitting.ROLES!r}")
+    wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else TURN
+    reasons: dict[int, Kept] = {}  # loops whose copies must stay in turn, by the order in which they are met
+    while True:
+        draft = _Draft(program, depth, wanted, reasons)
+        body = structural_map(program.func.body, (tirx.For, draft.visit))
+        if wanted != ROLES:
+            break
+        body, failed, notes = splitting.split(program, body, draft)
+        draft.plan.kept += notes
+        if not failed:
+            break
+        # a loop that no role region can hold stays in turn, which may make a larger region possible around it
+        reasons |= failed
+    draft.plan.kept += reasons.values()
+    return _finished(program, body, draft)
+
+
+class _Draft:
+    """One attempt: the loops as rings, with what is still to be allocated."""
+
+    def __init__(self, program: Any, depth: int, wanted: str, reasons: dict[int, Kept]):
+        self.depth, self.wanted, self.reasons = depth, wanted, reasons
+        self.plan = Schedule()
+        self.uses = buffer_uses(program.func.body)
+        self.narrow = _below_the_block(program.func.body)
+        self.program = program
+        self.counters: list[Any] = []
+        self.staged: dict[Any, Any] = {}
+
+    def visit(self, loop: Any) -> Any:
         notes = loop.annotations or {}
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
-        return _ring(loop, plan, uses, depth)
+        pipeline = _pipeline(loop, self.uses)
+        if pipeline is not None:
+            return self._ring(pipeline)
+        if self.wanted != TURN:
+            reason = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
+            self.plan.kept.append(Kept(loc_of(loop.span), reason))
+        return loop
 
-    body = structural_map(program.func.body, (tirx.For, visit))
-    body = _place_allocations(body, plan)
+    def _ring(self, p: Pipeline) -> Any:
+        number = len(self.plan.rings)
+        asked = int(p.loop.annotations["ts.num_stages"])
+        ring = Ring(number, min(self.depth, asked), [b.name for b in p.fills], self.wanted)
+        self.plan.rings.append(ring)
+        why = self.reasons.get(number)
+        if why is None and ring.form != TURN:
+            why = self._unfit(p, ring)
+        if why is not None:
+            self.reasons[number], ring.form = why, TURN
+        staged = {b: _staged(b, ring.depth) for b in p.fills}
+        self.staged.update(staged)
+        self.plan.ring_of.update(dict.fromkeys(staged.values(), number))
+        self.plan.stages.update(dict.fromkeys(staged.values(), asked // ring.depth))
+        if ring.form == TURN:
+            return self._in_turn(p, ring, staged)
+        filled, read = self._counter(f"ring{number}_filled"), self._counter(f"ring{number}_read")
+        p = p.with_guards()
+        head, rest = p.stmts[p.first : p.last + 1], p.stmts[p.last + 1 :]
+        copies = [s for s in head if not _consumed(s, p)]
+        fill = [
+            token("acquire", number, now(filled), p.loop.span),
+            *[_in_stage(_asynchronous(s, p, number), staged, _stage(filled, ring.depth)) for s in copies],
+            token("commit", number, now(filled), p.loop.span),
+            tirx.BufferStore(filled, now(filled) + 1, [ZERO], p.loop.span),
+        ]
+        # What stands among the copies and is none of them may signal that those before it are complete: it follows the wait.
+        others = [s for s in head if _consumed(s, p) or isinstance(s, tirx.Bind)]
+        read_stage = _stage(read, ring.depth)
+        awaited = token("wait", number, now(read), p.loop.span)
+        compute = [
+            *[_in_stage(s, staged, read_stage) for s in (*others, *rest)],
+            token("release", number, now(read), p.loop.span),
+            tirx.BufferStore(read, now(read) + 1, [ZERO], p.loop.span),
+        ]
+        before = p.stmts[: p.first]
+        if ring.form == ROLES:
+            return _loop(p.loop, [*before, *fill, awaited, *compute])
+        return prefetch.ahead(p.loop, before, fill, awaited, compute, ring.depth)
+
+    def _in_turn(self, p: Pipeline, ring: Ring, staged: dict[Any, Any]) -> Any:
+        counter = self._counter(f"ring{ring.number}")
+        stage, span = _stage(counter, ring.depth), p.loop.span
+        inner = [_in_stage(s, staged, stage) for s in p.stmts]
+        body = [
+            *inner[: p.first],
+            token("acquire", ring.number, now(counter), span),
+            *inner[p.first : p.last + 1],
+            token("commit", ring.number, now(counter), span),
+            token("wait", ring.number, now(counter), span),
+            *inner[p.last + 1 :],
+            token("release", ring.number, now(counter), span),
+            tirx.BufferStore(counter, now(counter) + 1, [ZERO], span),
+        ]
+        return _loop(p.loop, body)
+
+    def _unfit(self, p: Pipeline, ring: Ring) -> Kept | None:
+        """Why the copies of a loop must stay in turn, by the loop alone; None where they need not."""
+        loc = loc_of(p.loop.span)
+        if any(p.loop.loop_var.same_as(v) for v in self.narrow):
+            return Kept(loc, "the loop runs once for each executor below the block, and a ring belongs to a block")
+        if ring.form == AHEAD and ring.depth == 1:
+            return Kept(loc, "a ring of one stage has none to copy ahead into")
+        guarded = p.with_guards()
+        head = guarded.stmts[guarded.first : guarded.last + 1]
+        if any(splitting.releases(s) for s in head) and any(splitting.waits(s) for s in head):
+            return Kept(loc, "a wait among the copies may be for what a signal among them sets off")
+        if any(_consumed(s, guarded) and _sets_variables(s) for s in head):
+            return Kept(loc, "a variable changes among the copies")
+        if ring.form == AHEAD:
+            reason = prefetch.unfit(self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills))
+            return None if reason is None else Kept(loc, reason)
+        return None
+
+    def _counter(self, name: str) -> Any:
+        made = tirx.decl_buffer((1,), "int32", name, scope="local.var", data_alignment=64, layout=None)
+        self.counters.append(made)
+        return made
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A pipelined loop whose statements ``first`` to ``last`` fill buffers (→ which statement) that only those behind them read."""
+
+    loop: Any
+    stmts: list[Any]
+    fills: dict[Any, int]
+    first: int
+    last: int
+
+    def with_guards(self) -> Pipeline:
+        """With the waits directly in front of the copies counted among them: they guard the copies and go where those go."""
+        first = self.first
+        for k in reversed(range(self.first)):
+            if splitting.is_guard(self.stmts[k]):
+                first = k
+            elif not isinstance(self.stmts[k], tirx.Bind):
+                break
+        return Pipeline(self.loop, self.stmts, self.fills, first, self.last)
+
+
+def _pipeline(loop: Any, uses: dict[Any, int]) -> Pipeline | None:
+    """The ring that a loop can be; None where its copies fill nothing that fits."""
+    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
+    inside = buffer_uses(loop.body)
+    fills: dict[Any, int] = {}
+    for k, s in enumerate(stmts):
+        buffer = _filled(s)
+        # used in this loop alone, written once, and read by no statement before: the previous round's value is never wanted
+        if buffer is not None and buffer not in fills and inside[buffer] == uses[buffer]:
+            if not any(buffer in _touches(t) for t in stmts[:k]) and not any(_writes(t, buffer) for t in stmts[k + 1 :]):
+                fills[buffer] = k
+    if not fills:
+        return None
+    first, last = min(fills.values()), max(fills.values())
+    if any(fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s) not in fills):
+        return None  # a reader stands between the copies: the stage would be committed too late for it
+    return Pipeline(loop, stmts, fills, first, last)
+
+
+def _loop(loop: Any, body: list[Any]) -> Any:
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=loop.span)
+
+
+def now(counter: Any) -> Any:
+    """A counter's value."""
+    return tirx.BufferLoad(counter, [ZERO])
+
+
+def _stage(counter: Any, depth: int) -> Any:
+    return ZERO if depth == 1 else tirx.floormod(now(counter), tirx.IntImm("int32", depth))
+
+
+def _consumed(stmt: Any, p: Pipeline) -> bool:
+    """Whether a statement among the copies is none of them, nor what they need."""
+    return _filled(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
+
+
+def _sets_variables(stmt: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.ty.storage_scope == "local.var" else None))
+    structural_walk(stmt, (tirx.DeclBuffer, found.append))
+    return bool(found)
+
+
+def _asynchronous(stmt: Any, p: Pipeline, ring: int) -> Any:
+    """A copy into a ring's stage, marked as one that is complete only where its round is awaited."""
+    if _filled(stmt) not in p.fills:
+        return stmt
+    call = stmt.value
+    attrs = {**dict(call.attrs), "ring": ring}
+    return tirx.Evaluate(ir.Call(call.op.name, list(call.args), attrs=attrs, ret_ty=VOID, span=call.span), stmt.span)
+
+
+def _below_the_block(body: Any) -> list[Any]:
+    """The variables of loops inside a scale below the block."""
+    found: list[Any] = []
+
+    def look(s: Any) -> None:
+        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in splitting.BELOW:
+            structural_walk(s.body, (tirx.For, lambda f: found.append(f.loop_var)))
+
+    structural_walk(body, (tirx.AttrStmt, look))
+    return found
+
+
+def _finished(program: Any, body: Any, draft: _Draft) -> Any:
+    """Allocations and roles in their places: counters, and stages that are filled elsewhere than they are read, at the head of the kernel
+    (a tile may be allocated in the very loop that fills it)."""
+    plan, heads = draft.plan, []
+    for counter in draft.counters:
+        heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, ZERO, [ZERO])]
+    plan.roles = list(splitting.ROLES) if any(r.form == ROLES for r in plan.rings) else ["all"]
+
+    def place(s: Any) -> Any:
+        new = draft.staged.get(s.buffer)
+        if new is None:
+            return s
+        made = tirx.AllocBuffer(new, dict(s.annotations), s.span)
+        if plan.rings[plan.ring_of[new]].form == TURN:
+            return made
+        heads.append(made)
+        return tirx.Evaluate(ZERO)
+
+    body = structural_map(body, (tirx.AllocBuffer, place))
 
     def enter(s: Any) -> Any:
-        if s.attr_key != "ts.kernel":
-            return s
-        role = tirx.AttrStmt(ir.StringImm(plan.roles[0]), "ts.role", tirx.IntImm("int32", 0), s.body, s.span)
-        return tirx.AttrStmt(s.node, s.attr_key, s.value, role, s.span)
+        inner = s.body
+        if s.attr_key == "ts.kernel" and len(plan.roles) == 1:
+            inner = tirx.AttrStmt(ir.StringImm(plan.roles[0]), "ts.role", ZERO, inner, s.span)
+        innermost = s.attr_key == "thread_extent" and not (isinstance(inner, tirx.AttrStmt) and inner.attr_key == "thread_extent")
+        if heads and innermost:
+            inner = tirx.SeqStmt([*heads, inner])
+        return s if inner is s.body else tirx.AttrStmt(s.node, s.attr_key, s.value, inner, s.span)
 
     done = program.with_body(structural_map(body, (tirx.AttrStmt, enter)))
     done.schedule = plan
@@ -89,74 +340,6 @@ def _filled(stmt: Any) -> Any:
         for r, e in zip(dst.region, shape, strict=True)
     )
     return dst.source if whole else None
-
-
-def _ring(loop: Any, plan: Schedule, uses: dict[Any, int], limit: int) -> Any:
-    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
-    inside = buffer_uses(loop.body)
-    fills: dict[Any, int] = {}
-    for k, s in enumerate(stmts):
-        buffer = _filled(s)
-        # used in this loop alone, written once, and read by no statement before: the previous round's value is never wanted
-        if buffer is not None and buffer not in fills and inside[buffer] == uses[buffer]:
-            if not any(buffer in _touches(t) for t in stmts[:k]) and not any(_writes(t, buffer) for t in stmts[k + 1 :]):
-                fills[buffer] = k
-    if not fills:
-        return loop
-    first, last = min(fills.values()), max(fills.values())
-    if any(fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s) not in fills):
-        return loop  # a reader stands between the copies: the stage would be committed too late for it
-    asked = int(loop.annotations["ts.num_stages"])
-    depth = min(limit, asked)
-    number = len(plan.rings)
-    plan.rings.append(Ring(number, depth, [b.name for b in fills]))
-    counter = tirx.decl_buffer((1,), "int32", f"ring{number}", scope="local.var", data_alignment=64, layout=None)
-    now = tirx.BufferLoad(counter, [tirx.IntImm("int32", 0)])
-    stage = tirx.IntImm("int32", 0) if depth == 1 else tirx.floormod(now, tirx.IntImm("int32", depth))
-    staged = {b: _staged(b, depth) for b in fills}
-    plan.stages.update(dict.fromkeys(staged.values(), asked // depth))
-    inner = [_in_stage(s, staged, stage) for s in stmts]
-    body = [
-        *inner[:first],
-        token("acquire", number, now, loop.span),
-        *inner[first : last + 1],
-        token("commit", number, now, loop.span),
-        token("wait", number, now, loop.span),
-        *inner[last + 1 :],
-        token("release", number, now, loop.span),
-        tirx.BufferStore(counter, now + 1, [tirx.IntImm("int32", 0)], loop.span),
-    ]
-    made = tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=loop.span
-    )
-    _PENDING.append((counter, staged))
-    return made
-
-
-#: what `_ring` made and `_place_allocations` has yet to allocate; emptied within one run of the pass
-_PENDING: list[tuple[Any, dict[Any, Any]]] = []
-
-
-def _place_allocations(body: Any, plan: Schedule) -> Any:
-    """Staged buffers are allocated where the plain ones were, counters at the head of the kernel."""
-    pending, _PENDING[:] = list(_PENDING), []
-    replaced = {old: new for _, staged in pending for old, new in staged.items()}
-    body = structural_map(
-        body,
-        (tirx.AllocBuffer, lambda s: tirx.AllocBuffer(replaced[s.buffer], dict(s.annotations), s.span) if s.buffer in replaced else s),
-    )
-    zero = tirx.IntImm("int32", 0)
-    heads: list[Any] = []
-    for counter, _ in pending:
-        heads += [tirx.AllocBuffer(counter, {}), tirx.BufferStore(counter, zero, [zero])]
-    if not heads:
-        return body
-
-    def enter(s: Any) -> Any:
-        innermost = s.attr_key == "thread_extent" and not (isinstance(s.body, tirx.AttrStmt) and s.body.attr_key == "thread_extent")
-        return tirx.AttrStmt(s.node, s.attr_key, s.value, tirx.SeqStmt([*heads, s.body]), s.span) if innermost else s
-
-    return structural_map(body, (tirx.AttrStmt, enter))
 
 
 def _writes(stmt: Any, buffer: Any) -> bool:

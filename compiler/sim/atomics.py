@@ -1,4 +1,5 @@
-"""Atomic updates: one element after another, each with what its predecessors released (they are sequentially consistent)."""
+"""Atomic updates, one element after another. A load acquires what the update that it sees released, a store releases, all others do both:
+what a load saw says nothing to whoever stores next."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
     """The update of one element, or of one for each lane; the value before it."""
-    ex.flush()
+    if kind != "load":
+        ex.flush()
     storage, index = target.storage(ex, None), target.index(ex)
     if ex.lanes is not None:
         active, chosen = nest.select(ex, storage, index, target.site)
@@ -26,19 +28,20 @@ def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
         amounts = (given if active is None else given[active]).ravel()
         for key, amount in zip(keys, amounts, strict=True):
             storage.data[key] = tiles.updated(numerics.decode(storage.data[key], target.dtype), amount, kind, target.dtype)
-        _published(ex, storage, keys)
+        _published(ex, storage, keys, kind)
         return None
     if not nest.inside(index, storage.shape):
         return numerics.scalar(0, target.dtype)  # a finding where it is a tile's, by the effect table
     before = numerics.decode(storage.data[index], target.dtype)
-    _published(ex, storage, [index])
+    _published(ex, storage, [index], kind)
     storage.data[index] = tiles.updated(before, value, kind, target.dtype)
     return before
 
 
 def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> None:
     """The update of a whole tile by a tile (as it lies in memory) or by one value; what lies outside is dropped."""
-    ex.flush()
+    if kind != "load":
+        ex.flush()
     storage, dtype = target.storage(ex, None), target.dtype
     key, part, shape = target.cut(ex, storage)
     if kind != "load":
@@ -51,17 +54,24 @@ def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> Non
             wide = numerics.decode(np.atleast_1d(storage.data[key]), dtype)
             made = tiles.ATOMIC[kind](wide, numerics.decode(np.atleast_1d(amount), dtype))
             storage.data[key] = made.astype(numerics.storage(dtype))
-    _published(ex, storage, list(np.ndindex(*(k.stop - k.start for k in key))), tuple(k.start for k in key))
+    _published(ex, storage, list(np.ndindex(*(k.stop - k.start for k in key))), kind, tuple(k.start for k in key))
 
 
-def _published(ex: Executor, storage: Any, keys: list[tuple[int, ...]], origin: tuple[int, ...] = ()) -> None:
-    """Acquires what earlier updates of these elements released, and releases in turn."""
+def _published(ex: Executor, storage: Any, keys: list[tuple[int, ...]], kind: str, origin: tuple[int, ...] = ()) -> None:
+    """Acquires what earlier updates of these elements released, and releases in turn, each where the kind of update does."""
     released = ex.machine.released
     shadow = id(storage.shadow)
-    places = [(shadow, int(np.ravel_multi_index([o + k for o, k in zip(origin, key)] if origin else key, storage.shape))) for key in keys]
-    for place in places:
-        if place in released:
-            ex.acquire(released[place])
-    clock = ex.release()
-    for place in places:
-        released[place] = clock  # it has acquired what stood there
+    if origin:
+        keys = [tuple(o + k for o, k in zip(origin, key, strict=True)) for key in keys]
+    places = [(shadow, int(np.ravel_multi_index(key, storage.shape))) for key in keys]
+    for observer in ex.machine.observers if keys and storage.shadow.tracked else ():
+        chosen = tuple(np.array(axis) for axis in zip(*keys, strict=True))
+        observer.accessed(ex, storage, chosen, "load" if kind == "load" else "atomic", False)
+    if kind != "store":
+        for place in places:
+            if place in released:
+                ex.acquire(released[place])
+    if kind != "load":
+        clock = ex.release()
+        for place in places:
+            released[place] = clock  # what it has acquired with it: an update continues what stood there, a store starts anew

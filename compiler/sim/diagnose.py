@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.sim import rings
 from tilescale.compiler.sim.findings import Finding, Where
-from tilescale.compiler.sim.memory import Storage, describe, elements
+from tilescale.compiler.sim.memory import Site, Storage, describe, elements
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
@@ -77,7 +78,7 @@ def race(machine: Machine, found: Race) -> Finding:
     text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
-    news, hint = _news(machine, found, that.who)
+    news, hint = rings.race(machine, found) or _news(machine, found, that.who)
     return Finding("race", text + news, this, (that,), hint or _ordering(here, there, storage))
 
 
@@ -144,6 +145,8 @@ def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
 def deadlock(machine: Machine) -> Finding:
     """Everyone who waits, a cycle of them first where there is one."""
     waiting = [ex for ex in machine.blocked if ex.waiting is not None and not ex.children]
+    # those who wait for a signal first, then by place: not by who happened to come first
+    waiting.sort(key=lambda ex: (ex.waiting is not None and ex.waiting.meeting is not None, ex.number))
     cycle = _cycle(machine, waiting) or []
     order = cycle + [ex for ex in waiting if ex not in cycle]
     shown: dict[tuple[Any, ...], Where] = {}
@@ -213,7 +216,7 @@ SURELY, PERHAPS, NEVER = 0, 1, 2
 
 
 def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
-    """Whether a statement that ``other`` may still run, one behind its own wait or in a loop around it, could end the wait of ``ex``.
+    """Whether a statement that ``other`` may still run could end the wait of ``ex``.
     Surely where, by what its variables hold now, it names that very counter."""
     mine, theirs = ex.waiting, other.waiting
     assert mine is not None and theirs is not None
@@ -221,12 +224,23 @@ def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
         near = other.rank is ex.rank or mine.meeting.key[0] not in ("grid", "cta_cluster")
         near = near and (other.block.cluster == ex.block.cluster or mine.meeting.key[0] != "cta_cluster")
         return SURELY if near and all(came is not other for came, _ in mine.meeting.came) else NEVER
-    assert mine.counter is not None
-    loops = machine.prepared.loops_of
-    around = set(loops.get(theirs.site.number, ()))
+    if mine.ring is not None:
+        sites = machine.prepared.tokens.get(mine.ring, ()) if other.block is ex.block else ()
+        return SURELY if any(_may_run(machine, other, site) for site in sites) else NEVER
+    if mine.counter is None:
+        return NEVER
     best = NEVER
     for sending in machine.prepared.signalled.get(mine.counter.name.split("[")[0], ()):
-        number = sending.site.number
-        if number > theirs.site.number or around & set(loops.get(number, ())):
+        if _may_run(machine, other, sending.site):
             best = min(best, SURELY if sending.target(other) == (mine.counter.home, mine.counter.name) else PERHAPS)
     return best
+
+
+def _may_run(machine: Machine, other: Executor, site: Site) -> bool:
+    """Whether a blocked executor may still come to a statement: one of its role, behind where it waits or in a loop around that."""
+    assert other.waiting is not None
+    made, here = machine.prepared, other.waiting.site
+    role = made.role_of.get(site.number)
+    if role is not None and (role, None) not in other.path:
+        return False
+    return site.number > here.number or bool(set(made.loops_of.get(here.number, ())) & set(made.loops_of.get(site.number, ())))

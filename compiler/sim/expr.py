@@ -23,6 +23,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 _COMPARISON: dict[str, Callable[[Any, Any], Any]] = {
     "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne,
 }  # fmt: skip
+_SIGN = {"Add": "+", "Sub": "-", "Mul": "*"}
 _DIVISION: dict[str, Callable[[Any, Any], Any]] = {
     "FloorDiv": operator.floordiv, "FloorMod": operator.mod,
     "Div": numerics.truncated_division, "Mod": numerics.truncated_remainder,
@@ -57,12 +58,41 @@ class Expressions:
         if "float" in dtype or dtype == "bool":
             return lambda ex: op(a(ex), b(ex))
         low, high = numerics.limits(dtype)
+        if dtype in ("int32", "int64") and kind in numerics.EXACT:
+            return self._exact(kind, op, a, b, e, dtype)
 
         def integers(ex: Any) -> Any:
             r = op(a(ex), b(ex))
             return r if type(r) is not int or low <= r <= high else numerics.wrap(r, dtype)
 
         return integers
+
+    def _exact(self, kind: str, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str) -> Value:
+        """Signed arithmetic of 32 and 64 bits, which targets and their compilers take for exact: a result out of range is a finding."""
+        low, high = numerics.limits(dtype)
+        leaves = numerics.EXACT[kind]
+        site = self.site(e, f"{dtype} arithmetic")  # type: ignore[attr-defined]
+
+        def integers(ex: Any) -> Any:
+            x, y = a(ex), b(ex)
+            r = op(x, y)
+            if type(r) is int:
+                if low <= r <= high:
+                    return r
+                if ex.mask is None or ex.mask.any():
+                    self._overflowed(ex, site, f"{x} {_SIGN[kind]} {y} is {r}", dtype)
+                return numerics.wrap(r, dtype)
+            bad = leaves(x, y, r)
+            if bad is not None and (bad := bad if ex.mask is None else bad & ex.mask).any():
+                first = [int(np.broadcast_to(v, bad.shape)[bad].flat[0]) for v in (x, y)]
+                self._overflowed(ex, site, f"{first[0]} {_SIGN[kind]} {first[1]} is {op(*first)}", dtype)
+            return r
+
+        return integers
+
+    @staticmethod
+    def _overflowed(ex: Any, site: Any, text: str, dtype: str) -> None:
+        ex.machine.report.add(Finding("arithmetic", f"{text}, which {dtype} does not hold", ex.where(site)))
 
     def _divided(self, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str) -> Value:
         site = self.site(e, "integer division")  # type: ignore[attr-defined]
@@ -148,7 +178,7 @@ class Expressions:
         return self._chosen(e.condition, e.true_value, e.false_value)
 
     def _chosen(self, condition: Any, yes: Any, no: Any) -> Value:
-        test, a, b = self.scalar(condition), self.scalar(yes), self.scalar(no)
+        test, a, b, kind = self.scalar(condition), self.scalar(yes), self.scalar(no), numerics.compute(str(yes.ty))
 
         def run(ex: Any) -> Any:
             chosen = test(ex)
@@ -158,7 +188,9 @@ class Expressions:
                 x = a(ex) if some else None
             with nest.masked(ex, ~chosen) as others:
                 y = b(ex) if others else None
-            return y if x is None else x if y is None else np.where(chosen, x, y)
+            if x is None or y is None:
+                return y if x is None else x
+            return np.where(chosen, x, y).astype(kind, copy=False)  # of two Python numbers NumPy makes 64 bits
 
         return run
 

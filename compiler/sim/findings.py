@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tilescale.errors import Loc
 
@@ -19,21 +20,22 @@ KINDS = {
     "different-programs": "the ranks of a launch run different programs",
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",
-    "arithmetic": "an integer division by zero",
-    "schedule": "the tokens of a ring come in another order than acquire, commit, wait, release",
+    "arithmetic": "an integer division by zero, or a signed result of 32 or 64 bits out of range",
+    "schedule": "the scheduled program differs from the tile program: another result, or tokens of a ring out of order",
     "endless": "the launch does not end within the limit of steps",
 }
 
 
 @dataclass(frozen=True)
 class Where:
-    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index."""
+    """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index (a role
+    has no index)."""
 
     what: str
     loc: Loc | None
     rank: int | None = None
     block: tuple[int, ...] | None = None
-    executor: tuple[tuple[str, int], ...] = ()
+    executor: tuple[tuple[str, int | None], ...] = ()
     region: str = ""
 
     @property
@@ -41,8 +43,16 @@ class Where:
         parts = [] if self.rank is None else [f"rank {self.rank}"]
         if self.block is not None:
             parts.append(f"block {self.block[0] if len(self.block) == 1 else self.block}")
-        parts += [f"{scale} {index}" for scale, index in self.executor]
+        parts += [scale if index is None else f"{scale} {index}" for scale, index in self.executor]
         return ", ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        loc = self.loc
+        return {
+            "what": self.what, "file": loc and loc.file, "line": loc and loc.line, "column": loc and loc.col, "rank": self.rank,
+            "block": self.block and list(self.block), "executor": [list(e) for e in self.executor], "region": self.region,
+        }  # fmt: skip
 
     def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:
         """One line, and the source below it unless it is among those ``shown``."""
@@ -69,6 +79,13 @@ class Finding:
     def loc(self) -> Loc | None:
         return self.where.loc
 
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        return {
+            "kind": self.kind, "message": self.message, "where": self.where.to_dict(), "others": [w.to_dict() for w in self.others],
+            "hint": self.hint, "schedule": self.schedule,
+        }  # fmt: skip
+
     @property
     def key(self) -> tuple[object, ...]:
         """Two findings with one key are the same fault, met twice."""
@@ -93,10 +110,15 @@ class Finding:
 
 @dataclass
 class Report:
-    """All that one `check` found; true where it found nothing."""
+    """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
+    ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None.
+    ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do)."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
+    traces: int | None = None
+    complete: bool | None = None
+    varying: set[str] = field(default_factory=set)
 
     def add(self, finding: Finding) -> None:
         """Keeps a finding unless the same fault is known."""
@@ -110,7 +132,17 @@ class Report:
     def __bool__(self) -> bool:
         return not self.findings
 
+    @property
+    def explored(self) -> str:
+        """How much was run, in words."""
+        runs = f"{self.runs} run{'s' * (self.runs != 1)}"
+        if self.complete is None:
+            return runs
+        shown = f"{self.traces} class{'es' * (self.traces != 1)} of interleavings"
+        return f"{runs}: {shown}, which are all" if self.complete else f"{runs}: {shown}, and others were not run"
+
     def __str__(self) -> str:
         if not self.findings:
-            return f"no finding in {self.runs} run{'s' * (self.runs != 1)}"
+            varying = f"; {', '.join(sorted(self.varying))} came out different" if self.varying else ""
+            return f"no finding in {self.explored}{varying}"
         return "\n\n".join(map(str, self.findings))

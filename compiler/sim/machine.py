@@ -9,27 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.sim import diagnose, numerics
+from tilescale.compiler.sim import diagnose, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
+from tilescale.compiler.sim.observe import Observer
+from tilescale.compiler.sim.schedule import Schedule
 
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     "ge": operator.ge, "eq": operator.eq, "gt": operator.gt, "ne": operator.ne, "le": operator.le, "lt": operator.lt,
 }  # fmt: skip
-#: choices after which even a late remote write has landed, so that a loop that polls memory ends
-EVENTUALLY = 2000
 _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<"}
 
 
 @dataclass
 class Waiting:
-    """What a blocked executor waits for. ``counter`` or ``meeting``: that which wakes it, the counter when ``cmp`` holds."""
+    """What a blocked executor waits for. ``counter``, ``meeting`` or ``ring`` (its number, and the token): that which wakes it, the counter
+    when ``cmp`` holds."""
 
     site: Site
     text: str
     counter: Counter | None = None
     meeting: Meeting | None = None
     cmp: str = ""
+    ring: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ class Sent:
 class Counter:
     """One counter of a signal. Its history tells a wait whose signals made the value that it saw, and no more than those."""
 
-    def __init__(self, name: str, value: int, clocks: int, home: tuple[Any, ...]):
-        self.name, self.value, self.home = name, value, home
+    def __init__(self, name: str, value: int, clocks: int, home: tuple[Any, ...], slot: int, index: tuple[int, ...]):
+        self.name, self.value, self.home, self.slot = name, value, home, slot
+        self.key = (*home, slot, *index)
         self.waiters: list[Executor] = []
         nothing = np.zeros(clocks, np.int64)
         self.history = [Sent(value, None, 0, 0, nothing, nothing)]
@@ -58,6 +61,8 @@ class Counter:
 
     def signal(self, ex: Executor, amount: int, op: str, site: Site) -> None:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
+        for observer in ex.machine.observers:
+            observer.signalled(ex, self, amount, op)
         adds = op == "add"
         machine, value = ex.machine, None if adds else amount
         if not (adds and self.grows):
@@ -122,10 +127,10 @@ class Meeting:
 
 
 class Counters:
-    """The counters of one signal in one memory."""
+    """The counters of one signal in one memory. ``slot``: the buffer's, which tells signals of one name apart."""
 
-    def __init__(self, name: str, values: Any, clocks: int, home: tuple[Any, ...]):
-        self.name, self.clocks, self.home = name, clocks, home
+    def __init__(self, name: str, values: Any, clocks: int, home: tuple[Any, ...], slot: int):
+        self.name, self.clocks, self.home, self.slot = name, clocks, home, slot
         self.shape = values.shape
         self.values = values
         self.made: dict[tuple[int, ...], Counter] = {}
@@ -136,7 +141,7 @@ class Counters:
             return None
         if index not in self.made:
             name = f"{self.name}[{', '.join(map(str, index))}]"
-            self.made[index] = Counter(name, int(self.values[index]), self.clocks, self.home)
+            self.made[index] = Counter(name, int(self.values[index]), self.clocks, self.home, self.slot, index)
         return self.made[index]
 
 
@@ -152,12 +157,15 @@ class Block:
         self.shown = index[: len(machine.prepared.launch.grid)]
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[int, Any] = {}
+        self.rings: dict[int, Any] = {}
 
     def tile(self, slot: int) -> Any:
         """This block's shared tile (or counters) of a buffer."""
         made = self.tiles.get(slot)
         if made is None:
             made = self.tiles[slot] = self.machine.allocate(slot, (self.rank.number, self.shown), self.tile)
+            if (ring := self.machine.prepared.buffers[slot].ring) is not None:
+                made.ring = rings.of(self, ring)
         return made
 
 
@@ -171,7 +179,7 @@ class Rank:
 class Executor:
     """A block, or a warp, warpgroup or thread of one: a coroutine with its variables and its vector clock."""
 
-    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int], ...] = ()):
+    def __init__(self, machine: Machine, number: int, block: Block, path: tuple[tuple[str, int | None], ...] = ()):
         self.machine, self.number, self.block, self.rank = machine, number, block, block.rank
         self.path = path
         self.root, self.linear = number, 0  # a block's first executor, and the own place among those of the same scales
@@ -189,8 +197,9 @@ class Executor:
         self.intent = "run"
         self.waiting: Waiting | None = None
         self.loop: Site | None = None  # the while loop that it came to last
-        self.outbox: list[Callable[[], None]] = []
-        self.rings: dict[int, tuple[int, int]] = {}
+        self.awaits: tuple[Counter, str, int] | None = None  # the condition of the wait that it stands in front of
+        self.pulls: int | None = None  # the peer whose memory its next step reads
+        self.outbox: dict[int, list[Callable[[], None]]] = {}  # by peer: what it wrote there and has not landed, oldest first
         self.parent: Executor | None = None
         self.children = 0
 
@@ -206,18 +215,30 @@ class Executor:
         np.maximum(self.vc, clock, out=self.vc)
 
     # -- remote writes --------------------------------------------------------------------------------------------
-    def post(self, land: Callable[[], None]) -> None:
-        """A remote write: lands now, or as late as the order allows."""
-        if self.machine.late:
-            self.outbox.append(land)
-        else:
-            land()
+    def post(self, peer: int, land: Callable[[], None]) -> None:
+        """A remote write, on its way to ``peer`` until the schedule delivers it or something orders it. Those to one peer land in
+        their order, those to different peers in any."""
+        self.outbox.setdefault(peer, []).append(land)
+        self.machine.deliveries[self.number, peer] = self
+        for observer in self.machine.observers:
+            observer.posted(self, peer)
 
-    def flush(self) -> None:
-        """Everything posted lands: before this executor releases, or looks into others' memory itself."""
-        for land in self.outbox:
-            land()
-        self.outbox.clear()
+    def deliver(self, peer: int) -> None:
+        """The oldest write on its way to ``peer`` lands."""
+        queue = self.outbox[peer]
+        land = queue.pop(0)
+        if not queue:
+            del self.outbox[peer], self.machine.deliveries[self.number, peer]
+        for observer in self.machine.observers:
+            observer.landed(self, peer)
+        land()
+
+    def flush(self, peer: int | None = None) -> None:
+        """What was posted (to one peer) lands: all of it before this executor releases, whomever it releases to, since others may pass
+        the news on; that of a peer before this executor looks into its memory itself."""
+        for one in list(self.outbox) if peer is None else [peer] if peer in self.outbox else []:
+            while one in self.outbox:
+                self.deliver(one)
 
     def where(self, site: Site, region: str = "") -> Where:
         return Where(site.what, site.loc, *self.name, region)
@@ -228,15 +249,19 @@ class Machine:
 
     Args:
         memories: for each rank, buffer slot → Storage or Counters of its parameters.
-        schedule: see schedule.py. limit: choices after which a launch counts as endless.
+        schedule: see schedule.py. limit: choices after which a launch counts as endless. observers: are told what happens.
     """
 
-    def __init__(self, prepared: Any, grid: tuple[int, int, int], schedule: Any, events: Events, limit: int):
+    def __init__(
+        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observers: tuple[Observer, ...] = ()
+    ):
         self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
-        self.late = schedule.late
+        self.late, self.observers = schedule.late, observers
         self.report = Report()
         self.printed: list[str] = []
+        self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
         self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
         self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
@@ -248,11 +273,11 @@ class Machine:
         self.blocks: dict[tuple[int, int], Block] = {}
         self.clocks = 0
 
-    def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]]) -> None:
-        """Puts every block of every rank at its beginning. ``scalars``: for each rank, variable slot → value."""
+    def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]], only: int | None = None) -> None:
+        """Puts every block of every rank (of the rank ``only``) at its beginning. ``scalars``: for each rank, variable slot → value."""
         gx, gy, gz = self.grid
         self.ranks = [Rank(r, m) for r, m in enumerate(memories)]
-        for rank in self.ranks:
+        for rank in self.ranks if only is None else [self.ranks[only]]:
             for n in range(gx * gy * gz):
                 block = Block(self, rank, n, (n % gx, n // gx % gy, n // (gx * gy)))
                 self.blocks[rank.number, n] = block
@@ -273,6 +298,8 @@ class Machine:
             yield from body.run(ex)
         else:
             body.run(ex)
+        if ex.outbox:
+            yield "end"
         ex.flush()
 
     def clustered(self, ex: Executor, index: int) -> Block:
@@ -290,9 +317,10 @@ class Machine:
             data = old.data.view(np.uint8).reshape(-1).view(numerics.storage(info.dtype)).reshape(info.shape)
             return Storage(info.name, info.dtype, data, old.shadow, scope=info.scope, owner=owner)
         if info.scope == "shared.signal":
-            return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner)
+            return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner, slot)
         data = np.zeros(info.shape, numerics.storage(info.dtype))
-        shadow = Shadow(data.size * info.cells, self.events, tracked=info.tracked, written=False)
+        cells, key = data.size * info.cells, (*owner, slot)
+        shadow = Shadow(cells, self.events, tracked=info.tracked, written=False, key=key, viewed=info.viewed)
         return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
 
     # -- the main loop --------------------------------------------------------------------------------------------
@@ -311,11 +339,14 @@ class Machine:
     def _loop(self) -> None:
         left = self.limit
         while self.ready:
-            ex = self.ready.pop(self.schedule.pick(self.ready))
+            ex = self.schedule.pick(self.ready, list(self.deliveries))
             left -= 1
-            if self.late and left % EVENTUALLY == 0:
-                for other in (*self.ready, *self.blocked):
-                    other.flush()
+            if ex is None:
+                return
+            if isinstance(ex, tuple):
+                self.deliveries[ex].deliver(ex[1])
+                continue
+            self.ready.remove(ex)
             if left < 0:
                 text = f"the launch has not ended after {self.limit} steps"
                 self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site)))
@@ -323,6 +354,8 @@ class Machine:
             try:
                 ex.intent = next(ex.steps)
             except StopIteration:
+                for observer in self.observers:
+                    observer.ended(ex)
                 if ex.parent is not None:
                     self._joined(ex, ex.parent)
                 continue
@@ -332,6 +365,8 @@ class Machine:
                 self.blocked.append(ex)
         if self.blocked:
             self.report.add(diagnose.deadlock(self))
+        else:
+            rings.unread(self)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)
@@ -340,11 +375,18 @@ class Machine:
 
     def wait(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site) -> Generator[str, None, None]:
         """Until ``counter cmp value``; an acquire."""
+        ex.awaits = (counter, cmp, value)
+        yield "wait"  # what holds now need not hold when the wait looks
+        for observer in self.observers:
+            observer.waits(ex, site, counter)
         while not counter.observe(ex, cmp, value):
             counter.waiters.append(ex)
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
             ex.waiting = Waiting(site, text, counter=counter, cmp=cmp)
             yield "wait"
+        ex.awaits = None
+        for observer in self.observers:
+            observer.observed(ex, site, counter, cmp, value)
         self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
 
     def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
@@ -352,6 +394,7 @@ class Machine:
 
     def meet(self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site) -> Generator[str, None, None]:
         """Until ``expected`` executors have come; everyone acquires what all released."""
+        yield "meet"
         ex.flush()
         if key not in self.meetings:
             self.meetings[key] = Meeting(key, expected)
@@ -363,6 +406,8 @@ class Machine:
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
+        for observer in self.observers:
+            observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
             joined, came = meeting.clock, meeting.came
             meeting.came, meeting.clock, meeting.round = [], None, meeting.round + 1
@@ -370,30 +415,37 @@ class Machine:
                 other.acquire(joined)
                 if other is not ex:
                     self.wake(other)
+            yield "resume"  # who came last goes on like all others
             return
         mine = meeting.round
         while meeting.round == mine:
             ex.waiting = Waiting(site, f"{expected} at {site.what}", meeting=meeting)
             yield "wait"
 
-    def fork(self, ex: Executor, scale: str, count: int, first: int, body: Any, site: Site) -> Generator[str, None, None]:
-        """``body`` by each of ``count`` executors below this one, concurrently; returns when all have ended. ``first``: where the
-        numbers of executors of these scales begin within a block."""
+    def fork(self, ex: Executor, parts: list[tuple[tuple[str, int | None], Any]], first: int, site: Site) -> Generator[str, None, None]:
+        """Executors below this one, concurrently: for each its scale (or role) and index, and what it runs. Returns when all have
+        ended. ``first``: where the numbers of executors of these scales begin within a block."""
+        count = len(parts)
+        if ex.outbox:
+            yield "fork"
+        ex.flush()  # the children's accesses come behind
         clock = ex.release()
-        for index in range(count):
+        for index, (label, body) in enumerate(parts):
             linear = ex.linear * count + index
-            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, (scale, index)))
+            child = Executor(self, ex.root + first + linear, ex.block, (*ex.path, label))
             child.root, child.linear = ex.root, linear
             child.now = int(clock[child.number]) + 1
             child.vc = clock.copy()
             child.vc[child.number] = child.now
             child.v, child.mem = list(ex.v), list(ex.mem)
-            child.scales = {**ex.scales, scale: (index, count)}
+            child.scales = {**ex.scales, label[0]: (index, count)}
             child.steps, child.parent = self._whole(child, body), ex
+            for observer in self.observers:
+                observer.forked(ex, child)
             self.ready.append(child)
         ex.children = count
         while ex.children:
-            ex.waiting = Waiting(site, f"the end of {ex.children} {scale}s")
+            ex.waiting = Waiting(site, f"the end of {ex.children} executors at {site.what}")
             yield "wait"
 
     def _joined(self, child: Executor, parent: Executor) -> None:
@@ -414,18 +466,10 @@ class Machine:
             yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
         # an executor's own threads act as one: their program order is enough
 
-    def token(self, ex: Executor, kind: str, ring: int, counter: int, site: Site) -> None:
-        """A token of a ring that one role runs alone: acquire, commit, wait and release follow one another for each stage."""
-        order = ("acquire", "commit", "wait", "release")
-        state = ex.rings.get(ring, (0, 0))
-        if (order[state[1]], state[0]) != (kind, counter):
-            text = f"ring {ring} does {kind} of round {counter}, and {order[state[1]]} of round {state[0]} is next"
-            self.report.add(Finding("schedule", text, ex.where(site)))
-        ex.rings[ring] = (counter + (kind == "release"), (order.index(kind) + 1) % 4)
-
     def show(self, ex: Executor, label: str, value: Any) -> None:
         """What T.print shows."""
         who = ex.where(self.prepared.site).who
+        self.printers.append(ex.rank.number)
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 
     # -- findings -------------------------------------------------------------------------------------------------

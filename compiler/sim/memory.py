@@ -51,11 +51,12 @@ class Shadow:
     """What is known of the elements of one piece of memory. ``cells``: the smallest element under which it is seen.
 
     tracked: accesses of several executors are compared; else only what was written is remembered.
-    reads: whether reads are remembered as well (useless where the kernel never writes).
+    reads: whether reads are remembered as well (useless where the kernel never writes). key: which memory it is, in every run.
+    viewed: there are views that see it in another shape or dtype.
     """
 
-    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool):
-        self.events, self.tracked = events, tracked
+    def __init__(self, cells: int, events: Events, *, tracked: bool, written: bool, key: tuple[Any, ...], viewed: bool):
+        self.events, self.tracked, self.key, self.viewed = events, tracked, key, viewed
         self.last = np.full(cells, HOST if written else UNWRITTEN, np.int32)
         self.whole = written  # every cell has been written
         self.reads: list[Any] = []
@@ -129,15 +130,20 @@ class Storage:
         self.name, self.dtype, self.data, self.shadow = name, dtype, data, shadow
         self.scope, self.owner = scope, owner
         self.shape: tuple[int, ...] = data.shape
+        self.ring: Any = None  # the ring whose stages it holds, see rings.py
         self.is_global = scope.startswith("global")
         parts = len(shadow.last) // max(1, data.size)
         self.cells = (*self.shape, parts) if parts > 1 else self.shape
 
-    def record(self, ex: Executor, key: Any, mode: str, site: Site) -> None:
-        """An access of the elements that ``key`` indexes."""
+    def record(self, ex: Executor, key: Any, mode: str, site: Site, posted: bool = False) -> None:
+        """An access of the elements that ``key`` indexes. ``posted``: a write that lands later."""
+        if self.ring is not None:
+            self.ring.touched(ex, self, key, mode, site)
         shadow = self.shadow
         if mode == "read" and shadow.whole and not shadow.tracked:
             return
+        for observer in ex.machine.observers if shadow.tracked else ():
+            observer.accessed(ex, self, key, mode, posted)
         shadow.access(ex, self.cells, key, mode, site, self)
 
 

@@ -55,6 +55,8 @@ def load(cx: Any, e: Any) -> Any:
         key = tuple([i(ex) for i in indices])
         if not isinstance(storage, Storage):  # a counter, looked at without waiting
             counter = storage.at(key)
+            for observer in ex.machine.observers if counter is not None else ():
+                observer.peeked(ex, counter)
             return 0 if counter is None else counter.value
         if ex.lanes is not None:
             return _gather(ex, storage, ex.lane_index + key if private else key, site, tested)

@@ -50,6 +50,29 @@ def wrap(value: int, dtype: str) -> int:
     return value if low <= value <= high else (value - low) % (high - low + 1) + low
 
 
+def _added(a: Any, b: Any, r: Any) -> Any:
+    """Where a sum of signed integers (wrapped: ``r``) left their range; None where nowhere."""
+    bad = ((a ^ r) & (b ^ r)) < 0
+    return bad if bad.any() else None
+
+
+def _subtracted(a: Any, b: Any, r: Any) -> Any:
+    bad = ((a ^ b) & (a ^ r)) < 0
+    return bad if bad.any() else None
+
+
+def _multiplied(a: Any, b: Any, r: Any) -> Any:
+    most = np.abs(a, dtype=np.float64).max() * np.abs(b, dtype=np.float64).max() if r.size else 0.0
+    if most < float(np.iinfo(r.dtype).max):
+        return None
+    bad = np.asarray(a, object) * np.asarray(b, object) != r  # rarely: exact, and slow
+    return bad.astype(bool)
+
+
+#: for the signed operations that must not leave their dtype's range: where they did, given the operands and the wrapped result
+EXACT: dict[str, Callable[[Any, Any, Any], Any]] = {"Add": _added, "Sub": _subtracted, "Mul": _multiplied}
+
+
 def decode(stored: Any, dtype: str) -> Any:
     """An element or an array as it lies in memory → a value to compute with, exact."""
     if isinstance(stored, np.ndarray) and stored.ndim:
@@ -164,7 +187,8 @@ def function(name: str, values: list[Any], dtype: str) -> Any:
     wide = [np.asarray(v, dtype=np.float64) for v in values]
     # a product of two float32 is exact in float64: the sum rounds there first, to odd, so that the last rounding is the only one
     made = _fma_narrow(*wide) if name == "fma" else _FUNCTIONS[name](*wide)
-    return decode(encode(np.asarray(made), dtype), dtype)
+    # functions of the small floats are those of float32, rounded to the small one only where they are stored or cast
+    return np.asarray(made).astype(compute(dtype))[()]
 
 
 def _fma(a: float, b: float, c: float) -> float:

@@ -17,7 +17,7 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops import base
-from tilescale.compiler.sim import nest
+from tilescale.compiler.sim import nest, rings
 from tilescale.compiler.sim.expr import Expressions, Value
 from tilescale.compiler.sim.machine import Counter, Counters
 from tilescale.compiler.sim.memory import Site, Storage, describe
@@ -29,7 +29,8 @@ from tilescale.language.dtypes import BITS
 
 @dataclass
 class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of."""
+    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it;
+    ``ring``: whose stages it has."""
 
     name: str
     dtype: str
@@ -38,6 +39,8 @@ class BufferInfo:
     cells: int = 1
     tracked: bool = False
     base: int | None = None
+    viewed: bool = False
+    ring: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,19 @@ class Prepared:
     buffers: list[BufferInfo] = field(default_factory=list)
     #: executors of a block, those of all its scales
     executors: int = 1
+    #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) → where it stands
+    engines: dict[int, int] = field(default_factory=dict)
+    tokens: dict[tuple[int, str], list[Site]] = field(default_factory=dict)
+    #: the role whose statement it is, by the statement's number (none: everyone's)
+    role_of: dict[int, str] = field(default_factory=dict)
     #: loops around a statement, by the statement's number; the statements that signal a buffer, by its name
     loops_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     signalled: dict[str, list[Sending]] = field(default_factory=dict)
     #: by the name of a signal the counters that statements wait for, None where the index is computed
     awaited: dict[str, set[tuple[int, ...] | None]] = field(default_factory=dict)
+    #: signals (by slot) in whose counters the order of additions may say something: some statement does more than add to them and wait
+    #: for enough
+    ordered: set[int] = field(default_factory=set)
     sites: list[Site] = field(default_factory=list)
     slots: dict[Any, int] = field(default_factory=dict)
     names: dict[Any, int] = field(default_factory=dict)
@@ -87,6 +98,29 @@ class Prepared:
 def prepare(program: Any) -> Prepared:
     """A traced program behind the passes of the tile level, or at the scheduled level."""
     return Preparation(program).run()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A region at its place: what of it lies inside, as slices of the storage and (None: all of it) of the region, and its shape."""
+
+    storage: Any
+    key: tuple[slice, ...]
+    part: tuple[slice, ...] | None
+    shape: tuple[int, ...]
+
+    def read(self) -> Any:
+        """The elements as they lie in memory; zero outside."""
+        if self.part is None:
+            return self.storage.data[self.key]
+        out = np.zeros(self.shape, self.storage.data.dtype)
+        out[self.part] = self.storage.data[self.key]
+        return out
+
+    def write(self, values: Any) -> None:
+        """Stores ``values``, as they lie in memory; what is outside is dropped."""
+        values = np.broadcast_to(values, self.shape) if np.ndim(values) == 0 else values.reshape(self.shape)
+        self.storage.data[self.key] = values if self.part is None else values[self.part]
 
 
 class View:
@@ -133,15 +167,14 @@ class View:
             part.append(slice(first - low, last - low))
         return tuple(key), None if whole else tuple(part), shape
 
+    def placed(self, ex: Any, owner: int | None) -> Placed:
+        """The region where the executor's variables put it now."""
+        storage = self.storage(ex, owner)
+        return Placed(storage, *self.cut(ex, storage))
+
     def read(self, ex: Any, owner: int | None = None) -> Any:
         """The region's elements as they lie in memory; zero outside."""
-        storage = self.storage(ex, owner)
-        key, part, shape = self.cut(ex, storage)
-        if part is None:
-            return storage.data[key]
-        out = np.zeros(shape, storage.data.dtype)
-        out[part] = storage.data[key]
-        return out
+        return self.placed(ex, owner).read()
 
     def write(self, ex: Any, values: Any, owner: int | None = None) -> None:
         """Stores ``values``, as they lie in memory; what is outside is dropped."""
@@ -149,18 +182,31 @@ class View:
         key, part, shape = self.cut(ex, storage)
         values = np.broadcast_to(values, shape) if np.ndim(values) == 0 else values.reshape(shape)
         chosen = values if part is None else values[part]
-        if owner is None or (self.reach == "device" and owner == ex.rank.number):
+        if not self.posts(ex, owner):
             storage.data[key] = chosen
             return
-        kept = chosen.copy() if ex.machine.late else chosen
+        assert owner is not None
+        kept = chosen.copy()
 
         def land() -> None:
+            for observer in ex.machine.observers:
+                observer.accessed(ex, storage, key, "land", False)
             storage.data[key] = kept
 
-        ex.post(land)
+        ex.post(self.peer(owner), land)
 
-    def record(self, ex: Any, mode: str, owner: int | None) -> None:
-        """An access by the operation's effect table."""
+    def posts(self, ex: Any, owner: int | None) -> bool:
+        """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another block of the cluster)."""
+        if owner is None or not ex.machine.late:
+            return False
+        return owner != (ex.rank.number if self.reach == "device" else ex.block.cluster_index)
+
+    def peer(self, owner: int) -> int:
+        """The number of ``owner`` among the peers of an executor: a rank, or (below zero) a block of the cluster."""
+        return owner if self.reach == "device" else -1 - owner
+
+    def record(self, ex: Any, mode: str, owner: int | None, by: Any = None) -> None:
+        """An access by the operation's effect table. ``by``: the engine that performs it for the executor."""
         storage = self.storage(ex, owner)
         if ex.lanes is not None:
             _, chosen = nest.select(ex, storage, self.index(ex), self.site)
@@ -171,7 +217,7 @@ class View:
             wanted = tuple(slice(low, low + n) for low, n in zip(self.index(ex), shape, strict=True))
             ex.machine.report_outside(ex, storage.name, storage.shape, self.site, describe(storage.name, wanted))
         if all(k.stop > k.start for k in key):
-            storage.record(ex, key, mode, self.site)
+            storage.record(ex if by is None else by, key, mode, self.site, mode == "write" and self.posts(ex, owner))
 
 
 class Preparation(Expressions):
@@ -195,7 +241,8 @@ class Preparation(Expressions):
     def run(self) -> Prepared:
         func, program = self.program.func, self.program
         written = written_buffers(program)
-        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1)
+        self._engines(func.body)
+        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1) or bool(self.made.engines)
         cell_bits = _cell_bits(func.body)
         for p in program.params:
             if hasattr(p.spec, "shape"):
@@ -216,6 +263,23 @@ class Preparation(Expressions):
         self.made.variables = len(self.made.names)
         return self.made
 
+    def _engines(self, body: Any) -> None:
+        """A place among a block's executors for whoever performs the asynchronous copies of a ring."""
+
+        def look(call: Any) -> None:
+            op = base.find(call)
+            if op is not None and any(a.asynchronous for a in op.effects(call)) and int(call.attrs["ring"]) not in self.made.engines:
+                self.made.engines[int(call.attrs["ring"])] = self.made.executors
+                self.made.executors += 1
+
+        structural_walk(body, (ir.Call, look))
+
+    def token(self, call: Any, kind: str, ring: int) -> Site:
+        """The site of a ring's token."""
+        made = self.site(call, f"T.Pipelined ({kind} of ring {ring})")
+        self.made.tokens.setdefault((ring, kind), []).append(made)
+        return made
+
     def _add(self, var: Any, info: BufferInfo) -> int:
         self.slots[var] = len(self.buffers)
         self.buffers.append(info)
@@ -230,6 +294,8 @@ class Preparation(Expressions):
         made = Site(what, loc_of(getattr(node, "span", None)) or self.here, len(self.made.sites))
         self.made.sites.append(made)
         self.made.loops_of[made.number] = tuple(self.loops)
+        if self.role is not None:
+            self.made.role_of[made.number] = self.role
         return made
 
     def view(self, region: Any, call: Any) -> View:
@@ -245,6 +311,8 @@ class Preparation(Expressions):
         by then."""
         flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
         self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer, _constant(region)))
+        if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
+            self.made.ordered.add(flag.slot)
 
         def run(ex: Any, owner: int | None) -> None:
             counter = flag.counter(ex, owner)
@@ -257,10 +325,13 @@ class Preparation(Expressions):
     def awaiting(self, region: Any, call: Any) -> Site:
         """The site of a wait for a counter."""
         self.made.awaited.setdefault(self.buffers[self.slots[region.source]].name, set()).add(_constant(region))
+        if str(call.attrs["cmp"]) not in ("ge", "gt"):
+            self.made.ordered.add(self.slots[region.source])
         return self.site(call, "T.wait")
 
     here: Any = None
     current: Site | None = None
+    role: str | None = None
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, *, quiet: bool = False) -> Step:
@@ -275,16 +346,31 @@ class Preparation(Expressions):
         finally:
             self.here, self.quiet = before, outer
 
-    def _visible(self, node: Any, run: Callable[[Any], Any], intent: str = "run") -> Step:
-        """A step that others may see: they get a turn before it."""
+    def _visible(self, node: Any, run: Callable[[Any], Any], intent: str = "", pulls: Value | None = None) -> Step:
+        """A step that others may see: they get a turn before it. ``pulls``: the peer whose memory it reads."""
         if self.quiet or not self._seen(node):
             return Step(run)
+        intent = intent or self._intent(node)
 
         def slowly(ex: Any) -> Iterator[str]:
+            if pulls is not None:
+                ex.pulls = pulls(ex)
             yield intent
+            ex.pulls = None
             run(ex)
 
         return Step(slowly, True)
+
+    def _intent(self, node: Any) -> str:
+        """What a step is about to do: atomic updates other than loads release."""
+        found: list[Any] = []
+
+        def look(call: Any) -> None:
+            if call.op.name == "ts.atomic" and str(call.attrs["kind"]) != "load":
+                found.append(call)
+
+        structural_walk(node, (ir.Call, look))
+        return "atomic" if found else "run"
 
     def _seen(self, node: Any) -> bool:
         found: list[Any] = []
@@ -298,14 +384,57 @@ class Preparation(Expressions):
         return bool(found)
 
     def _s_SeqStmt(self, s: Any) -> Step:
-        return _sequence([self.stmt(x) for x in s.seq])
+        steps: list[Step] = []
+        regions: list[Any] = []
+        for x in s.seq:
+            role = _role(x)
+            if regions and (role is None or int(x.value.value) == 0):  # the first role begins a new set of regions
+                steps.append(self._roles(regions))
+                regions = []
+            if role is None:
+                steps.append(self.stmt(x))
+            else:
+                regions.append(x)
+        return _sequence([*steps, self._roles(regions)] if regions else steps)
+
+    def _roles(self, regions: list[Any]) -> Step:
+        """Role regions that stand next to each other are executors of the block that run at once; behind them all have ended."""
+        if len(regions) == 1 and _role(regions[0]) == "all":
+            return self.stmt(regions[0].body)
+        site = self.site(regions[0], "the roles of T.Pipelined")
+        first = self._reserve("role", len(regions))
+        parts = []
+        for region in regions:
+            self.role = _role(region)
+            parts.append(((str(self.role), None), self.stmt(region.body)))
+        self.role = None
+        self.scales.pop()
+        return Step(lambda ex: ex.machine.fork(ex, parts, first, site), True)
 
     def _s_Evaluate(self, s: Any) -> Step:
         op = base.find(s.value)
         if op is None:
             return Step(self.scalar(s.value)) if isinstance(s.value, ir.Call) else Step(lambda ex: None)
         run = self.performed(op, s.value)
-        return Step(run, True) if op.waits else self._visible(s.value, run, "signal" if op.name == "signal" else "run")
+        if not op.stops(s.value):
+            return self._visible(s.value, run, "signal" if op.name == "signal" else "", self._pulled(op, s.value))
+        if op.waits:
+            return Step(run, True)
+
+        def slowly(ex: Any) -> Iterator[str]:
+            yield "run"
+            yield from run(ex)
+
+        return Step(slowly, True)
+
+    def _pulled(self, op: Any, call: Any) -> Value | None:
+        """Whose memory (see View.peer) an operation reads; None for the own, and where finding that out reads memory itself."""
+        access = next((a for a in op.effects(call) if a.owner is not None and a.mode == "read"), None)
+        loads: list[Any] = []
+        if access is None or structural_walk(access.owner, (ir.TensorLoad, lambda e: loads.append(e))) or loads:
+            return None
+        view, owner = self.view(access.region, call), self.scalar(access.owner)
+        return lambda ex: view.peer(owner(ex))
 
     def performed(self, op: Any, call: Any) -> Any:
         """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
@@ -318,8 +447,9 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]
+        ring = int(call.attrs["ring"]) if any(a.asynchronous for a in effects) else None
         accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
-        pulls = any(a.owner is not None and a.mode == "read" for a in effects)
+        pulled = next((view for view, mode, remote, _ in accesses if remote and mode == "read"), None)
         simulate = op.simulate(call, self)
         self.current = None
         if not effects:
@@ -329,14 +459,17 @@ class Preparation(Expressions):
             whose = None if owner is None else owner(ex)
             if whose is not None and not ex.machine.reaches(ex, whose, reach, site):
                 return None
-            if pulls:
-                ex.flush()
+            if pulled is not None and whose is not None:
+                ex.flush(pulled.peer(whose))  # it sees what it wrote there itself
+            by = None if ring is None else rings.engine(ex, ring)
             for view, mode, remote, when in accesses:
                 if when is None or when(ex):
-                    view.record(ex, mode, whose if remote else None)
+                    view.record(ex, mode, whose if remote else None, by)
+            for observer in ex.machine.observers:
+                observer.performed(ex, op.name, site, whose, accesses)
             return simulate(ex)
 
-        if not op.waits:
+        if not op.stops(call):
             return run
 
         def slowly(ex: Any) -> Iterator[str]:
@@ -354,6 +487,7 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles))
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
+        info.ring = self.program.schedule.ring_of.get(s.buffer) if self.program.schedule is not None else None
 
         def run(ex: Any) -> None:
             if scope.startswith("shared"):
@@ -372,6 +506,9 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         shape = tuple(int(e) for e in ty.shape)
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old))
+        at: int | None = old
+        while at is not None:
+            self.buffers[at].viewed, at = True, self.buffers[at].base
         if s.data.args[0] in self.contended:
             self.contended.add(s.buffer)
 
@@ -412,25 +549,34 @@ class Preparation(Expressions):
 
         def slowly(ex: Any) -> Iterator[str]:
             if seen:
-                yield "run"
+                yield intent
             step = then if test(ex) else other
             if step.yields:
                 yield from step.run(ex)
             else:
                 step.run(ex)
 
-        seen = not self.quiet and self._seen(s.condition)
+        seen, intent = not self.quiet and self._seen(s.condition), self._intent(s.condition)
         return Step(slowly, True) if seen or then.yields or other.yields else Step(run)
 
     def _s_While(self, s: Any) -> Step:
         self.loops.append(s)
-        site, test, body = self.site(s, "while"), self.scalar(s.condition), self.stmt(s.body)
+        site = self.site(s, "while")
+        test, body, loop = self.scalar(s.condition), self.stmt(s.body), len(self.made.sites)
         self.loops.pop()
+        seen, intent = not self.quiet and self._seen(s.condition), self._intent(s.condition)
 
         def run(ex: Any) -> Iterator[str]:
-            while test(ex):
+            while True:
+                if seen:
+                    yield intent
+                if not test(ex):
+                    return
                 ex.loop = site
-                yield "run"  # a loop that polls must let those go on whom it polls for
+                for observer in ex.machine.observers:
+                    observer.turned(ex, loop)
+                if not seen:
+                    yield "run"  # a loop that polls must let those go on whom it polls for
                 if body.yields:
                     yield from body.run(ex)
                 else:
@@ -474,27 +620,36 @@ class Preparation(Expressions):
 
     def _scale(self, name: str, s: Any) -> Step:
         """Executors below the block are concurrent, whether or not they wait for one another; the statement ends when all have."""
-        outer = next((WIDTHS[scale] for scale, _ in reversed(self.scales)), self.program.launch.threads)
+        outer = next((WIDTHS[scale] for scale, _ in reversed(self.scales) if scale in WIDTHS), self.program.launch.threads)
         count = outer // WIDTHS[name]
-        self.scales.append((name, count))
-        path = tuple(self.scales)
-        total = 1
-        for _, n in path:
-            total *= n
-        if path not in self.first:
-            self.first[path] = self.made.executors
-            self.made.executors += total
-        first, site = self.first[path], self.site(s, f'T.Scale("{name}")')
+        first, site = self._reserve(name, count), self.site(s, f'T.Scale("{name}")')
         body = self.stmt(s.body)
         self.scales.pop()
-        return Step(lambda ex: ex.machine.fork(ex, name, count, first, body, site), True)
+        parts = [((name, index), body) for index in range(count)]
+        return Step(lambda ex: ex.machine.fork(ex, parts, first, site), True)
+
+    def _reserve(self, name: str, count: int) -> int:
+        """Enters a scale (or roles): ``count`` executors in each that is there; where their numbers begin within a block."""
+        self.scales.append((name, count))
+        path = tuple(self.scales)
+        if path not in self.first:
+            self.first[path] = self.made.executors
+            total = 1
+            for _, n in path:
+                total *= n
+            self.made.executors += total
+        return self.first[path]
 
     def executor_count(self) -> int:
-        """How many executors of a block run the current statement."""
+        """How many executors of a block run the current statement (it stands in one role)."""
         count = 1
-        for _, n in self.scales:
-            count *= n
+        for name, n in self.scales:
+            count *= 1 if name == "role" else n
         return count
+
+
+def _role(s: Any) -> str | None:
+    return str(s.node.value) if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role" else None
 
 
 def _sequence(steps: list[Step]) -> Step:

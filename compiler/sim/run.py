@@ -17,25 +17,40 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import resident_blocks, waits_for_blocks
 from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.compiler.sim import numerics, schedule
+from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Finding, Report, Where
+from tilescale.compiler.sim.interleave import Interleaving
 from tilescale.compiler.sim.machine import Counters, Machine
-from tilescale.compiler.sim.memory import UNWRITTEN, Events, Shadow, Storage
+from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
+from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.prepare import Prepared, prepare
-from tilescale.compiler.tvm_compat import ir
+from tilescale.compiler.sim.record import Recorder
+from tilescale.compiler.sim.timeline import Timeline, Traffic
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
 #: choices of a schedule after which a launch counts as endless
 STEPS = 2_000_000
+#: runs after which an exhaustive exploration gives up
+BOUND = 10_000
 
 
 @dataclass
 class Result:
-    """What a launch left behind: the report, every rank's arguments by name, and what T.print showed."""
+    """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody has written (masks; all
+    are written where there is none), what T.print showed and which ranks did, and where it was recorded who did what when."""
 
     report: Report
     arrays: list[dict[str, Any]]
+    unwritten: list[dict[str, Any]]
     printed: list[str]
+    printers: list[int]
+    timeline: Timeline | None = None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Bytes and messages between the ranks."""
+        return None if self.timeline is None else self.timeline.traffic
 
 
 def tile_program(kernel: Any) -> Any:
@@ -47,8 +62,9 @@ def tile_program(kernel: Any) -> Any:
 
 
 def launch(
-    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS
-) -> Result:
+    kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS,
+    record: bool = False,
+) -> Result:  # fmt: skip
     """Runs one launch of a kernel on ``ranks`` simulated ranks.
 
     Args:
@@ -58,40 +74,52 @@ def launch(
             scalars may not be; signals are zero; tensors that the kernel reads and never writes are random numbers of the rank; all
             others are unwritten memory.
         order, seed: the schedule, see :mod:`tilescale.compiler.sim.schedule`. limit: steps after which it counts as endless.
+        record: the result has ``traffic`` and a ``timeline``, see timeline.py.
 
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
-    return _launch(prepare(tile_program(kernel)), ranks, args or {}, order, seed, limit)
+    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks), limit=limit).run(order, seed, record=record)
 
 
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
-    limit: int = STEPS,
+    bound: int = BOUND, limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+    ahead: bool = False,
 ) -> Report:  # fmt: skip
-    """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it.
+    """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
+    interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
+    all), and ``"exhaustive:<choices>"`` the one that a finding names.
 
     Args:
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
-        seeds: how many, or which. The other arguments are those of :func:`launch`.
+        seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
+        level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
+        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py.
+
+    Raises:
+        TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an exhaustive schedule of
+            another level than "tile".
     """
+    from tilescale.compiler.sim import levels
+
     programs = [tile_program(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()
-    if (finding := _different(programs)) is not None:
+    if (finding := different(programs)) is not None:
         report.add(finding)
         return report
-    made = prepare(programs[0])
-    tries = [("round_robin", 0), *((schedule, s) for s in (range(seeds) if isinstance(seeds, int) else seeds))]
-    for order, seed in tries:
-        done = _launch(made, ranks, args or {}, order, seed, limit)
-        report.runs += 1
-        for finding in done.report.findings:
-            shown = order if order == "round_robin" else f"{order}, seed {seed}"
-            report.add(replace(finding, schedule=f"{shown}, {ranks} rank{'s' * (ranks != 1)}"))
+    made = levels.launches(programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead))
+    if level != "tile" and schedule.startswith("exhaustive"):
+        raise TileValueError("the exhaustive schedules know the steps of the tile level", expected='level="tile", or another schedule')
+    made.run(into=report)
+    made.explore(schedule, seeds, report, bound=bound)
     return report
 
 
-def _different(programs: Sequence[Any]) -> Finding | None:
+def different(programs: Sequence[Any]) -> Finding | None:
+    """Whether the ranks' programs (one a rank, or one for all) are one; the first that is not, as a finding."""
+    if all(p is programs[0] for p in programs):
+        return None
     texts = [p.func.script() for p in programs]
     for rank, text in enumerate(texts):
         if text != texts[0]:
@@ -104,18 +132,98 @@ def _different(programs: Sequence[Any]) -> Finding | None:
     return None
 
 
-def _launch(made: Prepared, ranks: int, args: dict[str, Any], order: str, seed: int, limit: int) -> Result:
-    events = Events()
-    with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
-        bound = [_Arguments(made, rank, args, events) for rank in range(ranks)]
-        probe = _Values(bound[0].scalars, made)
-        x, y, z = (int(n(probe)) for n in made.grid)
-        machine = Machine(made, (x, y, z), schedule.make(order, seed), events, limit)
-        machine.clocks = 1 + ranks * x * y * z * made.executors
-        _static(machine, x * y * z)
-        machine.start([b.scalars for b in bound], [b.memory(machine.clocks) for b in bound])
-        machine.run()
-    return Result(machine.report, [b.results() for b in bound], machine.printed)
+def each_rank(args: dict[str, Any] | None, ranks: int) -> list[dict[str, Any]]:
+    """The arguments of :func:`launch` as one dict a rank."""
+    given = args or {}
+    for name, value in given.items():
+        if isinstance(value, (list, tuple)) and len(value) != ranks:
+            raise TileValueError(f"{name} is a list of {len(value)}", expected=f"{ranks}, one a rank")
+    return [{name: _of_rank(value, rank) for name, value in given.items()} for rank in range(ranks)]
+
+
+class Launch:
+    """A prepared program with the arguments of every rank, to be run any number of times from the same beginning.
+
+    Args:
+        args: one dict a rank, parameter name → array or number; see :func:`launch` for what may be left out.
+        whose: said of the ranks in findings, behind how many they are.
+        only: this rank alone runs (a kernel in which ranks do not meet), as one of ``len(args)``; the others' dicts are not looked at.
+
+    Raises:
+        TileValueError, TileTypeError: arguments that do not fit the parameters.
+    """
+
+    def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
+        self.whose = whose
+        self.first: Result | None = None
+        self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
+        with np.errstate(all="ignore"):
+            self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
+            probe = _Values(next(iter(self.bound.values())).scalars, made)
+            x, y, z = (int(n(probe)) for n in made.grid)
+        self.grid = (x, y, z)
+
+    def run(
+        self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
+    ) -> Result:
+        """One run, its findings marked with the schedule and added to ``into``. ``record``: what was seen is kept, as a Timeline."""
+        chosen = schedule.make(order, seed) if isinstance(order, str) else order
+        recorder = Recorder(self.made.program.name, self.ranks) if record else None
+        observers: tuple[Observer, ...] = (chosen,) if isinstance(chosen, Interleaving) else ()
+        observers += () if recorder is None else (recorder,)
+        events, blocks = Events(), self.grid[0] * self.grid[1] * self.grid[2]
+        with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
+            machine = Machine(self.made, self.grid, chosen, events, self.limit, observers)
+            machine.clocks = 1 + self.ranks * blocks * self.made.executors
+            _static(machine, blocks)
+            memories = {rank: Memory(b, events, machine.clocks) for rank, b in self.bound.items()}
+            everyone = range(self.ranks)
+            scalars = [self.bound[r].scalars if r in self.bound else {} for r in everyone]
+            machine.start(scalars, [memories[r].slots if r in memories else {} for r in everyone], self.only)
+            machine.run()
+        report = Report(runs=1)
+        for finding in machine.report.findings:
+            report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
+        if into is not None:
+            into.runs += 1
+            for finding in report.findings:
+                into.add(finding)
+        left = list(memories.values())
+        seen = None if recorder is None else recorder.finish(machine)
+        made = Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers, seen)
+        if into is not None and not isinstance(chosen, Interleaving):  # an observed run may end before its results are there
+            into.varying |= self._differing(made)
+        return made
+
+    def _differing(self, made: Result) -> set[str]:
+        """The tensors that a clean run left other than the first clean one did, bit for bit."""
+        if not made.report:
+            return set()
+        if self.first is None:
+            self.first = made
+        pairs = zip(made.arrays, self.first.arrays, strict=True)
+        return {name for mine, first in pairs for name in mine if mine[name].tobytes() != first[name].tobytes()}
+
+    def explore(
+        self, order: str, seeds: int | Iterable[int], into: Report, progress: Callable[[], None] | None = None, *, bound: int = BOUND
+    ) -> None:
+        """Runs under ``order`` with each seed (how many, or which); findings go into the report. Round robin has no seeds: one run; nor
+        have the exhaustive schedules, of which one (``exhaustive:<choices>``) is a run and all of them up to ``bound``.
+
+        Raises:
+            TileValueError: there is no such schedule.
+        """
+        if order == "exhaustive":
+            into.complete = exhaust(self, into, bound, progress)
+            return
+        schedule.make(order, 0)
+        drawn = range(seeds) if isinstance(seeds, int) else seeds
+        if order.startswith("exhaustive:"):
+            drawn = (0,)
+        for seed in () if order == "round_robin" else drawn:
+            self.run(order, seed, into=into)
+            if progress is not None:
+                progress()
 
 
 def _static(machine: Machine, blocks: int) -> None:
@@ -147,12 +255,13 @@ class _Values:
         self.lanes, self.mask = None, None
 
 
-class _Arguments:
-    """One rank's arguments: checked, copied, with what is known of who wrote them."""
+class Arguments:
+    """One rank's arguments: checked, with what is known of who wrote them. Never written: each run has a `Memory` of its own."""
 
-    def __init__(self, made: Prepared, rank: int, args: dict[str, Any], events: Events):
-        self.made, self.rank, self.events = made, rank, events
+    def __init__(self, made: Prepared, rank: int, args: dict[str, Any]):
+        self.made, self.rank = made, rank
         self.scalars: dict[int, Any] = {}
+        self.numbers: dict[str, Any] = {}
         self.arrays: dict[str, Any] = {}
         self.masks: dict[str, Any] = {}
         self.symbols: dict[str, int] = {}
@@ -162,7 +271,7 @@ class _Arguments:
             raise TileTypeError(f"{made.program.name} has no parameter {sorted(unknown)[0]!r}", expected=", ".join(p.name for p in params))
         for p in params:
             if p.name in args:
-                self._given(p, _of_rank(args[p.name], rank))
+                self._given(p, args[p.name])
         for name, var in made.program.symbols.items():
             if name not in self.symbols:
                 raise TileValueError(f"nothing says what {name} is", hint=f"an array for a parameter with {name} as an extent")
@@ -175,6 +284,7 @@ class _Arguments:
     def _given(self, p: Any, value: Any) -> None:
         dtype = str(p.spec.dtype)
         if not hasattr(p.spec, "shape"):
+            self.numbers[p.name] = value
             if p.var in self.made.names:
                 self.scalars[self.made.names[p.var]] = numerics.scalar(value, dtype)
             return
@@ -189,9 +299,17 @@ class _Arguments:
                 settled = self.symbols.setdefault(settled.name, n)
             if isinstance(settled, int) and settled != n:
                 raise TileValueError(f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"{extent} = {settled}")
-        self.arrays[p.name] = array.copy()
+        self._strides(p, array)
+        self.arrays[p.name] = array
         if np.ma.isMaskedArray(value):
             self.masks[p.name] = np.ma.getmaskarray(value)
+
+    def _strides(self, p: Any, array: Any) -> None:
+        """Symbols that are strides, in elements: read off the array as it was given."""
+        for stride, n in zip(p.spec.strides or (), array.strides):
+            settled = settle(stride)
+            if isinstance(settled, Sym):
+                self.symbols.setdefault(settled.name, n // array.itemsize)
 
     def _left_out(self, p: Any) -> None:
         if not hasattr(p.spec, "shape"):
@@ -220,32 +338,57 @@ class _Arguments:
             return {"+": a + b, "-": a - b, "*": a * b, "//": a // b if b else 0, "%": a % b if b else 0}[settled.op]
         return int(settled)
 
-    def memory(self, clocks: int) -> dict[int, Any]:
-        """Buffer slot → the parameter's memory."""
-        out: dict[int, Any] = {}
-        for p in self.made.program.params:
-            if not isinstance(p.var, ir.Var) or p.var not in self.made.slots:
-                continue
-            slot = self.made.slots[p.var]
-            info, array = self.made.buffers[slot], self.arrays[p.name]
+
+class Memory:
+    """One rank's arguments in one run: copies, and beside them who wrote what.
+
+    Attributes:
+        slots: buffer slot → the parameter's memory.
+    """
+
+    def __init__(self, bound: Arguments, events: Events, clocks: int):
+        self.slots: dict[int, Any] = {}
+        self.named: dict[str, Any] = {}
+        made, owner = bound.made, (bound.rank,)
+        for p in made.program.params:
+            if p.name not in bound.arrays:
+                continue  # a number
+            array = np.array(bound.arrays[p.name], order="C")
+            slot = made.slots[p.var]
+            info = made.buffers[slot]
             if p.spec.kind == "signal":
-                out[slot] = Counters(p.name, array, clocks, (self.rank,))
+                self.slots[slot] = self.named[p.name] = Counters(p.name, array, clocks, owner, slot)
                 continue
-            mask = self.masks.get(p.name)
-            shadow = Shadow(array.size * info.cells, self.events, tracked=info.tracked, written=mask is None or not mask.any())
-            if mask is not None and mask.any():
-                shadow.last[:] = 1
+            mask = bound.masks.get(p.name)
+            fresh = mask is not None and bool(mask.any())
+            cells, key = array.size * info.cells, (*owner, slot)
+            shadow = Shadow(cells, events, tracked=info.tracked, written=not fresh, key=key, viewed=info.viewed)
+            if fresh:
+                shadow.last[:] = HOST
                 shadow.last.reshape(*array.shape, info.cells)[mask] = UNWRITTEN
-            out[slot] = Storage(p.name, info.dtype, array, shadow, scope=info.scope, owner=(self.rank,))
-        self.counters = {made.name: made for made in out.values() if isinstance(made, Counters)}
-        return out
+            self.slots[slot] = self.named[p.name] = Storage(p.name, info.dtype, array, shadow, scope=info.scope, owner=owner)
 
     def results(self) -> dict[str, Any]:
         """The arrays as the launch left them; counters at their last values."""
-        for counters in self.counters.values():
-            for index, counter in counters.made.items():
-                counters.values[index] = counter.value
-        return dict(self.arrays)
+        out = {}
+        for name, memory in self.named.items():
+            if isinstance(memory, Counters):
+                for index, counter in memory.made.items():
+                    memory.values[index] = counter.value
+                out[name] = memory.values
+            else:
+                out[name] = memory.data
+        return out
+
+    def unwritten(self) -> dict[str, Any]:
+        """Masks of what nobody has written, for the arrays of which that holds somewhere."""
+        out = {}
+        for name, memory in self.named.items():
+            if isinstance(memory, Storage) and not memory.shadow.whole:
+                cells = (memory.shadow.last == UNWRITTEN).reshape(*memory.shape, -1).any(-1)
+                if cells.any():
+                    out[name] = cells
+        return out
 
 
 def _of_rank(value: Any, rank: int) -> Any:

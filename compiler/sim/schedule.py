@@ -1,4 +1,5 @@
-"""Who runs next: a schedule chooses among the executors that can, at every point where another one could notice."""
+"""Who runs next: a schedule chooses among the executors that can and the remote writes on their way, at every point where another
+executor could notice."""
 
 from __future__ import annotations
 
@@ -13,50 +14,83 @@ if TYPE_CHECKING:
 #: choices of one executor in a row before another one gets a turn, so that a loop that polls does not starve whom it polls for
 PATIENCE = 50
 
+#: remote writes of an executor (by number) on their way to a peer
+Delivery = tuple[int, int]
 
-class RoundRobin:
+
+class Schedule:
+    """``pick`` chooses who of ``ready`` runs, or whose oldest write of ``deliveries`` lands; None ends the run."""
+
+    late = False  #: whether remote writes land only when the schedule says so or something orders them
+
+    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+        raise NotImplementedError
+
+    @property
+    def shown(self) -> str:
+        """The schedule as findings name it."""
+        raise NotImplementedError
+
+
+class RoundRobin(Schedule):
     """Everyone in turn, in the order of ranks and blocks."""
 
-    late = False  #: whether remote writes land only when something orders them
+    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+        return ready[0]  # whoever ran goes to the end of the list
 
-    def pick(self, ready: list[Executor]) -> int:
-        return 0  # whoever ran goes to the end of the list
+    @property
+    def shown(self) -> str:
+        return "round_robin"
 
 
-class Random:
+class Random(Schedule):
     """Anyone, drawn with a seed."""
 
-    late = False
-
     def __init__(self, seed: int):
-        self.draw = random.Random(seed)
+        self.draw, self.seed = random.Random(seed), seed
 
-    def pick(self, ready: list[Executor]) -> int:
-        return self.draw.randrange(len(ready))
+    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+        return ready[self.draw.randrange(len(ready))]
+
+    @property
+    def shown(self) -> str:
+        return f"random, seed {self.seed}"
 
 
-class Adversary:
-    """Whoever is awaited comes last: executors about to signal run only when nobody else can, those that stopped waiting run at once,
-    remote writes land as late as the order allows. Among equals priorities drawn with the seed decide, and change now and then."""
+class Adversary(Schedule):
+    """Whoever is awaited comes last: executors about to signal run only when nobody else can, those that stopped waiting run at once.
+    Remote writes land as late as the order allows: before their executor releases, and then to one peer after another, in an order that
+    the seed draws, so that whoever else can run sees those of one peer and not yet those of another. Among equals priorities drawn with
+    the seed decide, and change now and then."""
 
     late = True
 
     def __init__(self, seed: int):
-        self.draw = random.Random(seed)
+        self.draw, self.seed = random.Random(seed), seed
         self.priority: dict[int, float] = {}
         self.last, self.streak = -1, 0
 
-    def pick(self, ready: list[Executor]) -> int:
-        best = min(range(len(ready)), key=lambda k: self._rank(ready[k]))
-        if ready[best].number == self.last:
+    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+        best = min(ready, key=self._rank)
+        if best.number == self.last:
             self.streak += 1
-            if self.streak > PATIENCE and len(ready) > 1:
-                best = self.draw.randrange(len(ready))
-        if ready[best].number != self.last:
-            self.last, self.streak = ready[best].number, 0
+            if self.streak > PATIENCE:  # what it polls for may be another's step, or a write on its way: no write is late for ever
+                others = len(ready) + len(deliveries)
+                chosen = self.draw.randrange(others) if others > 1 else 0
+                if chosen >= len(ready):
+                    return deliveries[chosen - len(ready)]
+                best = ready[chosen]
+        if best.number != self.last:
+            self.last, self.streak = best.number, 0
         if self.draw.random() < 0.1:
             self.priority[ready[self.draw.randrange(len(ready))].number] = self.draw.random()
+        if best.intent in RELEASING and len(best.outbox) > 1:
+            return best.number, self.draw.choice(list(best.outbox))
         return best
+
+    @property
+    def shown(self) -> str:
+        return f"adversary, seed {self.seed}"
 
     def _rank(self, ex: Executor) -> tuple[int, float]:
         if ex.number not in self.priority:
@@ -64,10 +98,14 @@ class Adversary:
         return ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number])
 
 
-SCHEDULES = ("round_robin", "random", "adversary")
+#: what an executor is about to do when its next step releases: all that it posted has landed by then
+RELEASING = frozenset(("signal", "meet", "atomic", "fork", "end"))
+
+#: ``exhaustive`` runs one interleaving of every class, see explore.py; ``exhaustive:<choices>`` one that a finding names
+SCHEDULES = ("round_robin", "random", "adversary", "exhaustive")
 
 
-def make(name: str, seed: int) -> RoundRobin | Random | Adversary:
+def make(name: str, seed: int) -> Schedule:
     """The schedule of that name.
 
     Raises:
@@ -79,4 +117,8 @@ def make(name: str, seed: int) -> RoundRobin | Random | Adversary:
         return Random(seed)
     if name == "adversary":
         return Adversary(seed)
+    if name.startswith("exhaustive:"):
+        from tilescale.compiler.sim.interleave import replay
+
+        return replay(name.removeprefix("exhaustive:"))
     raise TileValueError(f"there is no schedule {name!r}", expected="one of " + ", ".join(SCHEDULES))

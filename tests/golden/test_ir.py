@@ -8,6 +8,8 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import scheduled
+from tilescale.compiler.passes.schedule import schedule
+from tilescale.compiler.sim.run import tile_program
 
 Golden = Callable[[str, str], None]
 
@@ -70,6 +72,33 @@ def test_rings_of_three_stages(golden: Golden):
     program = scheduled(gemm, depth=3)
     assert [(r.depth, r.buffers) for r in program.schedule.rings] == [(3, ["A_s", "B_s"])]
     golden("gemm.scheduled3.txt", program.func.script())
+
+
+@T.prim_func
+def guarded(X: T.SymmTensor((4, 64), "float32"), ready: T.Signal((4,)), C: T.Tensor((64,), "float32")):
+    """The copies of a round wait for the rank that owns it."""
+    with T.Kernel(1, threads=64), T.Scale("device") as (rank, num):
+        x, total = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")
+        T.clear(total)
+        for r in T.serial(num):
+            T.signal(ready[rank], dst=r)
+        for k in T.Pipelined(4, num_stages=2):
+            owner = (rank + k) % num
+            T.wait(ready[owner])
+            T.copy(X[owner, 0], x)
+            for i in T.Parallel(64):
+                total[i] += x[i]
+        T.copy(total, C)
+
+
+@pytest.mark.parametrize("kernel", [gemm, guarded], ids=lambda k: k.name)
+def test_two_roles_and_copies_ahead(kernel: T.PrimFunc, golden: Golden):
+    program = scheduled(kernel).func.script()
+    for name, plan in (("roles", {"roles": ("producer", "consumer")}), ("ahead", {"ahead": True})):
+        made = schedule(tile_program(kernel), 3, **plan)
+        assert [r.form for r in made.schedule.rings] == [name] and not made.schedule.kept
+        assert made.func.script() != program
+        golden(f"{kernel.name}.{name}.txt", made.func.script())
 
 
 def test_printing_is_deterministic():

@@ -297,7 +297,7 @@ def test_an_eager_kernels_arguments_are_checked_by_the_launcher():
 
 def test_targets():
     assert tilescale.compile(scale.get_tir(8), target="cpu").inputs == ["A", "B"]
-    for name in ("cuda", "hip", "sim"):
+    for name in ("cuda", "hip"):
         with refused(TileValueError, f"the target {name!r} is not built in this version", write='target="cpu"'):
             tilescale.compile(scale.get_tir(8), target=name)
     with refused(TileValueError, "the target 'cuda' is not built"):

@@ -34,6 +34,13 @@ class PrimFunc:
 
         return trace(self)
 
+    def check(self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10) -> Any:
+        """Runs the kernel on the simulator under many schedules: :meth:`tilescale.kernel.Kernel.check`."""
+        from tilescale.arrays import arguments
+        from tilescale.compiler.sim.run import check
+
+        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+
     def script(self) -> str:
         """The tile IR as text."""
         return self.trace().func.script()
@@ -135,23 +142,26 @@ def macro(func: Callable[..., Any]) -> Macro:
 
 def parameter_loc(func: types.FunctionType, name: str) -> Loc:
     """Where a parameter is declared in the user's source."""
+    code = func.__code__
+    return _declared(code).get(name) or Loc(code.co_filename, code.co_firstlineno)
+
+
+@functools.lru_cache(maxsize=32)  # reading the source takes longer than tracing a parameter, and a kernel has many
+def _declared(code: types.CodeType) -> dict[str, Loc]:
+    """Where each parameter is declared; empty without a source."""
     import ast
     import textwrap
 
-    code = func.__code__
     try:
-        lines, first = inspect.getsourcelines(func)
+        lines, first = inspect.getsourcelines(code)
     except (OSError, TypeError):
-        return Loc(code.co_filename, code.co_firstlineno)
+        return {}
     indent = len(lines[0]) - len(lines[0].lstrip())
     tree = ast.parse(textwrap.dedent("".join(lines)))
+    out: dict[str, Loc] = {}
     for node in ast.walk(tree.body[0]):
-        if isinstance(node, ast.arg) and node.arg == name:
-            return Loc(
-                code.co_filename,
-                first + node.lineno - 1,
-                node.col_offset + indent,
-                first + (node.end_lineno or node.lineno) - 1,
-                (node.end_col_offset or 0) + indent,
-            )
-    return Loc(code.co_filename, first)
+        if isinstance(node, ast.arg):
+            last = first + (node.end_lineno or node.lineno) - 1
+            made = Loc(code.co_filename, first + node.lineno - 1, node.col_offset + indent, last, (node.end_col_offset or 0) + indent)
+            out.setdefault(node.arg, made)
+    return out

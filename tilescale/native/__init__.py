@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from tilescale.native.build import compiler, configure, import_tvm_ffi, library, make_kernel, retype
+from tilescale.native.build import compiler, configure, cuda_missing, import_tvm_ffi, library, make_cuda_kernel, make_kernel, retype
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
 
 __all__ = [
-    "Event", "clear_events", "compiler", "configure", "events", "import_tvm_ffi", "library", "lost_events", "make_kernel",
-    "retype", "traffic",
+    "Event", "clear_events", "compiler", "configure", "cuda_missing", "events", "import_tvm_ffi", "library", "lost_events",
+    "make_cuda_kernel", "make_kernel", "retype", "traffic",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from tilescale import env
 from tilescale.errors import TileError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "heap.c", "team.c", "atomics.c")
+SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "heap.c", "team.c", "atomics.c")
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)
@@ -188,6 +188,21 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     f = module.make_kernel(os.fspath(path), desc, sites, name)
     kernels[module.last_kernel_id()] = (name, sites.split("\n"))
     return f
+
+
+def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str) -> Callable[..., None]:
+    """A launcher of the function ``symbol`` in a cubin: a ``tvm_ffi.Function`` that takes tensors on a GPU and scalars, and returns when
+    the launch is on the current stream.
+
+    ``desc`` is tilescale/native/cuda.c's. The GPU's driver is opened by the first call; the code is loaded by the first on a device.
+    Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or refuses the launch.
+    """
+    return _ffi_module().make_cuda_kernel(code, desc, name, symbol)
+
+
+def cuda_missing() -> str:
+    """Why CUDA kernels cannot be launched on this machine; empty where they can."""
+    return str(_ffi_module().cuda_missing())
 
 
 def retype(array: Any, code: int, bits: int) -> Any:

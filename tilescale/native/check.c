@@ -43,16 +43,17 @@ static inline int rule_ok(const ts_rule* r, int64_t v, int64_t* symbols, int64_t
   }
 }
 
-static int check_tensor(const ts_param* p, int32_t i, const TVMFFIAny* any, int64_t* slot, int64_t* symbols, ts_arg* arg) {
+static int check_tensor(const ts_kernel* K, const ts_param* p, int32_t i, const TVMFFIAny* any, int64_t* slot, int64_t* symbols, ts_arg* arg) {
   char want[32], got[32];
   const DLTensor* t = tensor_of(any);
   if (TS_UNLIKELY(!t)) return refuse("TypeError", "kind", i, -1, "tensor", given(any));
   if (TS_UNLIKELY(t->dtype.code != p->code || t->dtype.bits != p->bits || t->dtype.lanes != 1))
     return refuse("TypeError", "dtype", i, -1, ts_dtype_name(p->code, p->bits, want),
                   ts_dtype_name(t->dtype.code, t->dtype.bits, got));
-  if (TS_UNLIKELY(t->device.device_type != kDLCPU && t->device.device_type != kDLCUDAHost)) {
+  if (TS_UNLIKELY(t->device.device_type != K->device && !(K->device == kDLCPU && t->device.device_type == kDLCUDAHost))) {
+    snprintf(want, sizeof want, "%d", K->device);
     snprintf(got, sizeof got, "%d", t->device.device_type);
-    return refuse("TypeError", "device", i, -1, "1", got);
+    return refuse("TypeError", "device", i, -1, want, got);
   }
   if (TS_UNLIKELY(t->ndim != p->ndim)) return refuse_n("ndim", i, -1, p->ndim, t->ndim);
   char* data = (char*)t->data + t->byte_offset;
@@ -82,8 +83,9 @@ static int check_tensor(const ts_param* p, int32_t i, const TVMFFIAny* any, int6
         return refuse_n("stride", i, d, expected, stride);
     }
   }
-  if (TS_UNLIKELY((uintptr_t)data & (uintptr_t)(size - 1)))
-    return refuse_n("align", i, -1, size, (int64_t)((uintptr_t)data & (uintptr_t)(size - 1)));
+  int64_t align = p->align > size ? p->align : size;
+  if (TS_UNLIKELY((uintptr_t)data & (uintptr_t)(align - 1)) && !empty)
+    return refuse_n("align", i, -1, align, (int64_t)((uintptr_t)data & (uintptr_t)(align - 1)));
   *slot = (int64_t)(intptr_t)data;
   arg->tensor = t;
   arg->lo = data + low * size;
@@ -181,7 +183,7 @@ int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* sl
     args[i].tensor = NULL;
     if (p->kind == TS_KIND_INT) bad = check_int(p, i, a + i, slots + i);
     else if (p->kind == TS_KIND_FLOAT) bad = check_float(i, a + i, slots + i);
-    else bad = check_tensor(p, i, a + i, slots + i, symbols, args + i);
+    else bad = check_tensor(K, p, i, a + i, slots + i, symbols, args + i);
     if (TS_UNLIKELY(bad)) return -1;
   }
   for (int32_t j = 1; j < n; j++) {

@@ -9,7 +9,7 @@
 
 static int32_t next_id;
 
-static void kernel_free(void* p) {
+void ts_kernel_free(void* p) {
   ts_kernel* K = p;
   if (K->handle) dlclose(K->handle);
   free(K->regions);
@@ -76,7 +76,7 @@ static int parse_rules(const int64_t** d, const int64_t* end, ts_rule* out, int3
   return 0;
 }
 
-static const char* parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) {
+const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) {
   uint8_t defined[TS_MAX_SLOTS] = {0};
   for (int32_t i = 0; i < K->nparams; i++) {
     ts_param* p = &K->params[i];
@@ -131,7 +131,7 @@ static const char* load_code(ts_kernel* K, const char* path) {
   return NULL;
 }
 
-static int bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out) {
+int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out) {
   switch (a->type_index) {
     case kTVMFFISmallStr: case kTVMFFISmallBytes: *out = (TVMFFIByteArray){a->v_bytes, a->small_str_len}; return 0;
     case kTVMFFIRawStr: *out = (TVMFFIByteArray){a->v_c_str, strlen(a->v_c_str)}; return 0;
@@ -149,7 +149,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret);
 TS_API int __tvm_ffi_make_kernel(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   (void)unused;
   TVMFFIByteArray path, desc, sites, name;
-  if (n != 4 || bytes_of(a, &path) || bytes_of(a + 1, &desc) || bytes_of(a + 2, &sites) || bytes_of(a + 3, &name))
+  if (n != 4 || ts_bytes_of(a, &path) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &sites) || ts_bytes_of(a + 3, &name))
     return ts_error("TypeError", "make_kernel(path: str, desc: bytes, sites: str, name: str)");
   const int64_t words = (int64_t)(desc.size / 8);
   int64_t* d = malloc(desc.size + 8); /* a copy: small byte strings are not aligned */
@@ -166,8 +166,9 @@ TS_API int __tvm_ffi_make_kernel(void* unused, const TVMFFIAny* a, int32_t n, TV
     for (int k = 0; k < 3; k++) K->cluster[k] = d[6 + k] > 0 ? (int32_t)d[6 + k] : 1;
     K->cluster_size = K->cluster[0] * K->cluster[1] * K->cluster[2];
     K->resident = residency(K);
+    K->device = kDLCPU;
     K->id = next_id++;
-    wrong = parse_params(K, d + DESC_HEAD, d + words);
+    wrong = ts_parse_params(K, d + DESC_HEAD, d + words);
   }
   free(d);
   if (!wrong && (parse_sites(K, sites.data, sites.size) || make_label(K, &name))) wrong = "no memory";
@@ -180,12 +181,12 @@ TS_API int __tvm_ffi_make_kernel(void* unused, const TVMFFIAny* a, int32_t n, TV
   }
   if (wrong) {
     ts_error("RuntimeError", "make_kernel(%.*s): %s", (int)name.size, name.data, wrong);
-    if (K) kernel_free(K);
+    if (K) ts_kernel_free(K);
     return -1;
   }
   TVMFFIObjectHandle f;
-  if (TVMFFIFunctionCreate(K, kernel_call, kernel_free, &f)) {
-    kernel_free(K);
+  if (TVMFFIFunctionCreate(K, kernel_call, ts_kernel_free, &f)) {
+    ts_kernel_free(K);
     return -1;
   }
   ret->type_index = kTVMFFIFunction;

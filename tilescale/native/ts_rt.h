@@ -7,6 +7,7 @@
  *   sync.c      what kernels call: wait, signal, barriers, fork
  *   check.c     a call's arguments against the kernel's description
  *   launch.c    kernels made from Python, launches
+ *   cuda.c      the same for CUDA's kernels; shares the arguments' checks alone
  *   heap.c      symmetric memory, the control area, mailboxes between ranks, the abort word
  *   team.c      teams, the entry and exit flags of a launch, peers' addresses
  */
@@ -45,7 +46,7 @@ enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLU
 typedef struct ts_rule { int64_t how, value; } ts_rule;
 
 typedef struct ts_param {
-  int32_t kind, code, bits, written, ndim, strided;
+  int32_t kind, code, bits, written, ndim, strided, align; /* align: bytes, where more than the element's size */
   ts_rule shape[TS_MAX_DIM], stride[TS_MAX_DIM];
   const char* name; /* "" where the sites do not tell */
 } ts_param;
@@ -62,6 +63,7 @@ typedef struct ts_kernel {
   ts_grid_fn grid;
   ts_region_fn* regions;
   int32_t nparams, nsyms, nregions, flags, nsites, nsymm, id;
+  int32_t device;      /* DLPack's device type that tensors lie on */
   int64_t arena_bytes, threads, max_blocks, shared_bytes, resident;
   int32_t cluster[3], cluster_size;
   uint64_t fingerprint;
@@ -167,6 +169,11 @@ uint8_t* ts_memory(int64_t bytes); /* zero pages, reserved lazily; null where th
 extern int64_t ts_time_limit; /* ns */
 int ts_pool_threads(void);
 void ts_pool_run(ts_launch* L);
+
+/* ---- launch.c */
+void ts_kernel_free(void* kernel);
+const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end); /* null, or what is wrong */
+int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out);
 
 /* ---- check.c */
 int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* slots, ts_arg* args);

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilescale import env, log
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.jit import Factory, Jit, frozen, loc_of
+from tilescale.jit import Factory, Jit, frozen, loc_of, resolve_target
 from tilescale.tuning import agree
 
 if TYPE_CHECKING:
@@ -221,6 +221,9 @@ class Autotuned:
     # -- the disk -------------------------------------------------------------------------------------------------
     def _disk_key(self, given: Config, configs: list[Config]) -> str | None:
         from tilescale.build import key_of
+
+        if resolve_target(self.jitted.target) == "sim":
+            return None  # times of the simulator choose nothing for other targets
 
         call = {name: list(_kind(v)) if hasattr(v, "shape") and hasattr(v, "dtype") else v for name, v in given.items()}
         threads = env.NUM_THREADS.get() or len(os.sched_getaffinity(0))

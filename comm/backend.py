@@ -1,0 +1,103 @@
+"""What stands behind tilescale.comm on a rank: one backend a file.
+
+heap.py   ranks are processes of one machine, memory is POSIX shared memory (shm.py)
+sim.py    ranks are threads of one process that take turns, for the simulator
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tilescale.comm.bootstrap import World
+
+
+@dataclass(eq=False)
+class Team:
+    """Some ranks of the world, in order. Made by ``tilescale.comm.team``; ``slot`` is this rank's number for it."""
+
+    members: tuple[int, ...]
+    rank: int
+    slot: int
+    calls: int = 0  # collective calls so far
+    dropped: deque[Allocation] = field(default_factory=deque, repr=False)  # since the last call; finalizers append
+    stamped: list[Allocation] = field(default_factory=list, repr=False)  # dropped here, perhaps not everywhere
+    freed: list[Allocation] = field(default_factory=list, repr=False)  # decided in the last call
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+
+@dataclass(eq=False)
+class Allocation:
+    """``size`` bytes at ``offset`` of every member's segment, whole pages; the last eight bytes are the stamp's."""
+
+    team: Team
+    offset: int
+    size: int
+    block: weakref.ref[Block] | None = None
+
+    @property
+    def stamp_at(self) -> int:
+        return self.offset + self.size - 8
+
+
+class Block:
+    """The memory behind a tensor: NumPy and torch keep it alive for as long as any view of it lives.
+
+    A block of a peer's memory keeps its own rank's block alive too, so that nobody frees what this rank may still reach for.
+    """
+
+    __slots__ = ("__array_interface__", "__weakref__", "_allocation", "_owner", "address", "nbytes")
+
+    def __init__(self, address: int, nbytes: int, allocation: Allocation | None, owner: Block | None = None):
+        self.address, self.nbytes, self._allocation, self._owner = address, nbytes, allocation, owner
+        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (nbytes,), "typestr": "|u1"}
+
+    def __del__(self) -> None:
+        allocation = self._allocation
+        if allocation is not None:
+            allocation.team.dropped.append(allocation)
+
+
+class Backend(Protocol):
+    """A rank's part of its job. Calls with a team are collective among it."""
+
+    @property
+    def place(self) -> World:
+        """This rank among the ranks."""
+
+    @property
+    def world(self) -> Team:
+        """The team of all ranks."""
+
+    def fresh(self, dtype: str) -> Callable[[Block], Any] | None:
+        """What puts memory of ``dtype`` that nobody has written yet into its first state; None: nothing does."""
+
+    def allocate(self, team: Team, nbytes: int, what: str, fill: Callable[[Block], Any] | None = None) -> Block:
+        """``nbytes`` on every rank of the team; ``fill`` has written them on every rank when this returns on any."""
+
+    def find(self, address: int) -> tuple[Allocation, Block] | None:
+        """The allocation that an address of this rank's own memory lies in, with its living block."""
+
+    def peer_block(self, allocation: Allocation, own: Block, rank: int) -> Block:
+        """The twin of ``own`` in the memory of the team's ``rank``."""
+
+    def meet(self, team: Team, what: str) -> None:
+        """A barrier of the team's hosts."""
+
+    def make_team(self, members: tuple[int, ...]) -> Team:
+        """The team of these ranks, this one among them."""
+
+    def stop(self, why: str) -> None:
+        """Ends the waits of all ranks."""
+
+    def finalize(self) -> None:
+        """Leaves the job together with all other ranks."""
+
+    def leave(self) -> None:
+        """The process ends: nothing is awaited."""

@@ -1,0 +1,80 @@
+"""What TVM's analyses fail on is hidden from them, behind calls that they know nothing of.
+
+LowerIntrin and the code generator bind every variable, and LowerIntrin takes every condition for granted in its branches. The interval
+analysis that they ask stumbles
+
+- over the product of a float and a converted integer with known bounds: it asks for the integer constant 0 of a float type;
+- over a signed integer taken for an unsigned one: it makes an unsigned constant of a negative bound;
+- over a condition that holds a Let (inside a branch it cannot be bound in front): the Let is bound anew for each branch, and refused
+  where its value had become simpler.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET, ir, register_op, tirx, tvm_ffi
+
+CHOSEN = "ts.chosen"
+register_op(CHOSEN, pure=True)
+
+
+def _odd(cast: Any) -> bool:
+    """Whether a conversion is one that the interval analysis fails on."""
+    src, dst = str(cast.value.ty), str(cast.ty)
+    if _called(cast.value, REINTERPRET) or isinstance(cast.value, tirx.IntImm):
+        return False
+    return src.startswith(("int", "uint")) and (dst.startswith("float") or (src.startswith("int") and dst.startswith("uint")))
+
+
+def _called(e: Any, name: str) -> bool:
+    return isinstance(e, ir.Call) and getattr(e.op, "name", "") == name
+
+
+def _holds_let(e: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(e, (tirx.Let, found.append))
+    return bool(found)
+
+
+def veil() -> Any:
+    """The pass that hides them: the integer of a conversion behind a reinterpretation as itself, which is no instruction and stays; a
+    condition with a Let behind an operation of its own, until ``unveil``."""
+
+    def call(node: Any, mutator: Any) -> Any:
+        made = mutator.default_mutate(node)
+        if _called(made, IF_THEN_ELSE) and _holds_let(made.args[0]):
+            return ir.Call(CHOSEN, list(made.args), ret_ty=made.ty)
+        return made
+
+    def cast(node: Any, mutator: Any) -> Any:
+        made = mutator.default_mutate(node)
+        if not _odd(made):
+            return made
+        return tirx.Cast(made.ty, ir.Call(_REINTERPRET, [made.value], ret_ty=made.value.ty))
+
+    def run(func: Any, _module: Any, _context: Any) -> Any:
+        found: list[Any] = []
+        tvm_ffi.structural_walk(func.body, (tirx.Let, found.append))
+        tvm_ffi.structural_walk(func.body, (tirx.Cast, lambda c: found.append(c) if _odd(c) else None))
+        return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)])) if found else func
+
+    return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.veil")
+
+
+_REINTERPRET = tirx.reinterpret("int32", tirx.Var("x", "float32")).op
+
+
+def unveil() -> Any:
+    """The pass that shows the conditions again."""
+
+    def call(node: Any, mutator: Any) -> Any:
+        made = mutator.default_mutate(node)
+        return tirx.if_then_else(*made.args) if _called(made, CHOSEN) else made
+
+    def run(func: Any, _module: Any, _context: Any) -> Any:
+        found: list[Any] = []
+        tvm_ffi.structural_walk(func.body, (ir.Call, lambda c: found.append(c) if _called(c, CHOSEN) else None))
+        return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call)])) if found else func
+
+    return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.unveil")

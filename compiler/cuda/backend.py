@@ -1,0 +1,77 @@
+"""The CUDA target: thread IR made by `cuda.lower`, printed as CUDA C++, compiled to a cubin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tilescale.compiler import backend, description
+from tilescale.compiler.backend import Lowered
+from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.describe import description as table
+from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.description import Artifact
+from tilescale.compiler.ir import spec as levels
+from tilescale.compiler.passes import pipeline
+from tilescale.errors import TileTypeError
+
+
+class Backend(backend.Backend):
+    """NVIDIA GPUs of one architecture (sm_90a, sm_80 …)."""
+
+    texts: ClassVar[tuple[str, ...]] = ("cuda", "ptx", "sass")
+
+    def __init__(self, arch: str):
+        super().__init__(toolchain.check_arch(arch or toolchain.DEFAULT_ARCH))
+
+    def lower(self, program: Any, *, instrument: bool, keep: bool) -> Lowered:
+        _refuse_symmetric(program)
+        scheduled, trace = pipeline.run(program, keep=keep, passes=pipeline.gpu_passes(self.arch))
+        kernel = Lowering(scheduled, self.arch).run()
+        levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")
+        return Lowered(scheduled, kernel, {kernel.name: kernel.func}, trace)
+
+    def describe(self, lowered: Lowered, *, instrument: bool, fingerprint: int) -> Artifact:
+        program, kernel = lowered.program, lowered.own
+        meta = description.metadata(program)
+        meta |= {"target": "cuda", "arch": self.arch, "symbol": kernel.name, "shared_bytes": kernel.shared_bytes}
+        sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
+        return Artifact(meta, table(kernel, program, description.parameter_words(program)), sites)
+
+    def build(self, lowered: Lowered, path: Path) -> dict[str, Any]:
+        """The cubin; its source lies beside it, where profilers look for what a line number means."""
+        kernel: ThreadKernel = lowered.own
+        printed = self.printed(lowered)
+        made = toolchain.compile_cubin(printed, self.arch)
+        path.write_bytes(made.code)
+        path.with_suffix(".cu").write_text(printed.text)
+        return {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
+
+    def printed(self, lowered: Lowered) -> Printed:
+        """The kernel's CUDA C++."""
+        return print_kernel(lowered.own)
+
+    def resources(self, kernel: ThreadKernel, r: toolchain.Resources) -> dict[str, Any]:
+        """What a block takes, and how many a multiprocessor holds."""
+        out: dict[str, Any] = {**r.as_dict(), "dynamic_shared": kernel.shared_bytes, "threads": kernel.threads}
+        held = toolchain.occupancy(r, self.arch, kernel.threads, kernel.shared_bytes)
+        return out if held is None else out | {"blocks": held.blocks, "occupancy": held.fraction, "bound": held.bound}
+
+    def text(self, lowered: Lowered, kind: str) -> str:
+        printed = self.printed(lowered)
+        if kind == "cuda":
+            return printed.text
+        if kind == "ptx":
+            return toolchain.compile_ptx(printed, self.arch)
+        return toolchain.sass(toolchain.compile_cubin(printed, self.arch).code)
+
+
+def _refuse_symmetric(program: Any) -> None:
+    for p in program.params:
+        if getattr(p.spec, "kind", "") in ("symm", "signal"):
+            raise TileTypeError(
+                f"{p.name} is symmetric memory, which the cuda target lacks", loc=p.loc, expected="T.Tensor", hint='target="cpu"'
+            )

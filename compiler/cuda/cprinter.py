@@ -1,0 +1,301 @@
+"""Thread IR as a C-like kernel: names, statements, source lines. `printer.py` makes CUDA of it; another target overrides the same few
+methods.
+
+Names are the author's, made unique among those that can be seen. The author's line stands as a comment wherever it changes, and every
+printed line knows its place, so that a compiler's complaint becomes one about the kernel.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
+from typing import Any, ClassVar
+
+from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_of
+from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.tvm_compat import REINTERPRET, ir, structural_walk, tirx
+from tilescale.errors import InternalError, Loc
+
+#: what no variable may be called: C++'s words, and what the printed code itself uses
+RESERVED = frozenset(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const const_cast constexpr "
+    "continue decltype default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int "
+    "long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast return "
+    "short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename "
+    "union unsigned using virtual void volatile wchar_t while xor xor_eq ts half nv_bfloat16 uint uint2 uint4 dim3 min max abs "
+    "blockIdx threadIdx blockDim gridDim warpSize INFINITY NAN".split()
+)
+
+
+class CPrinter(Expressions):
+    """Prints one kernel."""
+
+    #: bytes of one vector access → the C type that moves them
+    words: ClassVar[dict[int, str]]
+    #: thread_extent tag → the C expression
+    thread_tags: ClassVar[dict[str, str]]
+
+    def __init__(self, kernel: ThreadKernel):
+        super().__init__()
+        self.kernel = kernel
+        self.lines: list[tuple[str, Loc | None]] = []
+        self.depth = 0
+        self.place: Loc | None = None
+        self.scopes: list[set[str]] = [set(RESERVED)]
+        self.vectors = _moved_as_vectors(kernel.func.body)
+
+    # -- what targets give
+    def signature(self) -> Iterable[str]:
+        """The lines in front of the body, the opening brace included."""
+        raise NotImplementedError
+
+    def includes(self) -> Iterable[str]:
+        """What stands at the head of the text, by ``self.used``; known when the body is printed."""
+        raise NotImplementedError
+
+    def arena(self, name: str, size: int) -> str:
+        """The declaration of the block's shared memory."""
+        raise NotImplementedError
+
+    # -- the whole
+    def run(self) -> Printed:
+        """Prints the kernel."""
+        for line in self.signature():
+            self.write(line)
+        with self.indented():
+            self.statement(self.kernel.func.body)
+        self.write("}")
+        head: list[tuple[str, Loc | None]] = [(line, None) for line in self.includes()]
+        lines = head + self.lines
+        return Printed("\n".join(t for t, _ in lines) + "\n", self.kernel.name, tuple(p for _, p in lines))
+
+    # -- lines and names
+    def write(self, text: str) -> None:
+        self.lines.append(("  " * self.depth + text, self.place))
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        """A block of statements: one step to the right, with names of its own."""
+        self.depth += 1
+        self.scopes.append(set())
+        yield
+        self.scopes.pop()
+        self.depth -= 1
+
+    def declare(self, var: Any) -> str:
+        """Gives a variable its name, the author's own where nothing visible has it."""
+        base = re.sub(r"\W", "_", var.name) or "v"
+        base = f"v{base}" if base[0].isdigit() else base
+        name, k = base, 0
+        while any(name in scope for scope in self.scopes):
+            k += 1
+            name = f"{base}_{k}"
+        self.scopes[-1].add(name)
+        self.names[var] = name
+        return name
+
+    def name(self, var: Any) -> str:
+        if var not in self.names:
+            raise InternalError(f"{var.name} is used before it is declared", loc=self.place)
+        return self.names[var]
+
+    def at(self, node: Any) -> None:
+        """Notes where a statement comes from; a comment where that is another line than before."""
+        loc = loc_of(getattr(node, "span", None))
+        if loc is None:
+            return
+        changed = self.place is None or (loc.file, loc.line) != (self.place.file, self.place.line)
+        self.place = loc
+        if changed:
+            source = linecache.getline(loc.file, loc.line).strip().rstrip("\\")
+            self.write(f"// {PurePath(loc.file).name}:{loc.line}{'  ' + source if source else ''}")
+
+    # -- statements
+    def statement(self, s: Any) -> None:
+        method = getattr(self, "s_" + type(s).__name__, None)
+        if method is None:
+            raise InternalError(f"no C for the statement {type(s).__name__}: {str(s)[:200]}", loc=self.place)
+        method(s)
+
+    def block(self, s: Any) -> None:
+        with self.indented():
+            self.statement(s)
+
+    def s_SeqStmt(self, s: Any) -> None:
+        for each in s.seq:
+            self.statement(each)
+
+    def s_AttrStmt(self, s: Any) -> None:
+        if s.attr_key != "thread_extent" or s.node.thread_tag not in self.thread_tags:
+            raise InternalError(f"the attribute {s.attr_key} at the thread level", loc=self.place)
+        var = s.node.var
+        if var not in self.names:
+            if _mentions(s.body, var):
+                self.write(f"const int {self.declare(var)} = {self.thread_tags[s.node.thread_tag]};")
+            self.analyzer.bind(var, ir.Range.from_min_extent(0, s.value))
+        self.statement(s.body)
+
+    def s_For(self, s: Any) -> None:
+        self.at(s)
+        if s.kind not in (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED):
+            raise InternalError(f"a loop of kind {s.kind} at the thread level", loc=self.place)
+        factor = s.annotations.get("unroll") if s.annotations else None
+        if factor is not None:
+            self.write(f"#pragma unroll {int(factor)}")
+        elif s.kind == tirx.ForKind.UNROLLED:
+            self.write("#pragma unroll")
+        low, high = self.value(s.min), self.value(self.analyzer.simplify(s.min + s.extent), 8)
+        self.scopes.append(set())
+        var = self.declare(s.loop_var)
+        self.analyzer.bind(s.loop_var, ir.Range.from_min_extent(s.min, s.extent))
+        step = 1 if s.step is None else constant(s.step)
+        more = f"++{var}" if step == 1 else f"{var} += {self.value(s.step)}"
+        self.write(f"for ({self.ctype(dtype_of(s.loop_var))} {var} = {low}; {var} < {high}; {more}) {{")
+        self.block(s.body)
+        self.scopes.pop()
+        self.write("}")
+
+    def s_While(self, s: Any) -> None:
+        self.at(s)
+        self.write(f"while ({self.value(s.condition)}) {{")
+        self.block(s.body)
+        self.write("}")
+
+    def s_IfThenElse(self, s: Any) -> None:
+        self.at(s)
+        self.write(f"if ({self.value(s.condition)}) {{")
+        self.block(s.then_case)
+        while s.else_case is not None:
+            s, inner = s.else_case, isinstance(s.else_case, tirx.IfThenElse)
+            if not inner:
+                self.write("} else {")
+                self.block(s)
+                break
+            self.write(f"}} else if ({self.value(s.condition)}) {{")
+            self.block(s.then_case)
+        self.write("}")
+
+    def s_Break(self, s: Any) -> None:
+        self.write("break;")
+
+    def s_Continue(self, s: Any) -> None:
+        self.write("continue;")
+
+    def s_Evaluate(self, s: Any) -> None:
+        if constant(s.value) is not None:
+            return
+        self.at(s)
+        self.write(f"{self.stored(s.value)};")
+
+    def s_Bind(self, s: Any) -> None:
+        self.at(s)
+        if isinstance(s.var.ty, ir.PointerType):
+            target = self.pointer(s.var.ty, s.value)
+            self.write(f"{self.pointee(s.var.ty)}* const {self.declare(s.var)} = {target};")
+            return
+        text = self.value(s.value)
+        known = self.analyzer.const_int_bound(s.value) if "int" in dtype_of(s.var) else None
+        if known is not None and known.min_value >= 0:  # of use to // and %
+            self.analyzer.bind(s.var, s.value)
+        self.write(f"const {self.computed_type(dtype_of(s.var))} {self.declare(s.var)} = {text};")
+
+    def computed_type(self, dtype: str) -> str:
+        return "float" if dtype.startswith(("float8", "bfloat", "float16")) else self.ctype(dtype)
+
+    # -- memory
+    def pointee(self, ty: Any) -> str:
+        return self.ctype(str(ty.element_type))
+
+    def pointer(self, ty: Any, value: Any) -> str:
+        """An address as a pointer to the type's elements."""
+        if isinstance(value, ir.Call) and value.op.name == REINTERPRET:
+            value = value.args[0]
+        return f"({self.pointee(ty)}*)({self.value(value)})" if _is_call(value) else f"({self.pointee(ty)}*){self.value(value)}"
+
+    def s_AllocBuffer(self, s: Any) -> None:
+        self.at(s)
+        buffer, ty = s.buffer, s.buffer.ty
+        numel = constant(ty.shape[0]) if len(ty.shape) == 1 else None
+        if numel is None:
+            raise InternalError(f"{buffer.name} is allocated with extents that are no constant", loc=self.place)
+        if ty.storage_scope == "shared":
+            self.write(self.arena(self.declare(buffer), numel))
+        elif not ty.storage_scope.startswith("local"):
+            raise InternalError(f"{buffer.name} is allocated in the scope {ty.storage_scope}", loc=self.place)
+        elif numel == 1 and buffer not in self.vectors:
+            self.scalars.add(buffer)
+            self.write(f"{self.ctype(str(ty.dtype))} {self.declare(buffer)};")
+        else:
+            align = f"alignas({self.vectors[buffer]}) " if buffer in self.vectors else ""
+            self.write(f"{align}{self.ctype(str(ty.dtype))} {self.declare(buffer)}[{numel}];")
+
+    def s_DeclBuffer(self, s: Any) -> None:
+        self.at(s)
+        ty = ir.PointerType(ir.PrimType(str(s.buffer.ty.dtype)), s.buffer.ty.storage_scope)
+        target = self.pointer(ty, s.data)
+        self.write(f"{self.ctype(str(s.buffer.ty.dtype))}* const {self.declare(s.buffer)} = {target};")
+
+    def s_BufferStore(self, s: Any) -> None:
+        self.at(s)
+        if len(s.indices) == 1 and isinstance(s.indices[0], tirx.Ramp):
+            self.write(f"{self.vector(s.buffer, s.indices[0])} = {self._vector_value(s)};")
+            return
+        self.write(f"{self.element(s.buffer, s.indices)} = {self.stored(s.value)};")
+
+    def vector(self, buffer: Any, index: Any, const: str = "") -> str:
+        """Several neighbouring elements as one access."""
+        size = access_bytes(buffer, [index])
+        if constant(index.stride) != 1 or size not in self.words:
+            raise InternalError(f"a vector access of {size} bytes to {buffer.name}: {index}", loc=self.place)
+        return f"*({const}{self.words[size]}*)&{self.name(buffer)}[{self.index(index.base)}]"
+
+    def _vector_value(self, s: Any) -> str:
+        value, size = s.value, access_bytes(s.buffer, s.indices)
+        if isinstance(value, ir.TensorLoad) and isinstance(value.indices[0], tirx.Ramp):
+            if str(value.source.ty.dtype) == str(s.buffer.ty.dtype):
+                return self.vector(value.source, value.indices[0], "const ")
+        if isinstance(value, tirx.Broadcast) and _is_zero(value.value):
+            return f"{self.words[size]}{{}}"
+        raise InternalError(f"vector arithmetic at the thread level: {value}", loc=self.place)
+
+
+def _is_call(value: Any) -> bool:
+    return isinstance(value, ir.Call) and value.op.name == "tirx.handle_add_byte_offset" and constant(value.args[1]) != 0
+
+
+def _is_zero(e: Any) -> bool:
+    return (isinstance(e, tirx.IntImm) and int(e.value) == 0) or (
+        isinstance(e, tirx.FloatImm) and float(e.value) == 0.0 and math.copysign(1.0, float(e.value)) > 0
+    )
+
+
+def access_bytes(buffer: Any, indices: Any) -> int:
+    """The bytes of one access."""
+    lanes = constant(indices[0].lanes) if isinstance(indices[0], tirx.Ramp) else 1
+    return bits_of(str(buffer.ty.dtype)) // 8 * (lanes or 0)
+
+
+def _moved_as_vectors(body: Any) -> dict[Any, int]:
+    """Buffers that are accessed several elements at once, and the bytes of their widest access: how arrays must be aligned."""
+    found: dict[Any, int] = {}
+
+    def note(buffer: Any, indices: Any) -> None:
+        if isinstance(indices[0], tirx.Ramp):
+            found[buffer] = max(found.get(buffer, 0), access_bytes(buffer, indices))
+
+    structural_walk(body, (ir.TensorLoad, lambda e: note(e.source, e.indices)))
+    structural_walk(body, (tirx.BufferStore, lambda s: note(s.buffer, s.indices)))
+    return found
+
+
+def _mentions(body: Any, var: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(body, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))
+    return bool(found)
+

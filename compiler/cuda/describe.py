@@ -1,0 +1,113 @@
+"""What the launcher in C must know of a CUDA kernel, as the table of tilescale/native/cuda.c."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.cexpr import bits_of, constant
+from tilescale.compiler.cuda.cprinter import access_bytes
+from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
+from tilescale.errors import InternalError
+
+COOPERATIVE, DEPENDENT, NARROW_SYMBOLS = 1, 2, 4
+_SLOT, _FLOAT, _MAP = 0, 1, 2
+_CONST, _LOAD = 0, 1
+_OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
+#: dtype → CUtensorMapDataType
+_MAP_TYPES = {
+    "bool": 0, "uint8": 0, "int8": 0, "float8_e4m3fn": 0, "float8_e5m2": 0, "uint16": 1, "int16": 1, "uint32": 2, "int32": 3, "uint64": 4,
+    "int64": 5, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}  # fmt: skip
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
+_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
+#: what copies by TMA, cp.async and 16-byte accesses ask of an address
+WIDEST = 16
+
+
+def description(kernel: ThreadKernel, program: Any, parameters: list[int]) -> list[int]:
+    """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU."""
+    n, symbols = len(program.params), list(program.symbols.values())
+    narrow = all(str(v.ty) == "int32" for v in symbols)
+    flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent | NARROW_SYMBOLS * narrow
+    slots = _slots(kernel, program)
+    programs = [word for extent in kernel.grid for word in _grid_program(extent, slots)]
+    head = [1, n, len(symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]
+    head += [len(kernel.sources), len(kernel.maps), len(programs)]
+    args = [word for var, source in zip(kernel.func.params, kernel.sources, strict=True) for word in _argument(var, source, n)]
+    maps = [word for m in kernel.maps for word in _map(m, program.params[m.param])]
+    return [*head, *args, *maps, *programs, *_alignments(kernel, program), *parameters]
+
+
+def _slot(source: Source, n: int) -> int:
+    """Slots: the parameters, rank, world, the symbols."""
+    return {"param": source.index, "rank": n, "world": n + 1, "symbol": n + 2 + source.index}[source.kind]
+
+
+def _slots(kernel: ThreadKernel, program: Any) -> dict[Any, int]:
+    """Where the integers that a grid may be computed from lie: the function's variables, and the program's own."""
+    n = len(program.params)
+    found = {var: n + 2 + k for k, var in enumerate(program.symbols.values())}
+    found |= {p.var: k for k, p in enumerate(program.params) if not is_buffer_var(p.var)}
+    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind != "map"}
+
+
+def _argument(var: Any, source: Source, n: int) -> tuple[int, int]:
+    if source.kind == "map":
+        return _MAP, source.index
+    floating = not is_buffer_var(var) and str(var.ty) in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    return _FLOAT if floating else _SLOT, _slot(source, n)
+
+
+def _map(m: TensorMap, p: Any) -> list[int]:
+    return [m.param, _MAP_TYPES[str(p.spec.dtype)], len(m.box), _SWIZZLES[m.swizzle], _PROMOTIONS[m.l2], *m.box]
+
+
+def _grid_program(extent: Any, slots: dict[Any, int]) -> list[int]:
+    """An extent in postfix order: the number of pairs, then (operation, value)."""
+    pairs: list[tuple[int, int]] = []
+
+    def emit(e: Any) -> None:
+        known = e if isinstance(e, int) else constant(e)
+        if known is not None:
+            pairs.append((_CONST, known))
+        elif isinstance(e, tirx.Cast):
+            emit(e.value)
+        elif type(e).__name__ in _OPERATIONS:
+            emit(e.a)
+            emit(e.b)
+            pairs.append((_OPERATIONS[type(e).__name__], 0))
+        elif isinstance(e, ir.Var) and e in slots:
+            pairs.append((_LOAD, slots[e]))
+        else:
+            raise InternalError(f"the grid's extent {extent} holds {e}, which no call says")
+
+    emit(extent)
+    return [len(pairs), *(word for pair in pairs for word in pair)]
+
+
+def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
+    """How each parameter's memory must be aligned, in bytes: its element, its widest vector access, 16 where an instruction takes an
+    address."""
+    widest: dict[Any, int] = {}
+
+    def note(buffer: Any, size: int) -> None:
+        widest[buffer] = max(widest.get(buffer, 0), size)
+
+    def passed(call: Any) -> None:
+        if call.op.name not in EXTERN_CALLS:
+            return
+        for a in call.args:
+            if isinstance(a, ir.Call) and a.op.name in ("tirx.address_of", "tirx.buffer_data"):
+                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], WIDEST)
+
+    structural_walk(kernel.func.body, (ir.TensorLoad, lambda e: note(e.source, access_bytes(e.source, e.indices))))
+    structural_walk(kernel.func.body, (tirx.BufferStore, lambda s: note(s.buffer, access_bytes(s.buffer, s.indices))))
+    structural_walk(kernel.func.body, (ir.Call, passed))
+    out = [bits_of(str(p.spec.dtype)) // 8 for p in program.params]
+    for var, source in zip(kernel.func.params, kernel.sources, strict=True):
+        if source.kind == "param" and var in widest:
+            out[source.index] = max(out[source.index], widest[var])
+    for m in kernel.maps:
+        out[m.param] = max(out[m.param], WIDEST)
+    return out

@@ -1,0 +1,104 @@
+"""CUDA C++ from thread IR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from tilescale.compiler.cuda.cexpr import POSTFIX, Text, dtype_of
+from tilescale.compiler.cuda.cprinter import CPrinter
+from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
+from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.tvm_compat import ir, is_buffer_var
+
+
+class CudaPrinter(CPrinter):
+    """Prints one kernel as CUDA C++."""
+
+    types: ClassVar[dict[str, str]] = {
+        "bool": "bool", "int8": "int8_t", "int16": "int16_t", "int32": "int", "int64": "int64_t",
+        "uint8": "uint8_t", "uint16": "uint16_t", "uint32": "uint32_t", "uint64": "uint64_t",
+        "float16": "half", "bfloat16": "nv_bfloat16", "float8_e4m3fn": "ts::e4m3", "float8_e5m2": "ts::e5m2",
+        "float32": "float", "float64": "double",
+    }  # fmt: skip
+    words: ClassVar[dict[int, str]] = {2: "uint16_t", 4: "uint32_t", 8: "uint2", 16: "uint4"}
+    thread_tags: ClassVar[dict[str, str]] = {
+        tag: tag for tag in ("blockIdx.x", "blockIdx.y", "blockIdx.z", "threadIdx.x", "threadIdx.y", "threadIdx.z")
+    }
+    # The accurate forms of CUDA's math library, at most 2 ulp, most of them 1 (CUDA C++ Programming Guide, "Mathematical Functions");
+    # the fast ones where T.__exp and its like are written.
+    functions: ClassVar[dict[str, str]] = {
+        **{name: f"{name}f" for name in (
+            "exp", "exp2", "exp10", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
+            "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "floor", "ceil", "trunc", "pow", "fmod", "atan2",
+            "copysign", "hypot", "fma", "fabs", "rint", "lgamma", "tgamma", "remainder", "nextafter",
+        )},
+        "abs": "fabsf", "round": "rintf", "nearbyint": "rintf", "sigmoid": "ts::sigmoid",
+        "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
+        "__exp": "__expf", "__exp2": "ts::fast_exp2", "__exp10": "__exp10f", "__log": "__logf", "__log2": "__log2f",
+        "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf", "__tan": "__tanf", "__tanh": "ts::fast_tanh",
+        "ieee_add": "__fadd_rn", "ieee_sub": "__fsub_rn", "ieee_mul": "__fmul_rn", "ieee_fdiv": "__fdiv_rn", "ieee_sqrt": "__fsqrt_rn",
+        "ieee_frcp": "__frcp_rn", "ieee_fmaf": "__fmaf_rn",
+    }  # fmt: skip
+    #: float64 has no fast forms: the accurate ones
+    double_functions: ClassVar[dict[str, str]] = {
+        **{f"__{name}": name for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh")},
+        "ieee_add": "__dadd_rn", "ieee_sub": "__dsub_rn", "ieee_mul": "__dmul_rn", "ieee_fdiv": "__ddiv_rn", "ieee_sqrt": "__dsqrt_rn",
+        "ieee_frcp": "__drcp_rn", "ieee_fmaf": "__fma_rn",
+        "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
+    }  # fmt: skip
+
+    def includes(self) -> Iterable[str]:
+        """CUDA's headers for the 16-bit floats, ours for everything else; only what is used."""
+        if "float16" in self.used:
+            yield "#include <cuda_fp16.h>"
+        if "bfloat16" in self.used:
+            yield "#include <cuda_bf16.h>"
+        yield "#include <ts/ts.cuh>"
+        yield ""
+
+    def signature(self) -> Iterable[str]:
+        """One line a parameter where they do not fit into one."""
+        k = self.kernel
+        self.scopes[0].add(k.name)
+        params = [self._parameter(var, source.kind == "param" and source.index in k.written)
+                  for var, source in zip(k.func.params, k.sources, strict=True)]  # fmt: skip
+        bounds = f"{k.threads}" if k.min_blocks is None else f"{k.threads}, {k.min_blocks}"
+        head = f'extern "C" __global__ void __launch_bounds__({bounds}) {k.name}('
+        if len(head) + sum(len(p) + 2 for p in params) < 120:
+            return [f"{head}{', '.join(params)}) {{"]
+        return [head, *(f"    {p}," for p in params[:-1]), f"    {params[-1]}) {{"]
+
+    def _parameter(self, var: Any, written: bool) -> str:
+        """``__restrict__`` only where nobody writes during the launch: arguments that overlap are refused unless all are only read, so
+        such memory does not change, and its loads may be cached and moved. It would also hide from the compiler what other threads
+        write between two barriers, so nothing that is written has it, nor has symmetric memory, which other ranks write."""
+        if not is_buffer_var(var):
+            if isinstance(var.ty, ir.PointerType) or "handle" in dtype_of(var):
+                self.used.add("tensormap")
+                return f"const __grid_constant__ ts::TensorMap {self.declare(var)}"
+            return f"{self.computed_type(dtype_of(var))} {self.declare(var)}"
+        ctype = self.ctype(str(var.ty.dtype))
+        if written or var.ty.storage_scope == "global.signal":
+            return f"{ctype}* {self.declare(var)}"
+        return f"const {ctype}* {'' if var.ty.storage_scope != 'global' else '__restrict__ '}{self.declare(var)}"
+
+    def arena(self, name: str, size: int) -> str:
+        return f"extern __shared__ __align__({ARENA_ALIGN}) uint8_t {name}[];  // {size} bytes"
+
+    def not_finite(self, v: float, dtype: str) -> Text:
+        """CUDA's way to write the bits: no header, and the same under NVRTC."""
+        code = 0x7FF8 if v != v else 0x7FF0 if v > 0 else 0xFFF0
+        if dtype == "float64":
+            return f"__longlong_as_double(0x{code:04x}000000000000ull)", POSTFIX
+        code = 0x7FC0 if v != v else 0x7F80 if v > 0 else 0xFF80
+        return f"__int_as_float(0x{code:04x}0000)", POSTFIX
+
+
+def print_kernel(kernel: ThreadKernel) -> Printed:
+    """A kernel's CUDA C++.
+
+    Raises:
+        InternalError: thread IR outside the contract of `tilescale.compiler.cuda`.
+    """
+    return CudaPrinter(kernel).run()

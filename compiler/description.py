@@ -1,0 +1,136 @@
+"""What the runtime and the kernel object must know of a program, as plain integers, strings and dicts: the same for every target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ops.print import dtype_code
+from tilescale.compiler.passes.residency import meets_ranks, shared_bytes
+from tilescale.errors import Loc, TileValueError
+from tilescale.language.annotations import TensorSpec
+from tilescale.language.symbolic import Sym, SymExpr, settle
+
+#: The runtime's contract (docs/ARCHITECTURE.md): kinds of parameters, rules of extents, flags of a kernel.
+KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4}
+SIGNAL_KEPT = 5
+EQUALS, DEFINES, SAME, UNCHECKED = 0, 1, 2, 3
+
+
+@dataclass
+class Artifact:
+    """A compiled kernel beside its code. ``meta`` is JSON: what `tilescale.kernel` needs to call it and to explain refusals."""
+
+    meta: dict[str, Any]
+    desc: list[int]
+    sites: list[str]
+
+
+class Symbols:
+    """Where each symbolic extent gets its value: the first extent or stride, in order of parameters, that is it alone."""
+
+    def __init__(self, program: Any):
+        self.slots = {name: k for k, name in enumerate(program.symbols)}
+        self.defined: set[str] = set()
+
+    def rule(self, value: Any) -> tuple[int, int]:
+        """``(how, value)`` of one extent or stride."""
+        known = settle(value)
+        if isinstance(known, int):
+            return EQUALS, known
+        if isinstance(known, Sym):
+            slot = self.slots[known.name]
+            if known.name in self.defined:
+                return SAME, slot
+            self.defined.add(known.name)
+            return DEFINES, slot
+        return UNCHECKED, 0  # an expression: the kernel object computes and compares it
+
+
+def parameter_words(program: Any) -> list[int]:
+    """The description's part about the parameters.
+
+    Raises:
+        TileValueError: an extent that no call would define.
+    """
+    written, symbols = written_parameters(program), Symbols(program)
+    words = [word for k, p in enumerate(program.params) for word in _parameter(p, k in written, symbols)]
+    _require_defined(program, symbols)
+    return words
+
+
+def metadata(program: Any) -> dict[str, Any]:
+    """What a kernel object keeps of a program, at any level, as JSON.
+
+    Raises:
+        TileValueError: an extent that no call would define.
+    """
+    parameter_words(program)
+    written = written_parameters(program)
+    params = [_metadata(p, k in written) for k, p in enumerate(program.params)]
+    launch = program.launch
+    return {
+        "name": program.name,
+        "params": params,
+        "symbols": list(program.symbols),
+        "returns": list(program.returns),
+        "loc": _loc(program.loc),
+        "launch_loc": _loc(launch.loc),
+        "collective": any(p["kind"] in ("symm", "signal") for p in params) or meets_ranks(program.func.body),
+        "threads": launch.threads,
+        "shared_bytes": shared_bytes(program),
+    }
+
+
+def _parameter(p: Any, written: bool, symbols: Symbols) -> list[int]:
+    code, bits = divmod(dtype_code(str(p.spec.dtype)), 256)
+    if not isinstance(p.spec, TensorSpec):
+        return [KINDS["float" if p.spec.dtype.is_float else "int"], code, bits, 0, 0, 0]
+    kind = SIGNAL_KEPT if p.spec.kind == "signal" and p.spec.keep else KINDS[p.spec.kind]
+    out = [kind, code, bits, int(written), len(p.spec.shape)]
+    for extent in p.spec.shape:
+        out += symbols.rule(extent)
+    out.append(0 if p.spec.strides is None else 1)
+    for stride in p.spec.strides or ():
+        out += symbols.rule(stride)
+    return out
+
+
+def _require_defined(program: Any, symbols: Symbols) -> None:
+    for name in program.symbols:
+        if name not in symbols.defined:
+            raise TileValueError(
+                f"T.dynamic({name!r}) stands alone in no extent or stride of a parameter of {program.name}, so no call says what it is",
+                loc=program.loc,
+                expected=f"a tensor parameter with {name} itself as an extent, before any with an expression of it",
+            )
+
+
+def _metadata(p: Any, written: bool) -> dict[str, Any]:
+    out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "loc": _loc(p.loc), "written": written, "output": p.output}
+    if not isinstance(p.spec, TensorSpec):
+        return {**out, "kind": "scalar"}
+    out["keep"] = p.spec.kind == "signal" and p.spec.keep
+    strides = None if p.spec.strides is None else [expression(s) for s in p.spec.strides]
+    return {**out, "kind": p.spec.kind, "shape": [expression(s) for s in p.spec.shape], "strides": strides}
+
+
+def expression(value: Any) -> Any:
+    """A symbolic extent as JSON: an int, a symbol's name, or [operator, a, b]."""
+    known = settle(value)
+    if isinstance(known, Sym):
+        return known.name
+    if isinstance(known, SymExpr):
+        return [known.op, *(expression(a) for a in known.args)]
+    return int(known)
+
+
+def _loc(loc: Loc | None) -> list[Any] | None:
+    return None if loc is None else [loc.file, loc.line, loc.col, loc.end_line, loc.end_col]
+
+
+def written_parameters(program: Any) -> set[int]:
+    """Parameters that the kernel may write."""
+    touched = written_buffers(program)
+    return {k for k, p in enumerate(program.params) if p.var in touched}

@@ -1,0 +1,391 @@
+"""Two roles of a block: a producer that fills the rings of pipelined loops, a consumer that does everything else.
+
+A role region is a statement cut in two, of which both parts run at once; what stands behind them waits for both. The producer's part
+has the copies into the rings, the waits that guard them, and of the rest only what decides whether, when and where they are made:
+loops, conditions, names and scalar variables, copied under names of their own. The consumer's part is everything but those copies.
+Regions are as large as can be, best the whole kernel, so that the producer runs ahead across tiles.
+
+Why the order of the tile program still holds (DESIGN.md §2):
+
+- What the consumer reads of stage n, and everything behind that, comes after the copies of round n: commit → wait.
+- A copy into a stage comes after its readers of the round before: release → acquire.
+- A wait goes to the producer where copies stand behind it, and they come after it there. Directly in front of the copies of its loop it
+  goes there alone: the consumer awaits the round behind it, which the producer commits behind the wait. Any other wait is
+  made by both, since the consumer's own accesses need it too. Both see it come true: only conditions that stay true are taken apart.
+- Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of global memory
+  among them: the consumer has awaited every earlier round, and an awaited round is complete. Copies of later rounds may be made before
+  the signal; reads that move up across a release break nothing that the tile program promised.
+- A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of what it reads. A put to another
+  rank's twin of it is allowed: what a remote copy wrote may be read only behind a wait or a barrier, which order the copies too.
+- Nobody waits for ever who did not before: the producer at any place waits for rounds and signals of earlier places only, and so does
+  the consumer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.compiler.frontend.builder import EXECUTORS, sequence
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.base import VOID
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+ROLES = ("producer", "consumer")
+#: scales whose executors are parts of a block
+BELOW = EXECUTORS[:-1]
+
+
+class Unfit(Exception):
+    """A statement cannot be cut in two; ``str`` says why, ``span`` where."""
+
+    def __init__(self, reason: str, span: Any = None):
+        super().__init__(reason)
+        self.span = span
+
+
+# ---- what a statement does
+
+
+def calls(stmt: Any) -> list[Any]:
+    """The operations of the language in a statement."""
+    found: list[Any] = []
+    structural_walk(stmt, (ir.Call, lambda c: found.append(c) if base.find(c) is not None else None))
+    return found
+
+
+def meets(call: Any) -> bool:
+    """Whether a call is a barrier with other blocks."""
+    return call.op.name == "ts.team_sync" or call.op.name == "ts.barrier" and str(call.attrs["reach"]) not in EXECUTORS
+
+
+def waits(stmt: Any) -> bool:
+    return any(c.op.name == "ts.wait" or meets(c) for c in calls(stmt))
+
+
+def releases(stmt: Any) -> bool:
+    """Whether others may go on behind a statement who waited for it."""
+    return any(
+        c.op.name in ("ts.signal", "ts.atomic") or c.op.name == "ts.copy" and len(c.args) > 3 or meets(c) for c in calls(stmt)
+    )
+
+
+def is_guard(stmt: Any) -> bool:
+    """A wait, or waits under a condition."""
+    if isinstance(stmt, tirx.IfThenElse):
+        return is_guard(stmt.then_case) and (stmt.else_case is None or is_guard(stmt.else_case))
+    if isinstance(stmt, tirx.SeqStmt):
+        return all(is_guard(s) for s in stmt.seq)
+    return isinstance(stmt, tirx.Evaluate) and base.find(stmt.value) is not None and stmt.value.op.name == "ts.wait"
+
+
+def polls(call: Any) -> bool:
+    """Whether a call tells its executor what others did, without waiting for it."""
+    return call.op.name == "ts.atomic" and str(call.ty) != str(VOID)
+
+
+def steady(program: Any, wait: Any) -> bool:
+    """Whether the condition of a wait stays true once it is: a counter that only grows has come far enough. Such a wait may be made
+    earlier, and twice."""
+    if str(wait.attrs["cmp"]) not in ("ge", "gt"):
+        return False
+    flag = wait.args[0].source
+
+    def grows(call: Any) -> bool:
+        if call.op.name == "ts.signal":
+            target, value, op = call.args[0], call.args[1], str(call.attrs["op"])
+        elif call.op.name == "ts.copy" and len(call.args) > 3:
+            target, value, op = call.args[3], call.args[4], str(call.attrs["signal_op"])
+        else:
+            return True
+        return not target.source.same_as(flag) or op == "add" and isinstance(value, tirx.IntImm) and int(value.value) >= 0
+
+    return all(grows(c) for c in calls(program.func.body))
+
+
+def root(stmt: Any, buffer: Any) -> Any:
+    """The buffer of which ``buffer`` is a view within ``stmt``, itself where it is none."""
+    bases: dict[Any, Any] = {}
+    structural_walk(stmt, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+    while buffer in bases:
+        buffer = bases[buffer]
+    return buffer
+
+
+def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
+    """A buffer of ``buffers`` that a statement writes in its own rank's memory, in its own name; None where there is none."""
+    found: list[Any] = []
+
+    def note(buffer: Any) -> None:
+        if (whole := root(stmt, buffer)) in buffers:
+            found.append(whole)
+
+    for call in calls(stmt):
+        for access in base.REGISTRY[call.op.name].effects(call):
+            if access.mode != "read" and access.owner is None:
+                note(access.region.source)
+    structural_walk(stmt, (tirx.BufferStore, lambda s: note(s.buffer)))
+    return found[0] if found else None
+
+
+def known_early(program: Any, stmt: Any, own: set[Any], written: set[Any] | None = None) -> None:
+    """That the scalar values in ``stmt`` may be computed before, or beside, the statements around it: from names, ``own`` variables and
+    tensors that the kernel only reads.
+
+    Raises:
+        Unfit: one may not.
+    """
+    written = written_buffers(program) if written is None else written
+    bad: list[Any] = []
+
+    def load(e: Any) -> None:
+        scope = e.source.ty.storage_scope
+        if e.source not in own and (scope not in ("global", "global.symm") or root(program.func.body, e.source) in written):
+            bad.append(e)
+
+    structural_walk(stmt, (ir.TensorLoad, load))
+    if bad:
+        raise Unfit(f"what is copied, or when, depends on {bad[0].source.name}, which the computation may still change", bad[0].span)
+
+
+def renewed(stmt: Any, values: dict[Any, Any]) -> Any:
+    """A copy of a statement in which every name that it defines is a new one, and those of ``values`` have these values."""
+    made = dict(values)
+
+    def name(v: Any) -> None:
+        made.setdefault(v, tirx.Var(v.name, str(v.ty)))
+
+    def buffer(v: Any) -> None:
+        dt = str(getattr(v.ty.dtype, "dtype", v.ty.dtype))
+        made.setdefault(v, tirx.decl_buffer(tuple(v.ty.shape), dt, v.name, scope=v.ty.storage_scope, data_alignment=64, layout=None))
+
+    structural_walk(stmt, (tirx.Bind, lambda s: name(s.var)))
+    structural_walk(stmt, (tirx.For, lambda s: name(s.loop_var)))
+    structural_walk(stmt, (tirx.AllocBuffer, lambda s: buffer(s.buffer)))
+    return structural_map(stmt, (ir.Var, lambda v: made.get(v, v)))
+
+
+# ---- cutting in two
+
+
+def split(program: Any, body: Any, draft: Any) -> tuple[Any, dict[int, Any], list[Any]]:
+    """The body of a kernel with role regions around its rings.
+
+    Returns:
+        the body, the rings that no region can hold (number → why), and where regions had to end (place and why).
+    """
+    cutter = _Cutter(program, draft)
+    # what is outside the launch's axes is set up before there are blocks
+    return cutter.descend(body), cutter.failed, cutter.notes
+
+
+@dataclass
+class _Part:
+    """What the producer's part needs so far: names and variables."""
+
+    needed: set[Any]
+    defined: set[Any]
+
+
+class _Cutter:
+    def __init__(self, program: Any, draft: Any):
+        self.program, self.plan = program, draft.plan
+        self.numbers = {r.number for r in self.plan.rings if r.form == "roles"}
+        self.counters = set(draft.counters)
+        self.written = written_buffers(program)
+        self.failed: dict[int, Any] = {}
+        self.notes: list[Any] = []
+
+    # -- where regions stand -----------------------------------------------------------------------------------------
+    def descend(self, s: Any) -> Any:
+        """A statement with regions as far outside as they can stand."""
+        if not self.rings(s):
+            return s
+        above = isinstance(s, tirx.AttrStmt) and s.attr_key in ("ts.kernel", "thread_extent")
+        if not above:
+            try:
+                return self.region(s)
+            except Unfit as why:
+                self._note(s, why)
+        if isinstance(s, tirx.SeqStmt):
+            return sequence([self.descend(x) for x in s.seq])
+        return _around(s, [self.descend(x) for x in _inside(s)])
+
+    def _note(self, s: Any, why: Unfit) -> None:
+        from tilescale.compiler.passes.schedule import Kept
+
+        kept = Kept(loc_of(why.span) or loc_of(getattr(s, "span", None)), str(why))
+        direct = [self.ring_of(x, "acquire") for x in s.body.seq] if isinstance(s, tirx.For) and isinstance(s.body, tirx.SeqStmt) else []
+        number = next((n for n in direct if n is not None), None)
+        if number is not None:
+            self.failed[number] = kept
+        elif kept not in self.notes:
+            self.notes.append(kept)
+
+    def region(self, s: Any) -> Any:
+        """Both roles' parts of a statement.
+
+        Raises:
+            Unfit: it cannot be cut in two.
+        """
+        self._check(s)
+        part = _Part(set(), set())
+        while True:
+            part.defined = set()
+            made = self.cut(s, part, last=True)
+            needed = _used(made)
+            if needed <= part.needed:
+                break
+            part.needed |= needed
+        allocated: set[Any] = set()
+        structural_walk(made, (tirx.AllocBuffer, lambda a: allocated.add(a.buffer)))
+        self._check_producer(s, made, allocated)
+        for variable in allocated:
+            if _stores(made, variable) != _stores(s, variable) or _operated(s, variable):
+                raise Unfit(f"{variable.name} decides what is copied, and not all that changes it is scalar code of the block")
+        span = getattr(s, "span", None)
+        parts = zip(ROLES, (renewed(made, {}), self.rest(s)), strict=True)
+        return sequence([tirx.AttrStmt(ir.StringImm(r), "ts.role", tirx.IntImm("int32", k), p, span) for k, (r, p) in enumerate(parts)])
+
+    def _check(self, s: Any) -> None:
+        """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
+        for call in calls(s):
+            if meets(call):
+                raise Unfit("a barrier with other blocks is for all roles together", call.span)
+            if polls(call):
+                raise Unfit("an atomic operation that is looked at may tell that memory is ready to be copied", call.span)
+        sources = {root(s, c.args[0].source) for c in calls(s) if self._fills(c)}
+        if (buffer := writes_locally(s, sources)) is not None:
+            raise Unfit(f"{buffer.name} is written here and copied into a ring, which would run ahead of it")
+
+    def _check_producer(self, s: Any, made: Any, allocated: set[Any]) -> None:
+        known_early(self.program, made, allocated | self.counters | self._untouched(s), self.written)
+        for call in calls(made):
+            if call.op.name == "ts.wait" and not steady(self.program, call):
+                raise Unfit("the condition of a wait may become false again, so that copies cannot run ahead of the rest", call.span)
+        declared: list[Any] = []
+        structural_walk(s, (tirx.DeclBuffer, lambda d: declared.append(d.buffer)))
+        for call in calls(made):
+            if self._fills(call) and any(call.args[0].source.same_as(d) for d in declared):
+                raise Unfit("what is copied has a view of its own here", call.span)
+
+    def _untouched(self, s: Any) -> set[Any]:
+        """Scalar variables from outside a statement that it only reads."""
+        loaded: set[Any] = set()
+        structural_walk(s, (ir.TensorLoad, lambda e: loaded.add(e.source) if e.source.ty.storage_scope == "local.var" else None))
+        inside: set[Any] = set()
+        structural_walk(s, (tirx.AllocBuffer, lambda a: inside.add(a.buffer)))
+        return {b for b in loaded - inside if writes_locally(s, {b}) is None}
+
+    # -- the producer's part -----------------------------------------------------------------------------------------
+    def cut(self, s: Any, part: _Part, *, last: bool) -> Any:
+        """The producer's part of a statement, None where it has none. ``last``: no ring follows behind the statement's own last one."""
+        if isinstance(s, tirx.SeqStmt):
+            return self._cut_sequence(list(s.seq), part, last)
+        if isinstance(s, tirx.Bind):
+            if s.var not in part.needed or s.var in part.defined:
+                return None
+            part.defined.add(s.var)
+            return s
+        if isinstance(s, tirx.AllocBuffer):
+            return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
+        if isinstance(s, tirx.BufferStore):
+            return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
+        if isinstance(s, tirx.Evaluate):
+            return s if base.find(s.value) is not None and self._produces(s.value) else None
+        if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
+            if waits(s):
+                raise Unfit("an executor below the block waits here, which may guard copies behind it", s.span)
+            return None
+        if isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
+            return None
+        if not _inside(s):
+            return None
+        parts = [self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in _inside(s)]
+        return None if all(p is None for p in parts) else _around(s, [sequence([]) if p is None else p for p in parts])
+
+    def _cut_sequence(self, stmts: list[Any], part: _Part, last: bool) -> Any:
+        end = len(stmts)
+        if last:  # what stands behind the last ring guards nothing
+            end = max((k + 1 for k, s in enumerate(stmts) if self.rings(s)), default=0)
+        parts = [self.cut(s, part, last=last and k == end - 1) for k, s in enumerate(stmts[:end])]
+        parts = [p for p in parts if p is not None]
+        return sequence(parts) if parts else None
+
+    def _produces(self, call: Any) -> bool:
+        """Whether an operation is the producer's (a wait may be the consumer's as well)."""
+        return call.op.name == "ts.wait" or self._fills(call) or self._token(call, ("acquire", "commit"))
+
+    # -- the consumer's part -----------------------------------------------------------------------------------------
+    def rest(self, s: Any) -> Any:
+        """A statement without what the producer alone does: from each acquire to the counter behind its commit."""
+        if isinstance(s, tirx.SeqStmt):
+            out, skipping = [], None
+            for x in s.seq:
+                if skipping is None and (skipping := self.ring_of(x, "acquire")) is None:
+                    out.append(self.rest(x))
+                elif isinstance(x, tirx.BufferStore) and x.buffer in self.counters:
+                    skipping = None
+            return sequence(out)
+        if not self.rings(s) or not _inside(s):
+            return s
+        return _around(s, [self.rest(x) for x in _inside(s)])
+
+    # -- questions ---------------------------------------------------------------------------------------------------
+    def rings(self, s: Any) -> bool:
+        """Whether a statement fills a ring by a producer."""
+        return any(self._token(c, ("acquire",)) for c in calls(s))
+
+    def ring_of(self, s: Any, kind: str) -> int | None:
+        """The ring of which a statement is this token; None where it is none."""
+        if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and self._token(s.value, (kind,)):
+            return int(s.value.attrs["ring"])
+        return None
+
+    def _token(self, call: Any, kinds: tuple[str, ...]) -> bool:
+        return call.op.name in [f"ts.ring_{k}" for k in kinds] and int(call.attrs["ring"]) in self.numbers
+
+    def _fills(self, call: Any) -> bool:
+        return call.op.name == "ts.copy" and "ring" in call.attrs
+
+
+def _stores(stmt: Any, variable: Any) -> int:
+    """How many assignments to a variable a statement has."""
+    found: list[Any] = []
+    structural_walk(stmt, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(variable) else None))
+    return len(found)
+
+
+def _operated(stmt: Any, variable: Any) -> bool:
+    """Whether an operation writes a variable."""
+    effects = [a for c in calls(stmt) for a in base.REGISTRY[c.op.name].effects(c)]
+    return any(a.mode != "read" and a.region.source.same_as(variable) for a in effects)
+
+
+def _used(stmt: Any) -> set[Any]:
+    """Names and scalar variables that a statement reads."""
+    found: set[Any] = set()
+    structural_walk(stmt, (ir.Var, lambda v: found.add(v)))
+    structural_walk(stmt, (ir.TensorLoad, lambda e: found.add(e.source)))
+    return found
+
+
+def _inside(s: Any) -> list[Any]:
+    """The statements of which a statement is made, other than a sequence."""
+    if isinstance(s, tirx.IfThenElse):
+        return [s.then_case] if s.else_case is None else [s.then_case, s.else_case]
+    return [s.body] if isinstance(s, (tirx.For, tirx.While, tirx.AttrStmt)) else []
+
+
+def _around(s: Any, parts: list[Any]) -> Any:
+    """A statement with other statements inside."""
+    if isinstance(s, tirx.IfThenElse):
+        return tirx.IfThenElse(s.condition, parts[0], parts[1] if len(parts) > 1 else None, s.span)
+    if isinstance(s, tirx.For):
+        return tirx.For(s.loop_var, s.min, s.extent, s.kind, parts[0], annotations=dict(s.annotations or {}), span=s.span)
+    if isinstance(s, tirx.While):
+        return tirx.While(s.condition, parts[0], s.span)
+    return tirx.AttrStmt(s.node, s.attr_key, s.value, parts[0], s.span)

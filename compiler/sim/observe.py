@@ -1,0 +1,50 @@
+"""What a machine tells whoever listens to a run: the exploration of interleavings, and the timeline. Nobody listens unless asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.machine import Counter, Executor, Meeting
+    from tilescale.compiler.sim.memory import Site, Storage
+
+
+class Observer:
+    """Every method is called as the thing happens, by the executor that does it. Here they do nothing."""
+
+    def accessed(self, ex: Executor, storage: Storage, key: Any, mode: str, posted: bool) -> None:
+        """The elements ``key`` are touched: "read", "write", "land" (a write on its way arrives), "update" (by the effect table of an
+        atomic operation) and then "load" or "atomic" by what it does. ``posted``: a write that lands later."""
+
+    def posted(self, ex: Executor, peer: int) -> None:
+        """A remote write went on its way."""
+
+    def landed(self, ex: Executor, peer: int) -> None:
+        """The oldest remote write of ``ex`` on its way to ``peer`` lands."""
+
+    def performed(self, ex: Executor, name: str, site: Site, owner: int | None, accesses: list[Any]) -> None:
+        """An operation of the language is about to be done: its effect table as (view, mode, remote) of what it touches."""
+
+    def signalled(self, ex: Executor, counter: Counter, amount: int, op: str) -> None:
+        """A counter is about to be signalled."""
+
+    def peeked(self, ex: Executor, counter: Counter) -> None:
+        """A counter is looked at without waiting."""
+
+    def waits(self, ex: Executor, site: Site, counter: Counter) -> None:
+        """A wait looks at its counter for the first time."""
+
+    def observed(self, ex: Executor, site: Site, counter: Counter, cmp: str, value: int) -> None:
+        """A wait ends."""
+
+    def came(self, ex: Executor, site: Site, meeting: Meeting) -> None:
+        """An executor came to a barrier; the last one where as many have come as are expected."""
+
+    def forked(self, ex: Executor, child: Executor) -> None:
+        """An executor below the block begins."""
+
+    def ended(self, ex: Executor) -> None:
+        """An executor has done its last step."""
+
+    def turned(self, ex: Executor, loop: int) -> None:
+        """A ``while`` goes into its next round."""

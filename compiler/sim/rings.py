@@ -1,0 +1,227 @@
+"""Rings of stages while a scheduled program runs: tokens as counters, copies in flight, and what to say where an order is missing.
+
+A ring belongs to a block. ``commit`` of round n makes stage n % depth full when all copies issued into the ring before it are complete;
+``wait`` of round n awaits that; ``release`` of round n makes the stage empty; ``acquire`` of round n awaits the release of round
+n - depth. A stage is filled between acquire and commit of its round, and read between wait and release: an access elsewhere is reported
+whether or not other order saves it, since that is where a target synchronises.
+
+An asynchronous copy is performed by an *engine*, which has a clock of its own: it begins behind what its issuer did before, and only
+who awaited its round comes behind it. Nothing orders it against its issuer's later accesses, nor two copies of one ring against each
+other before they were awaited. Copies of one ring are complete in the order of their rounds, so one clock a ring is enough: whoever awaits
+round n has awaited those before it, else the order of tokens is reported. Against the adversary a copy moves its data only when its round
+is awaited, which is as late as anybody may notice; otherwise at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.sim.memory import Site, Storage, describe
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.diagnose import Race
+    from tilescale.compiler.sim.machine import Block, Executor, Machine
+
+#: the tokens of the side that fills and of the side that reads, in their order within a round
+FILLS, READS = ("acquire", "commit"), ("wait", "release")
+
+
+@dataclass
+class Engine:
+    """Who performs one asynchronous copy, in the place of an executor where accesses are recorded."""
+
+    machine: Machine
+    number: int
+    now: int
+    vc: Any
+    name: tuple[Any, ...]
+
+    def where(self, site: Site, region: str = "") -> Where:
+        rank, block, path = self.name
+        return Where(site.what, site.loc, rank, block, path, region)
+
+
+class Ring:
+    """A ring of one block."""
+
+    def __init__(self, block: Block, number: int):
+        made = block.machine.prepared
+        self.number, self.depth = number, made.program.schedule.rings[number].depth
+        self.offset = made.engines.get(number)
+        self.now = 0  # copies issued so far
+        self.full: dict[int, Any] = {}  # round → what its commit releases
+        self.empty: dict[int, Any] = {}
+        self.read: set[int] = set()  # rounds that were awaited
+        self.waiters: list[Executor] = []
+        self.issued: list[Callable[[], None]] = []  # copies behind the last commit whose data has not moved
+        self.flying: dict[int, list[Callable[[], None]]] = {}  # the same of committed rounds
+        self.next = {FILLS: (0, 0), READS: (0, 0)}
+        self.held: dict[tuple[str, str], int | None] = {FILLS: None, READS: None}  # the round between a side's tokens
+
+    def stage(self, n: int) -> int:
+        return n % self.depth
+
+    def wake(self, machine: Machine) -> None:
+        for waiter in self.waiters:
+            machine.wake(waiter)
+        self.waiters.clear()
+
+    def expect(self, ex: Executor, kind: str, n: int, site: Site) -> None:
+        """Each side's tokens follow one another, round by round."""
+        side = FILLS if kind in FILLS else READS
+        round_, step = self.next[side]
+        if (side[step], round_) != (kind, n):
+            text = f"ring {self.number} does {kind} of round {n}, and {side[step]} of round {round_} is next"
+            ex.machine.report.add(Finding("schedule", text, ex.where(site)))
+        step = side.index(kind)
+        self.next[side] = (n + step, 1 - step)
+        self.held[side] = n if step == 0 else None
+
+    def touched(self, ex: Executor | Engine, storage: Storage, key: Any, mode: str, site: Site) -> None:
+        """A stage is touched between the tokens of its round."""
+        side = READS if mode == "read" else FILLS
+        n = self.held[side]
+        first, end = _stages(key)
+        if n is None or (first, end) != (self.stage(n), self.stage(n) + 1):
+            where = f"outside {' and '.join(side)}" if n is None else f"in round {n}, whose stage is {self.stage(n)}"
+            region = describe(storage.name, key)
+            text = f"ring {self.number}: {region} is {'read' if mode == 'read' else 'written'} {where}"
+            ex.machine.report.add(Finding("schedule", text, ex.where(site, region)))
+
+
+def _stages(key: Any) -> tuple[int, int]:
+    """The first stage that an index touches, and the one behind the last."""
+    first = key[0] if isinstance(key, tuple) else key
+    if isinstance(first, slice):
+        return first.start, first.stop
+    touched = np.asarray(first)
+    return int(touched.min()), int(touched.max()) + 1
+
+
+def of(block: Block, number: int) -> Ring:
+    """A ring of a block."""
+    if number not in block.rings:
+        block.rings[number] = Ring(block, number)
+    made: Ring = block.rings[number]
+    return made
+
+
+def unread(machine: Machine) -> None:
+    """Reports the rounds that were committed and that nobody awaited: their copies are in flight when the block ends."""
+    for block in machine.blocks.values():
+        for ring in block.rings.values():
+            late = [n for n in ring.full if n not in ring.read]
+            if late:
+                text = f"ring {ring.number}: round {late[0]} is filled, and nobody waits for it before the block ends"
+                site = machine.prepared.tokens[ring.number, "commit"][0]
+                machine.report.add(Finding("schedule", text, Where(site.what, site.loc, block.rank.number, block.shown)))
+
+
+def engine(ex: Executor, number: int) -> Engine:
+    """Who performs the copy that ``ex`` issues into a ring now."""
+    ring = of(ex.block, number)
+    ring.now += 1
+    return Engine(ex.machine, ex.root + ring.offset, ring.now, ex.vc.copy(), ex.name)
+
+
+def start(ex: Executor, number: int, move: Callable[[], None]) -> None:
+    """The data of a copy moves: at once, or when its round is awaited."""
+    if ex.machine.late:
+        of(ex.block, number).issued.append(move)
+    else:
+        move()
+
+
+# ---- tokens
+
+
+def acquire(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
+    ring = of(ex.block, number)
+    ring.expect(ex, "acquire", n, site)
+    before = n - ring.depth
+    if before >= 0:
+        text = f"stage {ring.stage(n)} of ring {number} to be empty: round {n} fills it behind the release of round {before}"
+        yield from _until(ex, ring, ring.empty, before, "release", text, site)
+        ex.acquire(ring.empty[before])
+
+
+def commit(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
+    ring = of(ex.block, number)
+    yield from _releasing(ex, ring)
+    ring.expect(ex, "commit", n, site)
+    clock = ex.release()
+    if ring.offset is not None:
+        clock[ex.root + ring.offset] = ring.now  # who awaits this round comes behind all copies issued so far, and behind their issuer
+    ring.full[n] = clock
+    ring.flying[n], ring.issued = ring.issued, []
+    ring.wake(ex.machine)
+
+
+def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
+    ring = of(ex.block, number)
+    ring.expect(ex, "wait", n, site)
+    if n < 0:
+        return  # as with the phases of an mbarrier: what lies before the first round is complete
+    text = f"stage {ring.stage(n)} of ring {number} to be full: round {n} has not been committed"
+    yield from _until(ex, ring, ring.full, n, "commit", text, site)
+    for round_ in sorted(r for r in ring.flying if r <= n):
+        for move in ring.flying.pop(round_):
+            move()
+    ring.read.add(n)
+    ex.acquire(ring.full[n])
+
+
+def release(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
+    ring = of(ex.block, number)
+    yield from _releasing(ex, ring)
+    ring.expect(ex, "release", n, site)
+    ring.empty[n] = ex.release()
+    ring.wake(ex.machine)
+
+
+def _releasing(ex: Executor, ring: Ring) -> Generator[str, None, None]:
+    """Others may go on behind this token, where there are others."""
+    if ring.offset is not None:
+        yield "signal"
+    ex.flush()
+
+
+def _until(ex: Executor, ring: Ring, rounds: dict[int, Any], n: int, token: str, text: str, site: Site) -> Generator[str, None, None]:
+    from tilescale.compiler.sim.machine import Waiting
+
+    while n not in rounds:
+        ring.waiters.append(ex)
+        ex.waiting = Waiting(site, text, ring=(ring.number, token))
+        yield "wait"
+
+
+# ---- what people read
+
+
+def race(machine: Machine, found: Race) -> tuple[str, str] | None:
+    """What a race says about rings, and what would order it; None where no ring has to do with it."""
+    made, storage, events = machine.prepared, found.storage, machine.events
+    mode, other = events.said[found.event][2], events.said[found.other][2]
+    key = events.said[found.other if found.too_early else found.event][3]
+    ring = storage.ring
+    if ring is None:
+        places = [(int(events.who[e]) - 1) % made.executors for e in (found.event, found.other)]
+        flying = [r for r, offset in made.engines.items() if offset in places]
+        if not flying:
+            return None
+        text = f"; a copy into ring {flying[0]} reads it, which is in flight until its round is awaited"
+        return text, f"the change behind the wait for the round of ring {flying[0]} that copies it, or in front of the copy"
+    name = f"stage {_stages(key)[0]} of ring {ring.number}"
+    if mode == "write" and other == "read":
+        hint = f"release of ring {ring.number} behind the last reader of a stage, acquire in front of the copy into it"
+        return f": reuse of {name} before its reader is done", hint
+    if mode == "read":
+        hint = f"commit of ring {ring.number} behind the last copy into a stage, wait in front of its first reader"
+        return f": {name} is read before it is full", hint
+    hint = f"acquire of ring {ring.number} in front of the copy, and a stage of its own for each round"
+    return f": {name} is filled while it is in use", hint

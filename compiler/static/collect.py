@@ -1,0 +1,462 @@
+"""What a tile program touches, signals and awaits, and under which conditions: the material of the static checks.
+
+The program is read once. Every access keeps its region as terms, the conditions of its path, the variables whose values make different
+executions of it (rank, block, executors below the block, loops, lanes), and where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilescale.compiler.cpu.scales import WIDTHS
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ops import base
+from tilescale.compiler.static.reading import Reading
+from tilescale.compiler.static.terms import EXECUTION, ONE, ZERO, Cond, Poly, at_least, negation, number
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import Loc
+from tilescale.language.symbolic import Sym, SymExpr, settle
+
+
+@dataclass
+class Memory:
+    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that it is allocated in."""
+
+    name: str
+    scope: str
+    shape: list[Poly]
+    nest: int = 0
+    base: Memory | None = None
+    keep: bool = False
+
+    @property
+    def is_global(self) -> bool:
+        return self.scope.startswith("global")
+
+    @property
+    def root(self) -> Memory:
+        return self if self.base is None else self.base.root
+
+
+@dataclass
+class Place:
+    """A statement in the program: its conditions, the atoms that number its executions, its order in the text."""
+
+    loc: Loc | None
+    what: str
+    conds: tuple[Cond, ...]
+    scope: tuple[int, ...]
+    order: int
+    nest: int
+    #: serial loops around it, outermost first
+    loops: tuple[int, ...]
+    #: accesses of one phase are ordered by nothing between executors of different blocks; None where something may order them
+    phase: int | None
+    #: inside a while loop, which runs nobody knows how often
+    endless: bool
+
+
+@dataclass
+class Access:
+    """A region that a statement reads, writes or updates (atomically); ``owner``: whose memory, None for one's own."""
+
+    memory: Memory
+    mode: str
+    low: list[Poly]
+    extent: list[Poly]
+    at: Place
+    owner: Poly | None = None
+    reach: str = "block"
+
+
+@dataclass
+class Signal:
+    """A statement that adds ``amount`` to (``op`` "set": stores it in) a counter."""
+
+    memory: Memory
+    index: list[Poly]
+    amount: Poly
+    op: str
+    at: Place
+    owner: Poly | None
+    reach: str
+
+
+@dataclass
+class Wait:
+    memory: Memory
+    index: list[Poly]
+    value: Poly
+    cmp: str
+    at: Place
+    reach: str
+
+
+@dataclass
+class Peer:
+    """A rank, or a block of the cluster, that a statement names."""
+
+    owner: Poly
+    count: Poly
+    reach: str
+    side: str
+    at: Place
+
+
+@dataclass
+class Nest:
+    """A T.Parallel (T.vectorized) nest. ``inner``: atoms made inside it. ``single``: no operations on tiles in its lanes."""
+
+    number: int
+    lanes: list[int]
+    at: Place
+    first_atom: int = 0
+    last_atom: int = 0
+    single: bool = True
+
+
+@dataclass
+class Facts:
+    """All that was read from a program."""
+
+    accesses: list[Access] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
+    waits: list[Wait] = field(default_factory=list)
+    peers: list[Peer] = field(default_factory=list)
+    nests: dict[int, Nest] = field(default_factory=dict)
+    #: executors below the block run at once, or blocks reach into one another's shared memory: the text's order is not that of time
+    concurrent: bool = False
+
+
+class Collector(Reading):
+    """One reading of one program."""
+
+    def __init__(self, program: Any, ranks: int | None, world: int | None, values: dict[str, int]):
+        super().__init__()
+        self.program, self.found = program, Facts()
+        self.memories: dict[Any, Memory] = {}
+        t = self.terms
+        self.symbols: dict[str, Poly] = {}
+        for name, var in program.symbols.items():
+            self.symbols[name] = number(values[name]) if name in values else t.var(name, "extent", 1)
+            self.names[var] = self.symbols[name]
+        self.count = number(ranks) if ranks is not None else t.var("n", "ranks", 1, world)
+        self.rank = ZERO if ranks == 1 else t.var("rank", "rank", 0, self.count - 1)
+        self.conds: list[Cond] = []
+        self.scope: list[int] = [next(iter(self.rank.atoms))] if self.rank.terms else []
+        self.loops: list[int] = []
+        self.executors: list[tuple[str, Poly, int]] = []
+        self.order = 0
+        self.phase: int | None = 0
+        self.endless = 0
+        self.single = True
+        self.here: Loc | None = None
+        self.blocks: list[Poly] = []
+        self._parameters(values)
+        launch = program.launch
+        self.cluster = launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+        self.acquires = set(self._acquiring(program.func.body))
+
+    def _parameters(self, values: dict[str, int]) -> None:
+        for p in self.program.params:
+            if hasattr(p.spec, "shape"):
+                shape = [self._extent(e) for e in p.spec.shape]
+                keep = bool(getattr(p.spec, "keep", False))
+                self.memories[p.var] = Memory(p.name, p.var.ty.storage_scope, shape, keep=keep)
+            elif "int" in str(p.spec.dtype):
+                given = p.name in values
+                self.names[p.var] = number(int(values[p.name])) if given else self.terms.var(p.name, "arg", None)
+
+    def _extent(self, extent: Any) -> Poly:
+        settled = settle(extent)
+        if isinstance(settled, Sym):
+            return self.symbols[settled.name]
+        if isinstance(settled, SymExpr):
+            a, b = (self._extent(x) for x in settled.args)
+            if settled.op in ("//", "%"):
+                return self.terms.div(a, b) if settled.op == "//" else self.terms.mod(a, b)
+            return a + b if settled.op == "+" else a - b if settled.op == "-" else a * b
+        return number(int(settled))
+
+    def run(self) -> Facts:
+        self.stmt(self.program.func.body)
+        self.found.concurrent = self.found.concurrent or self.cluster > 1
+        return self.found
+
+    # -- where we are ---------------------------------------------------------------------------------------------
+    def place(self, node: Any, what: str) -> Place:
+        self.order += 1
+        self.here = loc_of(getattr(node, "span", None)) or self.here
+        return Place(
+            self.here, what, tuple(self.conds), tuple(self.scope), self.order, self.terms.nest, tuple(self.loops), self.phase,
+            bool(self.endless),
+        )  # fmt: skip
+
+    @contextmanager
+    def given(self, *conds: Cond) -> Iterator[None]:
+        """Inside, the conditions hold."""
+        before = len(self.conds)
+        self.conds += [c for c in conds if c.kind != "true"]
+        yield
+        del self.conds[before:]
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def load(self, e: Any) -> None:
+        """A single element that an expression reads."""
+        self._single(self.memories[e.source], "read", e.indices, self.place(e, "read"))
+
+    def _single(self, memory: Memory, mode: str, indices: Any, at: Place) -> None:
+        if memory.scope == "global.signal" or memory.scope == "shared.signal":
+            self._lose_order()
+        low = [self.term(i) for i in indices]
+        self.found.accesses.append(Access(memory, mode, low, [ONE] * len(low), at))
+
+    def scale_value(self, name: str, which: int) -> Poly:
+        """The own index (0) or the count (1) at a scale."""
+        for scale, count, atom in self.executors:
+            if scale == name:
+                return count if which else Poly({(atom,): 1})
+        if name == "device":
+            return self.count if which else self.rank
+        if name in ("grid", "block"):
+            total, index = ONE, ZERO
+            for block, extent in zip(self.blocks, self._grid()):
+                index, total = index + block * total, total * extent
+            return total if which else index
+        if name == "cta_cluster" and self.cluster > 1:
+            return number(self.cluster) if which else self.terms.var("cluster_block", "unclear", 0, self.cluster - 1)
+        return number(which)
+
+    def _grid(self) -> list[Poly]:
+        grid = self.program.launch.grid
+        return [number(e) if isinstance(e, int) else self.term(e) for e in grid]
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    def stmt(self, s: Any) -> None:
+        method = getattr(self, "_s_" + type(s).__name__, None)
+        if method is not None:
+            method(s)
+
+    def _s_SeqStmt(self, s: Any) -> None:
+        before = len(self.conds)
+        for x in s.seq:
+            self.stmt(x)
+        del self.conds[before:]  # what assertions in it said
+
+    def _s_AllocBuffer(self, s: Any) -> None:
+        ty = s.buffer.ty
+        shape = [number(int(e)) for e in ty.shape]
+        self.memories[s.buffer] = Memory(s.buffer.name, ty.storage_scope, shape, self.terms.nest)
+
+    def _s_DeclBuffer(self, s: Any) -> None:
+        old, ty = self.memories[s.data.args[0]], s.buffer.ty
+        self.memories[s.buffer] = Memory(s.buffer.name, old.scope, [number(int(e)) for e in ty.shape], old.nest, old)
+
+    def _s_Bind(self, s: Any) -> None:
+        self.visit(s.value)
+        dtype = str(s.var.ty)
+        if dtype == "bool":
+            self.tests[s.var] = self.cond(s.value)
+        elif "int" in dtype:
+            self.names[s.var] = self.term(s.value)
+
+    def _s_BufferStore(self, s: Any) -> None:
+        self.visit(s.value)
+        for i in s.indices:
+            self.visit(i)
+        self._single(self.memories[s.buffer], "write", s.indices, self.place(s, "assignment"))
+
+    def _s_IfThenElse(self, s: Any) -> None:
+        self.visit(s.condition)
+        test = self.cond(s.condition)
+        self._around(s)
+        with self.given(test):
+            self.stmt(s.then_case)
+        if s.else_case is not None:
+            with self.given(negation(test)):
+                self.stmt(s.else_case)
+
+    def _s_While(self, s: Any) -> None:
+        self._lose_order()
+        self.visit(s.condition)
+        self.endless += 1
+        with self.given(Cond("opaque")):
+            self.stmt(s.body)
+        self.endless -= 1
+
+    def _s_For(self, s: Any) -> None:
+        if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED) and not self.terms.nest:
+            self._nest(s)
+            return
+        self.visit(s.extent)
+        self._around(s)
+        with self._loop(s, "lane" if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED) else "loop"):
+            self.stmt(s.body)
+
+    @contextmanager
+    def _loop(self, s: Any, role: str) -> Iterator[int]:
+        extent = self.term(s.extent)
+        var = self.terms.var(s.loop_var.name, role, 0, extent - 1)
+        atom = next(iter(var.atoms))
+        self.names[s.loop_var] = var
+        self.scope.append(atom)
+        if role == "loop":
+            self.loops.append(atom)
+        with self.given(*([] if extent.const is not None else [at_least(extent - 1)])):
+            yield atom
+        self.scope.pop()
+        if role == "loop":
+            self.loops.pop()
+
+    def _nest(self, s: Any) -> None:
+        """All loops of a nest at once; what reads memory inside is numbered as the nest's."""
+        depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
+        number_ = len(self.found.nests) + 1
+        nest = Nest(number_, [], self.place(s, "T.Parallel" if s.kind == tirx.ForKind.PARALLEL else "T.vectorized"))
+        self.found.nests[number_] = nest
+        self._around(s)
+        nest.first_atom = len(self.terms.atoms)
+        outer, self.single = self.single, True
+        self.terms.nest = number_
+        self._lanes(s, depth, nest)
+        self.terms.nest = 0
+        nest.last_atom, nest.single = len(self.terms.atoms), self.single
+        self.single = outer
+
+    def _lanes(self, s: Any, depth: int, nest: Nest) -> None:
+        self.visit(s.extent)
+        with self._loop(s, "lane") as atom:
+            nest.lanes.append(atom)
+            inner = s.body
+            if depth > 1 and isinstance(inner, tirx.For):
+                self._lanes(inner, depth - 1, nest)
+            else:
+                self.stmt(inner)
+
+    def _s_AttrStmt(self, s: Any) -> None:
+        if s.attr_key == "thread_extent":
+            extent = self.term(s.value)
+            var = self.terms.var(s.node.var.name, "block", 0, extent - 1)
+            self.names[s.node.var] = var
+            self.blocks.append(var)
+            self.scope += var.atoms
+            with self.given(*([] if extent.const is not None else [at_least(extent - 1)])):
+                self.stmt(s.body)
+            return
+        name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
+        if name not in WIDTHS:
+            self.stmt(s.body)
+            return
+        before = len(self.conds)
+        self.found.concurrent = True
+        outer = next((WIDTHS[scale] for scale, _, _ in reversed(self.executors)), self.program.launch.threads)
+        count = number(outer // WIDTHS[name])
+        atom = next(iter(self.terms.var(name, "exec", 0, count - 1).atoms))
+        self.executors.insert(0, (name, count, atom))
+        self.scope.append(atom)
+        self.stmt(s.body)
+        self.scope.pop()
+        self.executors.pop(0)
+        del self.conds[before:]
+
+    def _s_Evaluate(self, s: Any) -> None:
+        if isinstance(s.value, ir.Call):
+            self.visit(s.value)
+
+    # -- operations -----------------------------------------------------------------------------------------------
+    def operation(self, op: Any, call: Any) -> None:
+        """What an operation touches, by its effect table."""
+        for arg in call.args:
+            if isinstance(arg, ir.TensorRegion):
+                for r in arg.region:
+                    self.visit(r.min)
+                    self.visit(r.extent)
+            elif not isinstance(arg, ir.StringImm):
+                self.visit(arg)
+        name = op.name if op.name != "atomic" else f"atomic_{call.attrs['kind']}"
+        at = self.place(call, f"T.{name}" if op.name != "team_sync" else "the collective")
+        reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
+        owner: Poly | None = None
+        for a in op.effects(call):
+            whose = None if a.owner is None else self.term(a.owner)
+            owner = whose if whose is not None else owner
+            memory = self.memories[a.region.source]
+            if memory.scope.endswith("signal"):
+                continue
+            low, extent = [self.term(r.min) for r in a.region.region], [self.term(r.extent) for r in a.region.region]
+            when = () if a.when is None else (self.cond(a.when),)
+            where = replace(at, conds=at.conds + when)
+            if any(e.const != 1 for e in extent):
+                self.single = False
+            self.found.accesses.append(Access(memory, a.mode, low, extent, where, whose, reach))
+        if owner is not None:
+            count = self.count if reach == "device" else number(self.cluster)
+            side = "src" if op.name == "copy" and str(call.attrs["side"]) == "src" else "dst"
+            self.found.peers.append(Peer(owner, count, reach, side, at))
+            self.found.concurrent = self.found.concurrent or reach == "cta_cluster"
+        if op.name == "signal":
+            self._signal(call.args[0], call.args[1], str(call.attrs["op"]), at, owner, reach)
+        elif op.name == "copy" and len(call.args) > 3:
+            self._signal(call.args[3], call.args[4], str(call.attrs["signal_op"]), at, owner, reach)
+        elif op.name == "wait":
+            memory, index = self._counter(call.args[0])
+            self.found.waits.append(Wait(memory, index, self.term(call.args[1]), str(call.attrs["cmp"]), at, reach))
+        elif op.name == "assert":
+            self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
+        self._meet(op, reach)
+
+    def _counter(self, region: Any) -> tuple[Memory, list[Poly]]:
+        return self.memories[region.source], [self.term(r.min) for r in region.region]
+
+    def _signal(self, region: Any, amount: Any, op: str, at: Place, owner: Poly | None, reach: str) -> None:
+        memory, index = self._counter(region)
+        self.found.signals.append(Signal(memory, index, self.term(amount), op, at, owner, reach))
+
+    # -- what orders blocks and ranks -----------------------------------------------------------------------------
+    def _meet(self, op: Any, reach: str) -> None:
+        """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, none is known."""
+        if op.name not in ("wait", "atomic", "team_sync", "barrier") or (op.name == "barrier" and reach == "block"):
+            return
+        straight = not self.loops and not self.terms.nest and not self.endless and not self.executors and not self._under_a_condition()
+        if straight and op.name == "barrier" and reach == "device":
+            self.phase = self.order
+        elif straight and op.name in ("barrier", "team_sync") and self.phase is not None:
+            self.phase = self.order
+        else:
+            self.phase = None
+
+    def _under_a_condition(self) -> bool:
+        return any(any(self.terms.atoms[a].role in EXECUTION for a in self.terms.leaves_of_cond(c)) or c.kind == "opaque" for c in self.conds)
+
+    def _around(self, s: Any) -> None:
+        if s in self.acquires:
+            self._lose_order()
+
+    def _lose_order(self) -> None:
+        self.phase = None
+
+    def _acquiring(self, body: Any) -> list[Any]:
+        """Loops and branches in which something may order what comes after it."""
+        if not _acquires(body):
+            return []
+        found: list[Any] = []
+        structural_walk(body, ((tirx.For, tirx.IfThenElse), lambda s: found.append(s) if _acquires(s) else None))
+        return found
+
+def _acquires(body: Any) -> bool:
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        op = base.find(call)
+        if op is None or op.name not in ("wait", "atomic", "team_sync", "barrier"):
+            return
+        if op.name != "barrier" or str(call.attrs["reach"]) != "block":
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    structural_walk(body, (tirx.While, found.append))
+    return bool(found)

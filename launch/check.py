@@ -1,0 +1,171 @@
+"""`tilescale check`: a program of many ranks on the simulator, and what is wrong with its kernels."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tilescale.comm import bootstrap, sim
+from tilescale.errors import FindingError
+from tilescale.launch import personas
+
+#: exit codes: something was found; the program itself failed (2 is click's, for the command line)
+FOUND, FAILED, INTERRUPTED = 1, 3, 130
+MAX_RANKS = 64
+
+
+@click.command("check", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
+@click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
+@click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context, count: int, schedule: str, seeds: int, module: bool, as_json: bool, program: str, args: tuple[str, ...]
+) -> None:
+    """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
+
+    The program runs unmodified, once for each rank; its kernels run on the simulator, whatever target they ask for. Each launch is run
+    in turn (these are the results that the program gets) and again under the schedule with every seed. Findings go to stderr, a summary
+    to stdout. Exit code: 0 where nothing was found, 1 where something was, 3 where the program itself failed.
+    """
+    if not module and not Path(program).exists():
+        raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
+    from tilescale.compiler.sim.schedule import SCHEDULES
+
+    if schedule.partition(":")[0] not in SCHEDULES:
+        raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
+    ctx.exit(Check(count, schedule, seeds, module, program, args, as_json).run())
+
+
+class Check:
+    """One run of the command."""
+
+    def __init__(self, count: int, schedule: str, seeds: int, module: bool, program: str, args: tuple[str, ...], as_json: bool):
+        from tqdm import tqdm
+
+        from tilescale import simulator
+
+        self.count, self.module, self.program, self.as_json = count, module, program, as_json
+        self.checking = simulator.Checking(schedule, seeds)
+        self.world = simulator.world(count, self.checking)
+        personas.Persona.share()
+        self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr))
+        self.process.take_off()
+        self.bar = tqdm(unit=" runs", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), desc="checking")
+        self.checking.progress = lambda: self.bar.update() and None
+        # Ranks share the processors, as under `tilescale launch`; torch reads this when the program imports it.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+        for name in set(os.environ) - set(bootstrap.without_ranks(os.environ)):
+            del os.environ[name]
+        path = [os.getcwd() if module else str(Path(program).resolve().parent), *sys.path[1:]]
+        under = (sys.stderr if as_json else sys.stdout, sys.stderr)
+        outputs = self.outputs = [personas.Output(r, under, self.bar.clear) for r in range(count)]
+        streams = (
+            personas.OfTurn(lambda: outputs[self.world.turn].streams[0]),
+            personas.OfTurn(lambda: outputs[self.world.turn].streams[1]),
+        )
+        argv = [program, *args]
+        self.personas = [personas.Persona(r, self._environ(r), list(argv), list(path), streams) for r in range(count)]
+        self.world.enter = lambda rank: self.personas[rank].put_on()
+        self.world.leave = lambda rank: self.personas[rank].take_off()
+
+    def _environ(self, rank: int) -> dict[str, str]:
+        n = str(self.count)
+        return {"RANK": str(rank), "WORLD_SIZE": n, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": n, "TILESCALE_JOB": "sim"}
+
+    def run(self) -> int:
+        """Runs the ranks and reports. Returns the exit code."""
+        start = time.perf_counter()
+        watch: Any = personas.Imports(lambda: self.personas[self.world.turn])
+        sys.meta_path.insert(0, watch)
+        try:
+            with personas.sleeping():
+                endings = self.world.run(self._rank)
+        except KeyboardInterrupt:
+            click.echo(f"\ntilescale: interrupted{_place_of(self.world)}", err=True)
+            return INTERRUPTED
+        finally:
+            self.process.put_on()
+            for output in self.outputs:
+                output.finish()
+            sys.meta_path.remove(watch)
+            self.bar.close()
+        failed = next((e for e in endings if e.told is not None), None)
+        if failed is not None and isinstance(failed.error, FindingError) and self.checking.report.findings:
+            failed = None  # it is told as a finding
+        self._report(failed, time.perf_counter() - start)
+        return FOUND if self.checking.report.findings else FAILED if failed is not None else 0
+
+    def _rank(self, rank: int) -> None:
+        if self.module:
+            runpy.run_module(self.program, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(Path(self.program).absolute()), run_name="__main__")
+
+    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
+        checking = self.checking
+        findings, kernels = checking.report.findings, sorted(checking.kernels)
+        for finding in findings:
+            click.echo(f"{finding}\n", err=True)
+        if failed is not None:
+            click.echo(_why(failed), err=True)
+        if self.as_json:
+            facts = {
+                "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "kernels": kernels,
+                "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
+                "incomplete": checking.incomplete, "varying": sorted(checking.report.varying), "findings": [f.to_dict() for f in findings],
+                "failure": None if failed is None else _why(failed),
+            }  # fmt: skip
+            click.echo(json.dumps(facts, indent=2))
+            return
+        for name in sorted(checking.report.varying):
+            click.echo(f"tilescale: {name} comes out different from schedule to schedule", err=True)
+        found = _count(len(findings), "finding") if findings else "no finding"
+        if checking.schedule == "exhaustive":
+            left = checking.incomplete
+            found += ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"
+        found += f", rank {failed.rank} failed" if failed is not None else ""
+        click.echo(
+            f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
+            f"{_count(checking.report.runs, 'run')}, {found}, {seconds:.1f} s"
+        )
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what if n == 1 else what + ('es' if what.endswith('ch') else 's')}"
+
+
+def _place_of(world: sim.SimWorld) -> str:
+    """Where in the program the rank is whose turn it is."""
+    frame = sys._current_frames().get(world.threads[world.turn].ident or 0)
+    while frame is not None and not personas.is_programs(frame):
+        frame = frame.f_back
+    return "" if frame is None else f" while rank {world.turn} was at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _why(ending: sim.Ending) -> str:
+    """How the rank that failed first ended: its traceback without our own frames at its beginning, or its exit code."""
+    error = ending.error
+    assert error is not None
+    if isinstance(error, SystemExit):
+        said = f": {error.code}" if isinstance(error.code, str) else f" with exit code {error.code}"
+        return f"tilescale: rank {ending.rank} ended{said}"
+    told = ending.told
+    assert told is not None
+    frames = list(told.stack)
+    ours = ("runpy", str(Path(__file__).parent), str(Path(sim.__file__)))
+    while len(frames) > 1 and any(name in frames[0].filename for name in ours):
+        frames.pop(0)
+    told.stack[:] = frames
+    return f"{''.join(told.format())}tilescale: rank {ending.rank} failed"

@@ -1,0 +1,166 @@
+"""Many seeds, in processes of their own: one that dies or hangs is a failure of its seed and takes nobody along."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import selectors
+import signal
+import struct
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.fuzz.compare import compare, compare_ranks, why
+from tests.fuzz.draw import draw
+from tests.fuzz.programs import Program
+from tests.fuzz.ranks import draw_ranks
+from tests.fuzz.shrink import shrink
+
+#: seconds for one program, its shrinking included; programs of one process (what TVM keeps of each adds up);
+#: programs that share one group of ranks
+LIMIT, PORTION, GROUP = 240.0, 400, 20
+
+
+@dataclass
+class Outcome:
+    """One seed: ``failure`` is None where everyone agreed; ``text`` is the kernel, as small as it got."""
+
+    seed: int
+    failure: str | None = None
+    text: str = ""
+    statements: int = 0
+
+
+@dataclass
+class Summary:
+    programs: int = 0
+    statements: int = 0
+    seconds: float = 0.0
+    failed: list[Outcome] = field(default_factory=list)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {
+            "programs": self.programs, "lines_of_kernels": self.statements, "differences": len(self.failed), "seconds": round(self.seconds, 1),
+            "failing_seeds": [o.seed for o in self.failed],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        seeds = ", ".join(str(o.seed) for o in self.failed)
+        return f"{self.programs} programs in {self.seconds:.0f} s; " + (f"differences: seeds {seeds}" if seeds else "no difference")
+
+
+def outcome(program: Program, failure: str | None, shrinks: bool) -> Outcome:
+    """What became of a program; a failing one as small as it gets."""
+    if failure is None:
+        return Outcome(program.seed, statements=program.text.count("\n"))
+    kind = failure.split(":")[0]
+
+    def still(smaller: Program) -> bool:
+        what = failing([smaller])[0]
+        return what is not None and what.split(":")[0] == kind and ("a finding" in what) == ("a finding" in failure)
+
+    least = shrink(program, still, 300 if program.ranks == 1 else 40) if shrinks else program
+    said = "\n".join(f"# {line}" for line in (failing([least])[0] or failure).splitlines())
+    return Outcome(program.seed, failure, f"{least.text}\n{said}\n")
+
+
+def drawn(seed: int, ranks: int) -> Program:
+    return draw(seed) if ranks == 1 else draw_ranks(seed, ranks)
+
+
+def failing(programs: Sequence[Program]) -> list[str | None]:
+    """Why each program fails; None where all agree."""
+    if programs[0].ranks > 1:
+        return compare_ranks(programs)
+    return [why(lambda p=p: compare(p)) for p in programs]
+
+
+def run_seeds(
+    seeds: Sequence[int], jobs: int, *, ranks: int = 1, shrinks: bool = True, show: Callable[[Outcome], None] = lambda o: None
+) -> Summary:
+    """All seeds on ``jobs`` processes; ``show`` hears of each as it is done."""
+    start, done = time.monotonic(), Summary()
+    waiting = [list(seeds[k : k + PORTION]) for k in range(0, len(seeds), PORTION)][::-1]
+    sel = selectors.DefaultSelector()
+
+    def launch(portion: list[int]) -> None:
+        worker = _Worker(portion, ranks, shrinks)
+        sel.register(worker.pipe, selectors.EVENT_READ, worker)
+
+    while waiting or sel.get_map():
+        while waiting and len(sel.get_map()) < jobs:
+            launch(waiting.pop())
+        for key, _ in sel.select(1.0):
+            worker = key.data
+            for outcome in worker.read():
+                done.programs += 1
+                done.statements += outcome.statements
+                if outcome.failure is not None:
+                    done.failed.append(outcome)
+                show(outcome)
+        for key in list(sel.get_map().values()):
+            worker = key.data
+            if worker.open and time.monotonic() - worker.since <= LIMIT:
+                continue
+            sel.unregister(worker.pipe)
+            lost = worker.end()
+            if worker.left:
+                outcome = Outcome(worker.left[0], lost, drawn(worker.left[0], ranks).text)
+                done.programs += 1
+                done.failed.append(outcome)
+                show(outcome)
+                if worker.left[1:]:
+                    waiting.append(worker.left[1:])
+    done.seconds = time.monotonic() - start
+    return done
+
+
+class _Worker:
+    """A forked process that goes through its seeds and sends an outcome of each."""
+
+    def __init__(self, seeds: list[int], ranks: int, shrinks: bool):
+        self.left, self.open, self.since, self.data = list(seeds), True, time.monotonic(), b""
+        self.pipe, its = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                together = 1 if ranks == 1 else GROUP
+                for k in range(0, len(seeds), together):
+                    faulthandler.dump_traceback_later(LIMIT - 5, file=sys.__stderr__)  # where it hangs, before it is killed
+                    programs = [drawn(seed, ranks) for seed in seeds[k : k + together]]
+                    for program, failure in zip(programs, failing(programs)):
+                        made = pickle.dumps(outcome(program, failure, shrinks))
+                        os.write(its, struct.pack("<I", len(made)) + made)
+                code = 0
+            finally:
+                os._exit(code)
+        os.close(its)
+
+    def read(self) -> list[Outcome]:
+        piece = os.read(self.pipe, 1 << 16)
+        self.open, self.since = bool(piece), time.monotonic()
+        self.data += piece
+        out = []
+        while len(self.data) >= 4 and len(self.data) >= 4 + (size := struct.unpack("<I", self.data[:4])[0]):
+            out.append(pickle.loads(self.data[4 : 4 + size]))
+            self.data = self.data[4 + size :]
+            self.left.pop(0)
+        return out
+
+    def end(self) -> str:
+        """Ends the process; how it ended."""
+        if self.open:
+            os.kill(self.pid, signal.SIGKILL)
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        if self.open:
+            return f"Timeout: not done after {LIMIT:g} s"
+        return f"Died: by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"Died: exit code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,103 @@
+/* A CUDA driver that launches nothing and remembers the last launch, for tests of tilescale/native/cuda.c without a GPU. Where a
+ * toolkit is there it is compiled against the real <cuda.h>, so that our own declarations are compared with it. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef REAL_HEADER /* its functions under other names: ours take plain ints for its enums */
+#define cuInit real_cuInit
+#define cuGetErrorString real_cuGetErrorString
+#define cuCtxGetDevice real_cuCtxGetDevice
+#define cuCtxPushCurrent_v2 real_cuCtxPushCurrent_v2
+#define cuCtxPopCurrent_v2 real_cuCtxPopCurrent_v2
+#define cuDevicePrimaryCtxRetain real_cuDevicePrimaryCtxRetain
+#define cuLibraryLoadData real_cuLibraryLoadData
+#define cuLibraryUnload real_cuLibraryUnload
+#define cuLibraryGetKernel real_cuLibraryGetKernel
+#define cuKernelSetAttribute real_cuKernelSetAttribute
+#define cuThreadExchangeStreamCaptureMode real_cuThreadExchangeStreamCaptureMode
+#define cuTensorMapEncodeTiled real_cuTensorMapEncodeTiled
+#define cuLaunchKernelEx real_cuLaunchKernelEx
+#include <cuda.h>
+#undef cuInit
+#undef cuGetErrorString
+#undef cuCtxGetDevice
+#undef cuCtxPushCurrent_v2
+#undef cuCtxPopCurrent_v2
+#undef cuDevicePrimaryCtxRetain
+#undef cuLibraryLoadData
+#undef cuLibraryUnload
+#undef cuLibraryGetKernel
+#undef cuKernelSetAttribute
+#undef cuThreadExchangeStreamCaptureMode
+#undef cuTensorMapEncodeTiled
+#undef cuLaunchKernelEx
+typedef const CUlaunchConfig* Config;
+#else
+typedef struct { uint32_t id, pad; struct { uint32_t x, y, z; char rest[52]; } value; } Attribute;
+typedef const struct { uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes; void* hStream;
+                       Attribute* attrs; uint32_t numAttrs; } *Config;
+#endif
+
+struct { int64_t launches, loads, encodes, grid[3], block[3], shared, stream, nattrs, attrs[4][4], device, pushed, attribute[2]; } fake;
+struct { int64_t dims[5], strides[5], box[5], type, rank, swizzle, l2; } fake_map;
+int64_t fake_sizes[16], fake_fail, fake_current;
+char fake_params[16][128], fake_symbol[64];
+
+static int code(int which) { return fake_fail == which ? 209 : 0; }
+int cuInit(unsigned flags) { (void)flags; return getenv("FAKE_NO_GPU") ? 100 : 0; }
+int cuGetErrorString(int c, const char** out) {
+  *out = c == 100 ? "no CUDA-capable device is detected" : "no kernel image is available for execution on the device";
+  return 0;
+}
+int cuCtxGetDevice(int* device) { *device = (int)fake_current; return fake_current < 0 ? 201 : 0; }
+int cuCtxPushCurrent_v2(void* c) { (void)c; fake.pushed++; return 0; }
+int cuCtxPopCurrent_v2(void** c) { *c = NULL; fake.pushed += 100; return 0; }
+int cuDevicePrimaryCtxRetain(void** c, int device) { *c = (void*)(intptr_t)(device + 1); return 0; }
+int cuLibraryLoadData(void** l, const void* d, void* a, void* b, unsigned c, void* e, void* f, unsigned g) {
+  (void)d, (void)a, (void)b, (void)c, (void)e, (void)f, (void)g;
+  fake.loads++;
+  *l = (void*)1;
+  return code(1);
+}
+int cuLibraryUnload(void* l) { (void)l; return 0; }
+int cuLibraryGetKernel(void** k, void* l, const char* name) {
+  (void)l;
+  strncpy(fake_symbol, name, sizeof fake_symbol - 1);
+  *k = (void*)2;
+  return 0;
+}
+int cuKernelSetAttribute(int a, int v, void* k, int device) {
+  (void)k;
+  fake.attribute[0] = a, fake.attribute[1] = v, fake.device = device;
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) { int was = 0; was = *mode == 2 ? 0 : 2, *mode = was; return 0; }
+int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* data, const uint64_t* dims, const uint64_t* strides,
+                           const uint32_t* box, const uint32_t* steps, int interleave, int swizzle, int l2, int fill) {
+  (void)interleave, (void)fill;
+  fake.encodes++;
+  fake_map.type = type, fake_map.rank = rank, fake_map.swizzle = swizzle, fake_map.l2 = l2;
+  for (uint32_t k = 0; k < rank; k++) {
+    if (steps[k] != 1) return 1;
+    fake_map.dims[k] = (int64_t)dims[k], fake_map.box[k] = box[k];
+    if (k) fake_map.strides[k - 1] = (int64_t)strides[k - 1];
+  }
+  memset(map, 0, 128);
+  memcpy(map, &data, sizeof data);
+  return 0;
+}
+int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
+  (void)kernel, (void)extra;
+  fake.launches++;
+  fake.grid[0] = c->gridDimX, fake.grid[1] = c->gridDimY, fake.grid[2] = c->gridDimZ;
+  fake.block[0] = c->blockDimX, fake.block[1] = c->blockDimY, fake.block[2] = c->blockDimZ;
+  fake.shared = c->sharedMemBytes, fake.stream = (int64_t)(intptr_t)c->hStream, fake.nattrs = c->numAttrs;
+  for (uint32_t k = 0; k < c->numAttrs && k < 4; k++) {
+    uint32_t value[3];
+    memcpy(value, &c->attrs[k].value, sizeof value);
+    fake.attrs[k][0] = c->attrs[k].id;
+    for (int j = 0; j < 3; j++) fake.attrs[k][1 + j] = value[j];
+  }
+  for (int k = 0; k < 16 && fake_sizes[k]; k++) memcpy(fake_params[k], params[k], (size_t)fake_sizes[k]);
+  return code(2);
+}

@@ -1,0 +1,199 @@
+"""Run by test_launcher.py in a process whose libcuda.so.1 is fake_cuda.c: makes launches and prints what the driver saw, as JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import tilescale.language as T
+from tests.unit.cuda.thread_kernels import I32, kernel, pointer
+from tilescale import native
+from tilescale.compiler.cuda.describe import description
+from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
+from tilescale.compiler.description import parameter_words
+from tilescale.compiler.tvm_compat import ir, tirx
+
+
+class DLDevice(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int32), ("id", ctypes.c_int32)]
+
+
+class DLDataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", DLDevice), ("ndim", ctypes.c_int32), ("dtype", DLDataType),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)), ("offset", ctypes.c_uint64)]  # fmt: skip
+
+
+class DLManaged(ctypes.Structure):
+    _fields_ = [("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
+class OnGpu:
+    """An array that says it lies on a GPU."""
+
+    def __init__(self, array: np.ndarray, device: int = 0):
+        self.array, self.device = array, device
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        a, n = self.array, self.array.ndim
+        code = {"f": 2, "i": 0, "u": 1}[a.dtype.kind]
+        self.shape, self.strides = (ctypes.c_int64 * n)(*a.shape), (ctypes.c_int64 * n)(*(s // a.itemsize for s in a.strides))
+        self.held = DLManaged(DLTensor(a.ctypes.data, DLDevice(2, self.device), n, DLDataType(code, a.itemsize * 8, 1), self.shape,
+                                       self.strides, 0), None, None)  # fmt: skip
+        make = ctypes.pythonapi.PyCapsule_New
+        make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return make(ctypes.addressof(self.held), b"dltensor", None)
+
+
+N, M = T.dynamic("n"), T.dynamic("m")
+
+
+@T.prim_func
+def scale(A: T.Tensor((N,), "float16"), B: T.Tensor((N,), "float16"), f: T.float32, w: T.int8):
+    with T.Kernel(T.ceildiv(N, 128), threads=128) as bx:
+        for i in T.Parallel(128):
+            B[bx * 128 + i] = A[bx * 128 + i] * f
+
+
+@T.prim_func
+def mapped(A: T.Tensor((N, M), "float32"), C: T.StridedTensor((64, 32), (M, 1), "float32")):
+    with T.Kernel(2, 4, T.min(N, 3), threads=256):
+        for i, j in T.Parallel(64, 32):
+            C[i, j] = A[i, j]
+
+
+def launcher(thread: ThreadKernel, program: Any, name: str = "k") -> Callable[..., None]:
+    table = description(thread, program, parameter_words(program))
+    return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name)
+
+
+def scaled(**more: Any) -> Callable[..., None]:
+    program = scale.trace()
+    f, w, n = tirx.Var("f", "float32"), tirx.Var("w", "int8"), tirx.Var("n", I32)
+    A, B = pointer("A", "float16"), pointer("B", "float16")
+    body = tirx.BufferStore(B, tirx.BufferLoad(A, [n]), [n])
+    sources = (Source("param", 1), Source("param", 0), Source("param", 2), Source("param", 3), Source("symbol", 0), Source("world"))
+    params = [B, A, f, w, n, tirx.Var("world", I32)]
+    return launcher(kernel("scale", params, body, grid=((n + 127) // 128, 1, 1), sources=sources, **more), program)
+
+
+def tensor_mapped() -> Callable[..., None]:
+    program = mapped.trace()
+    table, n = tirx.Var("map", ir.PointerType(ir.PrimType("uint8"))), program.symbols["n"]
+    made = kernel("mapped", [table], tirx.Evaluate(tirx.IntImm(I32, 0)), block=256, grid=(2, 4, tirx.min(n, tirx.IntImm(I32, 3))),
+                  sources=(Source("map", 0),), maps=(TensorMap(0, (64, 32), 128, 256),), shared_bytes=100_000, cluster=(2, 1, 1),
+                  cooperative=True, dependent=True)  # fmt: skip
+    return launcher(made, program)
+
+
+class Driver:
+    """What the fake remembers."""
+
+    def __init__(self) -> None:
+        lib = ctypes.CDLL("libcuda.so.1")
+        names = ["launches", "loads", "encodes", "grid", "block", "shared", "stream", "nattrs", "attrs", "device", "pushed", "attribute"]
+        counts = dict.fromkeys(names, 1) | {"grid": 3, "block": 3, "attrs": 16, "attribute": 2}
+        self.layout, at = {}, 0
+        for name in names:
+            self.layout[name] = (at, counts[name])
+            at += counts[name]
+        self.words = (ctypes.c_int64 * at).in_dll(lib, "fake")
+        self.map = (ctypes.c_int64 * 19).in_dll(lib, "fake_map")
+        self.sizes = (ctypes.c_int64 * 16).in_dll(lib, "fake_sizes")
+        self.params = (ctypes.c_char * 128 * 16).in_dll(lib, "fake_params")
+        self.fail, self.current = ctypes.c_int64.in_dll(lib, "fake_fail"), ctypes.c_int64.in_dll(lib, "fake_current")
+        self.symbol = (ctypes.c_char * 64).in_dll(lib, "fake_symbol")
+
+    def seen(self) -> dict[str, Any]:
+        return {name: list(self.words[a : a + n]) if n > 1 else self.words[a] for name, (a, n) in self.layout.items()}
+
+    def expect(self, *sizes: int) -> None:
+        self.sizes[:] = [*sizes, *[0] * (16 - len(sizes))]
+
+    def bytes(self, k: int) -> bytes:
+        return bytes(self.params[k])[: self.sizes[k]]
+
+
+def said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001  # its type is part of what is tested
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def main() -> dict[str, Any]:
+    out: dict[str, Any] = {"missing": native.cuda_missing()}
+    fake, run = Driver(), scaled()
+    a, b = np.zeros(300, "float16"), np.zeros(300, "float16")
+    args = (OnGpu(a), OnGpu(b), 0.1, -3)
+    if out["missing"]:
+        return out | {"call": said(lambda: run(*args))}
+    import tvm_ffi
+
+    fake.expect(8, 8, 4, 1, 4, 4)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x1234):
+        run(*args)
+    values = [struct.unpack("<q", fake.bytes(k))[0] for k in (0, 1)]
+    out["scale"] = fake.seen() | {
+        "pointers": [values[0] == b.ctypes.data, values[1] == a.ctypes.data],
+        "scalars": [struct.unpack("<f", fake.bytes(2))[0], struct.unpack("<b", fake.bytes(3))[0], *(struct.unpack("<i", fake.bytes(k))[0] for k in (4, 5))],
+        "symbol": fake.symbol.value.decode(),
+    }
+    run(*args)
+    out["again"] = fake.seen()
+    out["empty"] = said(lambda: run(OnGpu(a[:0]), OnGpu(b[:0]), 1.0, 1)), fake.seen()["launches"]
+    out["refused"] = {
+        "device": said(lambda: run(a, OnGpu(b), 1.0, 1)),
+        "dtype": said(lambda: run(OnGpu(a.astype("float32")), OnGpu(b), 1.0, 1)),
+        "shape": said(lambda: run(OnGpu(a), OnGpu(b[:7]), 1.0, 1)),
+        "gpu": said(lambda: run(OnGpu(a), OnGpu(b, 1), 1.0, 1)),
+        "overlap": said(lambda: run(OnGpu(a), OnGpu(a), 1.0, 1)),
+        "range": said(lambda: run(OnGpu(a), OnGpu(b), 1.0, 300)),
+        "nargs": said(lambda: run(OnGpu(a))),
+    }
+    fake.current.value = 0
+    run(OnGpu(a, 1), OnGpu(b, 1), 1.0, 1)
+    out["other device"] = fake.seen()
+    fake.current.value = -1
+    run(*args)
+    out["no context"] = fake.seen()
+    fake.current.value, fake.fail.value = 0, 2
+    out["launch fails"] = said(lambda: run(*args))
+    fake.fail.value = 1
+    out["load fails"] = said(lambda: scaled()(*args))
+    fake.fail.value = 0
+
+    maps = tensor_mapped()
+    fake.expect(128)
+    A, C = np.zeros((5, 64), "float32"), np.zeros((64, 64), "float32")[:, :32]
+    before = fake.seen()["encodes"]
+    maps(OnGpu(A), OnGpu(C))
+    out["mapped"] = fake.seen() | {"map": list(fake.map), "of A": struct.unpack("<q", fake.bytes(0)[:8])[0] == A.ctypes.data}
+    others = [np.zeros((k, 64), "float32") for k in (1, 2, 3)]
+    counts = []
+    for each in (A, *others, A, *others):
+        maps(OnGpu(each), OnGpu(C))
+        counts.append(fake.seen()["encodes"] - before)
+    out["encodes"], out["grids"] = counts, fake.seen()["grid"]
+    odd = np.zeros((5, 70), "float32")[:, :66]
+    out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
+    out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
+    out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
+    return out
+
+
+if __name__ == "__main__":
+    json.dump(main(), sys.stdout)

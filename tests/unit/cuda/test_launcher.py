@@ -1,0 +1,122 @@
+"""The launcher of CUDA kernels, against a driver that only remembers: what reaches it, and what is refused before."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilescale import native
+from tilescale.compiler.cuda import toolchain
+
+HERE = Path(__file__).resolve().parent
+
+
+def build(folder: Path) -> None:
+    headers = toolchain.headers()
+    real = ["-DREAL_HEADER", f"-I{headers}"] if headers is not None and (headers / "cuda.h").exists() else []
+    line = [*native.compiler(), "-shared", "-fPIC", "-w", *real, "-Wl,-soname,libcuda.so.1", str(HERE / "fake_cuda.c")]
+    subprocess.run([*line, "-o", str(folder / "libcuda.so.1")], check=True)
+
+
+def run(folder: Path, env: dict[str, str], **more: str) -> Any:
+    path = os.pathsep.join(filter(None, [str(folder), env.get("LD_LIBRARY_PATH", "")]))
+    done = subprocess.run([sys.executable, "-m", "tests.unit.cuda.launches"], env=env | {"LD_LIBRARY_PATH": path} | more, check=False,
+                          capture_output=True, text=True, timeout=120, cwd=HERE.parent.parent.parent)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("driver")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def seen(driver: Path) -> dict[str, Any]:
+    return run(driver, os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent.parent.parent), os.environ.get("PYTHONPATH")]))})
+
+
+def test_pointers_scalars_and_extents_in_the_order_of_the_function(seen: dict[str, Any]):
+    got = seen["scale"]
+    assert got["pointers"] == [True, True] and got["symbol"] == "scale"
+    assert got["scalars"] == [pytest.approx(0.1, abs=1e-8), -3, 300, 1]
+    assert (got["grid"], got["block"], got["shared"], got["nattrs"]) == ([3, 1, 1], [128, 1, 1], 0, 0)
+
+
+def test_the_current_stream_is_used(seen: dict[str, Any]):
+    assert seen["scale"]["stream"] == 0x1234
+    assert seen["again"]["stream"] == 0
+
+
+def test_code_is_loaded_once(seen: dict[str, Any]):
+    assert seen["scale"]["loads"] == 1 and seen["again"]["loads"] == 1 and seen["again"]["launches"] == 2
+
+
+def test_an_empty_grid_launches_nothing(seen: dict[str, Any]):
+    assert seen["empty"] == ["nothing", 2]
+
+
+@pytest.mark.parametrize(
+    "what, text",
+    [
+        ("device", "TypeError: TS:device:0:-1:2:1"), ("dtype", "TypeError: TS:dtype:0:-1:float16:float32"), ("shape", "ValueError: TS:shape:1:0:300:7"),
+        ("gpu", "ValueError: TS:gpu:1:-1:0:1"), ("overlap", "ValueError: TS:overlap:1:0:"), ("range", "ValueError: TS:range:3:-1:int8:300"),
+        ("nargs", "TypeError: TS:nargs:-1:-1:4:1"),
+    ],
+)  # fmt: skip
+def test_arguments_that_do_not_fit_are_refused(seen: dict[str, Any], what: str, text: str):
+    assert seen["refused"][what].startswith(text)
+
+
+def test_another_device_than_the_current_one(seen: dict[str, Any]):
+    pushed = seen["other device"]["pushed"]
+    assert pushed == 101  # pushed once, popped once
+    assert seen["other device"]["loads"] == 1, "a library serves all devices"
+    assert seen["no context"]["pushed"] == 202
+
+
+def test_refusals_of_the_driver(seen: dict[str, Any]):
+    image = "no kernel image is available for execution on the device"
+    assert seen["launch fails"] == f"RuntimeError: TS:run:-1:the launch (cuLaunchKernelEx): {image}"
+    assert seen["load fails"] == f"RuntimeError: TS:run:-1:loading the code (cuLibraryLoadData): {image}"
+
+
+def test_tensor_maps_and_attributes(seen: dict[str, Any]):
+    got = seen["mapped"]
+    assert got["of A"] and got["grid"] == [2, 4, 3] and got["shared"] == 100_000
+    assert got["attribute"] == [8, 100_000]  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert got["nattrs"] == 3
+    assert got["attrs"][:12] == [4, 2, 1, 1, 2, 1, got["attrs"][6], got["attrs"][7], 6, 1, got["attrs"][10], got["attrs"][11]]
+    dims, strides, box, rest = got["map"][:5], got["map"][5:10], got["map"][10:15], got["map"][15:]
+    assert (dims[:2], strides[:1], box[:2]) == ([64, 5], [256], [32, 64])
+    assert rest == [7, 2, 3, 3]  # float32, two axes, 128-byte swizzle, 256 bytes to L2
+
+
+def test_tensor_maps_are_kept_by_address_and_shape(seen: dict[str, Any]):
+    assert seen["encodes"] == [1, 2, 3, 4, 4, 4, 4, 4]
+    assert seen["grids"] == [2, 4, 3]
+
+
+def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
+    assert seen["tma"] == "ValueError: TS:tma:0:0:4:63"
+    assert seen["align"] == "ValueError: TS:align:0:-1:16:4"
+    assert seen["contig"].startswith("ValueError: TS:contig:0:0:")
+
+
+def test_a_machine_without_a_gpu_says_so(driver: Path, clean_env: dict[str, str]):
+    got = run(driver, clean_env, FAKE_NO_GPU="1")
+    assert got["call"] == "RuntimeError: TS:run:-1:the CUDA driver does not start (cuInit): no CUDA-capable device is detected"
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has a driver")
+def test_a_machine_without_a_driver_says_so():
+    assert native.cuda_missing().startswith("this machine has no CUDA driver (libcuda.so.1: ")

@@ -1,0 +1,468 @@
+/* Launches of CUDA kernels: a call's arguments checked like the CPU's, then one cuLaunchKernelEx on the current stream.
+ *
+ * The driver is opened when the first kernel is called, by its soname: nothing links to it, and machines without one import, compile and
+ * print all the same. What we need of <cuda.h> is declared here; tests/unit/cuda/test_launcher.py compares it with the real header.
+ *
+ * make_cuda_kernel's `desc` is a little-endian int64 array:
+ *   [0] version = 1   [1] nparams   [2] nsyms   [3] threads   [4] bytes of dynamic shared memory   [5] flags   [6..8] cluster
+ *   [9] nargs         [10] nmaps    [11] words of the grid's programs
+ *   then nargs × (form, index)      0: slot `index` as it lies there   1: slot `index`, a double, as a float   2: tensor map `index`
+ *   then nmaps × (param, data type, rank, swizzle, L2 promotion, box[0 … rank), outermost axis first)
+ *   then the grid's programs: for x, y and z the number of pairs, then (operation, value) in postfix order
+ *   then nparams × alignment in bytes that the kernel relies on
+ *   then the parameters as in make_kernel's `desc`
+ * Slots are those of the CPU target: the parameters, rank, world, the symbols.
+ */
+#include "ts_rt.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/extra/c_env_api.h>
+
+#define HEAD 12
+enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4 };
+enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_NARROW_SYMBOLS = 4 /* kernels take symbols as int32 */ };
+enum { FORM_SLOT, FORM_FLOAT, FORM_MAP };
+enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
+
+/* ---- of <cuda.h> */
+typedef int CUresult;
+typedef struct { _Alignas(64) uint64_t opaque[16]; } CUtensorMap;
+enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
+       CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
+typedef struct {
+  uint32_t id, pad;
+  union { char pad[64]; struct { uint32_t x, y, z; } clusterDim; int cooperative; int programmaticStreamSerializationAllowed; } value;
+} CUlaunchAttribute;
+typedef struct {
+  uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  void* hStream;
+  CUlaunchAttribute* attrs;
+  uint32_t numAttrs;
+} CUlaunchConfig;
+
+static struct {
+  CUresult (*Init)(unsigned);
+  CUresult (*GetErrorString)(CUresult, const char**);
+  CUresult (*CtxGetDevice)(int*);
+  CUresult (*CtxPushCurrent)(void*);
+  CUresult (*CtxPopCurrent)(void**);
+  CUresult (*DevicePrimaryCtxRetain)(void**, int);
+  CUresult (*LibraryLoadData)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
+  CUresult (*LibraryUnload)(void*);
+  CUresult (*LibraryGetKernel)(void**, void*, const char*);
+  CUresult (*KernelSetAttribute)(int, int, void*, int);
+  CUresult (*ThreadExchangeStreamCaptureMode)(int*);
+  CUresult (*LaunchKernelEx)(const CUlaunchConfig*, void*, void**, void**);
+  CUresult (*TensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
+                                   const uint32_t*, int, int, int, int);
+} cu;
+
+static const struct { void** to; const char* name; } entries[] = {
+  {(void**)&cu.Init, "cuInit"},
+  {(void**)&cu.GetErrorString, "cuGetErrorString"},
+  {(void**)&cu.CtxGetDevice, "cuCtxGetDevice"},
+  {(void**)&cu.CtxPushCurrent, "cuCtxPushCurrent_v2"},
+  {(void**)&cu.CtxPopCurrent, "cuCtxPopCurrent_v2"},
+  {(void**)&cu.DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain"},
+  {(void**)&cu.LibraryLoadData, "cuLibraryLoadData"},
+  {(void**)&cu.LibraryUnload, "cuLibraryUnload"},
+  {(void**)&cu.LibraryGetKernel, "cuLibraryGetKernel"},
+  {(void**)&cu.KernelSetAttribute, "cuKernelSetAttribute"},
+  {(void**)&cu.ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
+  {(void**)&cu.LaunchKernelEx, "cuLaunchKernelEx"},
+  {(void**)&cu.TensorMapEncodeTiled, "cuTensorMapEncodeTiled"},
+};
+
+static pthread_once_t opened = PTHREAD_ONCE_INIT;
+static char no_driver[512]; /* why there is none; empty where there is */
+static void* contexts[MAX_DEVICES]; /* primary contexts that we retained, to launch on devices that are not current */
+
+static const char* said(CUresult code) {
+  const char* text = NULL;
+  return cu.GetErrorString && !cu.GetErrorString(code, &text) && text ? text : "an unknown error";
+}
+
+static void open_driver(void) {
+  void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (!driver) {
+    snprintf(no_driver, sizeof no_driver, "this machine has no CUDA driver (%s)", dlerror());
+    return;
+  }
+  for (size_t k = 0; k < sizeof entries / sizeof *entries; k++) {
+    *entries[k].to = dlsym(driver, entries[k].name);
+    if (*entries[k].to) continue;
+    snprintf(no_driver, sizeof no_driver, "this machine's CUDA driver is too old: %s is missing (CUDA 12 or newer is needed)",
+             entries[k].name);
+    return;
+  }
+  CUresult code = cu.Init(0);
+  if (code) snprintf(no_driver, sizeof no_driver, "the CUDA driver does not start (cuInit): %s", said(code));
+}
+
+/* ---- a kernel */
+typedef struct { int64_t form, index; } gpu_arg;
+
+typedef struct {
+  int32_t param, type, rank, swizzle, l2;
+  int64_t box[MAX_BOX];
+} gpu_map;
+
+/* One tensor map that was encoded before: of which memory, and the map. */
+typedef struct {
+  CUtensorMap map;
+  const void* data;
+  int64_t shape[MAX_BOX], stride[MAX_BOX];
+  int32_t valid;
+} gpu_cached;
+
+typedef struct ts_gpu {
+  ts_kernel* K;
+  char *code, *symbol;
+  void *library, *kernel;
+  _Atomic uint64_t ready; /* devices whose attributes of the kernel are set, a bit each */
+  int64_t* words;         /* the description: what follows points into it */
+  const gpu_arg* args;
+  const int64_t* program[3];
+  gpu_map* maps;
+  gpu_cached* cached; /* nmaps × WAYS */
+  int32_t nargs, nmaps, next_way, nattrs, flags;
+  uint32_t threads, shared;
+  CUlaunchAttribute attrs[3];
+  atomic_flag lock; /* of `cached` */
+  pthread_mutex_t loading;
+} ts_gpu;
+
+static void gpu_free(void* p) {
+  ts_gpu* G = p;
+  if (G->library) cu.LibraryUnload(G->library); /* an error here (the process is ending) has nobody to tell */
+  if (G->K) ts_kernel_free(G->K);
+  free(G->code);
+  free(G->symbol);
+  free(G->words);
+  free(G->maps);
+  free(G->cached);
+  free(G);
+}
+
+static int failed(const char* what, CUresult code) { return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code)); }
+
+/* Loads the code and sets the kernel's attributes on a device: once each. */
+static int make_ready(ts_gpu* G, int device) {
+  pthread_mutex_lock(&G->loading);
+  /* Loading may allocate, which a stream capture in another mode than this would refuse. */
+  int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  cu.ThreadExchangeStreamCaptureMode(&mode);
+  const char* what = NULL;
+  CUresult code = 0;
+  if (!G->kernel) {
+    what = "loading the code (cuLibraryLoadData)";
+    if (!G->library) code = cu.LibraryLoadData(&G->library, G->code, NULL, NULL, 0, NULL, NULL, 0);
+    if (!code) what = "finding the kernel (cuLibraryGetKernel)", code = cu.LibraryGetKernel(&G->kernel, G->library, G->symbol);
+  }
+  if (!code && G->shared > 48 << 10) {
+    what = "asking for shared memory (cuKernelSetAttribute)";
+    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)G->shared, G->kernel, device);
+  }
+  if (!code && G->K->cluster_size > 8) {
+    what = "asking for large clusters (cuKernelSetAttribute)";
+    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, G->kernel, device);
+  }
+  cu.ThreadExchangeStreamCaptureMode(&mode);
+  if (!code) atomic_fetch_or_explicit(&G->ready, 1ull << device, memory_order_release);
+  pthread_mutex_unlock(&G->loading);
+  return code ? failed(what, code) : 0;
+}
+
+/* ---- one call */
+
+static int64_t floor_div(int64_t a, int64_t b) { return b ? a / b - (a % b != 0 && (a % b < 0) != (b < 0)) : 0; }
+
+static int64_t evaluate(const int64_t* program, const int64_t* slots) {
+  int64_t stack[32], *top = stack;
+  for (int64_t n = *program++; n > 0; n--, program += 2) {
+    int64_t op = program[0], v = program[1];
+    if (op <= OP_SLOT) {
+      *top++ = op == OP_CONST ? v : slots[v];
+      continue;
+    }
+    int64_t b = *--top, a = top[-1];
+    top[-1] = op == OP_ADD ? a + b : op == OP_SUB ? a - b : op == OP_MUL ? a * b : op == OP_FLOORDIV ? floor_div(a, b)
+              : op == OP_FLOORMOD ? a - floor_div(a, b) * b : op == OP_MIN ? (a < b ? a : b) : (a > b ? a : b);
+  }
+  return stack[0];
+}
+
+/* 0, 1: nothing to launch, -1: refused */
+static int plan(const ts_gpu* G, const int64_t* slots, CUlaunchConfig* c) {
+  static const int64_t most[3] = {INT32_MAX, 65535, 65535};
+  uint32_t* grid = &c->gridDimX;
+  int empty = 0;
+  for (int k = 0; k < 3; k++) {
+    int64_t extent = evaluate(G->program[k], slots);
+    if (TS_UNLIKELY(extent < 0 || extent > most[k]))
+      return ts_error("ValueError", "TS:grid:-1:%d:%lld:%lld", k, (long long)most[k], (long long)extent);
+    if (TS_UNLIKELY(extent % G->K->cluster[k]))
+      return ts_error("ValueError", "TS:cluster:-1:%d:%d:%lld", k, G->K->cluster[k], (long long)extent);
+    grid[k] = (uint32_t)extent;
+    empty |= extent == 0;
+  }
+  return empty;
+}
+
+static int encode(const ts_gpu* G, const gpu_map* m, const DLTensor* t, const char* data, const int64_t* stride, gpu_cached* out) {
+  int64_t size = G->K->params[m->param].bits / 8;
+  uint64_t dims[MAX_BOX], strides[MAX_BOX];
+  uint32_t box[MAX_BOX], steps[MAX_BOX];
+  for (int32_t k = 0; k < m->rank; k++) { /* the driver counts from the innermost axis */
+    int32_t d = m->rank - 1 - k;
+    dims[k] = (uint64_t)t->shape[d], box[k] = (uint32_t)m->box[d], steps[k] = 1;
+    if (k == 0) {
+      if (stride[d] != 1 && t->shape[d] > 1)
+        return ts_error("ValueError", "TS:tma:%d:%d:1:%lld", m->param, d, (long long)stride[d]);
+      continue;
+    }
+    strides[k - 1] = (uint64_t)(stride[d] * size);
+    if (stride[d] < 0 || stride[d] * size % 16) /* CUDA Driver API, cuTensorMapEncodeTiled: globalStrides */
+      return ts_error("ValueError", "TS:tma:%d:%d:%lld:%lld", m->param, d, (long long)(16 / size), (long long)stride[d]);
+  }
+  CUresult code = cu.TensorMapEncodeTiled(&out->map, m->type, (uint32_t)m->rank, (void*)data, dims, strides, box, steps, 0, m->swizzle,
+                                          m->l2, 0);
+  if (code) return failed("encoding a tensor map (cuTensorMapEncodeTiled)", code);
+  out->data = data, out->valid = 1;
+  for (int32_t d = 0; d < m->rank; d++) out->shape[d] = t->shape[d], out->stride[d] = stride[d];
+  return 0;
+}
+
+/* Tensor map k of this call: one that was encoded for the same memory before, else a new one. */
+static int tensor_map(ts_gpu* G, int32_t k, const ts_arg* args, const int64_t* slots, CUtensorMap* out) {
+  const gpu_map* m = &G->maps[k];
+  const DLTensor* t = args[m->param].tensor;
+  const char* data = (const char*)(intptr_t)slots[m->param];
+  int64_t stride[MAX_BOX], packed = 1;
+  for (int32_t d = m->rank - 1; d >= 0; d--) {
+    stride[d] = t->strides && t->shape[d] > 1 ? t->strides[d] : packed;
+    packed *= t->shape[d];
+  }
+  gpu_cached* c = G->cached + k * WAYS;
+  size_t words = (size_t)m->rank * sizeof(int64_t);
+  while (atomic_flag_test_and_set_explicit(&G->lock, memory_order_acquire)) ts_relax();
+  int32_t way = 0;
+  while (way < WAYS && !(c[way].valid && c[way].data == data && !memcmp(c[way].shape, t->shape, words) &&
+                         !memcmp(c[way].stride, stride, words)))
+    way++;
+  int bad = 0;
+  if (TS_UNLIKELY(way == WAYS)) {
+    way = G->next_way++ % WAYS;
+    c[way].valid = 0;
+    bad = encode(G, m, t, data, stride, &c[way]);
+  }
+  if (!bad) *out = c[way].map;
+  atomic_flag_clear_explicit(&G->lock, memory_order_release);
+  return bad;
+}
+
+/* The device that all tensors lie on; the current one where there are none. */
+static int device_of(const ts_gpu* G, const ts_arg* args, int current) {
+  int device = -1;
+  for (int32_t i = 0; i < G->K->nparams; i++) {
+    if (!args[i].tensor) continue;
+    int32_t own = args[i].tensor->device.device_id;
+    if (device < 0) device = own;
+    else if (TS_UNLIKELY(own != device)) return ts_error("ValueError", "TS:gpu:%d:-1:%d:%d", i, device, own);
+  }
+  return device < 0 ? (current < 0 ? 0 : current) : device;
+}
+
+static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  ts_gpu* G = p;
+  const ts_kernel* K = G->K;
+  pthread_once(&opened, open_driver);
+  if (TS_UNLIKELY(no_driver[0])) return ts_error("RuntimeError", "TS:run:-1:%s", no_driver);
+  int64_t slots[TS_MAX_SLOTS];
+  ts_arg args[TS_MAX_PARAMS];
+  if (TS_UNLIKELY(ts_check_args(K, a, n, slots, args))) return -1;
+  for (int32_t k = 0; k < K->nsyms && G->flags & FLAG_NARROW_SYMBOLS; k++) {
+    int64_t extent = slots[K->nparams + 2 + k];
+    if (TS_UNLIKELY(extent > INT32_MAX)) return ts_error("ValueError", "TS:symbol:-1:%d:%d:%lld", k, INT32_MAX, (long long)extent);
+  }
+  slots[K->nparams] = 0, slots[K->nparams + 1] = 1;
+  CUlaunchConfig c;
+  int empty = plan(G, slots, &c);
+  if (TS_UNLIKELY(empty < 0)) return -1;
+  int current = -1;
+  if (cu.CtxGetDevice(&current)) current = -1; /* this thread has no context yet */
+  int device = device_of(G, args, current);
+  if (TS_UNLIKELY(device < 0)) return -1;
+  if (TS_UNLIKELY(device >= MAX_DEVICES)) return ts_error("RuntimeError", "TS:run:-1:more than %d GPUs", MAX_DEVICES);
+  int pushed = 0, bad = 0;
+  if (TS_UNLIKELY(device != current)) {
+    CUresult code = contexts[device] ? 0 : cu.DevicePrimaryCtxRetain(&contexts[device], device);
+    if (!code) code = cu.CtxPushCurrent(contexts[device]);
+    if (code) return failed("using the GPU of the arguments", code);
+    pushed = 1;
+  }
+  if (TS_UNLIKELY(!(atomic_load_explicit(&G->ready, memory_order_acquire) >> device & 1))) bad = make_ready(G, device);
+  if (!bad && !empty) {
+    void* values[TS_MAX_SLOTS];
+    float floats[TS_MAX_PARAMS];
+    CUtensorMap maps[MAX_MAPS];
+    for (int32_t k = 0; k < G->nmaps && !bad; k++) bad = tensor_map(G, k, args, slots, &maps[k]);
+    int32_t nfloats = 0;
+    for (int32_t k = 0; k < G->nargs; k++) {
+      int64_t index = G->args[k].index;
+      if (G->args[k].form == FORM_SLOT) {
+        values[k] = &slots[index]; /* little-endian: an integer of any width begins where its slot does */
+      } else if (G->args[k].form == FORM_FLOAT) {
+        double d;
+        memcpy(&d, &slots[index], sizeof d);
+        floats[nfloats] = (float)d;
+        values[k] = &floats[nfloats++];
+      } else {
+        values[k] = &maps[index];
+      }
+    }
+    if (!bad) {
+      c.blockDimX = G->threads, c.blockDimY = c.blockDimZ = 1, c.sharedMemBytes = G->shared;
+      c.hStream = TVMFFIEnvGetStream(kDLCUDA, device);
+      c.attrs = G->attrs, c.numAttrs = (uint32_t)G->nattrs;
+      CUresult code = cu.LaunchKernelEx(&c, G->kernel, values, NULL);
+      if (TS_UNLIKELY(code)) bad = failed("the launch (cuLaunchKernelEx)", code);
+    }
+  }
+  if (TS_UNLIKELY(pushed)) cu.CtxPopCurrent(&(void*){NULL});
+  ret->type_index = kTVMFFINone;
+  ret->zero_padding = 0;
+  ret->v_int64 = 0;
+  return bad;
+}
+
+/* ---- from Python */
+
+/* A program must leave one value, and never reach below the stack's floor or above its top. */
+static const char* check_program(const int64_t* program, int64_t slots) {
+  int64_t depth = 0;
+  for (int64_t k = 0; k < program[0]; k++) {
+    int64_t op = program[1 + 2 * k], v = program[2 + 2 * k];
+    if (op < 0 || op > OP_MAX || (op == OP_SLOT && (v < 0 || v >= slots))) return "the grid's program holds something unknown";
+    depth += op <= OP_SLOT ? 1 : -1;
+    if (depth < 1 || depth > 32) return "the grid's program does not fit its stack";
+  }
+  return depth == 1 ? NULL : "the grid's program leaves no value";
+}
+
+static const char* parse(ts_gpu* G, const int64_t* d, const int64_t* end) {
+  ts_kernel* K = G->K;
+  int64_t slots = K->nparams + 2 + K->nsyms;
+  const char* early = "the description ends early";
+  if (d + 2 * G->nargs > end) return early;
+  G->args = (const gpu_arg*)d;
+  for (int32_t k = 0; k < G->nargs; k++, d += 2)
+    if (d[0] < 0 || d[0] > FORM_MAP || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+  for (int32_t k = 0; k < G->nmaps; k++) {
+    gpu_map* m = &G->maps[k];
+    if (d + 5 > end || d + 5 + d[2] > end) return early;
+    *m = (gpu_map){(int32_t)d[0], (int32_t)d[1], (int32_t)d[2], (int32_t)d[3], (int32_t)d[4], {0}};
+    if (m->param < 0 || m->param >= K->nparams || m->rank < 1 || m->rank > MAX_BOX) return "a tensor map of no parameter or of no rank";
+    d += 5;
+    for (int32_t j = 0; j < m->rank; j++) m->box[j] = *d++;
+  }
+  for (int k = 0; k < 3; k++) {
+    if (d >= end || d[0] < 1 || d + 1 + 2 * d[0] > end) return early;
+    const char* wrong = check_program(d, slots);
+    if (wrong) return wrong;
+    G->program[k] = d;
+    d += 1 + 2 * d[0];
+  }
+  if (d + K->nparams > end) return early;
+  const int64_t* align = d;
+  const char* wrong = ts_parse_params(K, d + K->nparams, end);
+  if (wrong) return wrong;
+  for (int32_t k = 0; k < K->nparams; k++) K->params[k].align = (int32_t)align[k];
+  for (int32_t k = 0; k < G->nmaps; k++)
+    if (K->params[G->maps[k].param].ndim != G->maps[k].rank) return "a tensor map of another rank than its parameter";
+  return NULL;
+}
+
+static void set_attributes(ts_gpu* G) {
+  const ts_kernel* K = G->K;
+  if (K->cluster_size > 1) {
+    CUlaunchAttribute* at = &G->attrs[G->nattrs++];
+    at->id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    at->value.clusterDim.x = (uint32_t)K->cluster[0], at->value.clusterDim.y = (uint32_t)K->cluster[1];
+    at->value.clusterDim.z = (uint32_t)K->cluster[2];
+  }
+  if (G->flags & FLAG_COOPERATIVE) {
+    G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    G->attrs[G->nattrs++].value.cooperative = 1;
+  }
+  if (G->flags & FLAG_DEPENDENT) {
+    G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    G->attrs[G->nattrs++].value.programmaticStreamSerializationAllowed = 1;
+  }
+}
+
+static char* copy_of(const TVMFFIByteArray* bytes) {
+  char* out = malloc(bytes->size + 1);
+  if (out) memcpy(out, bytes->data, bytes->size), out[bytes->size] = 0;
+  return out;
+}
+
+static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByteArray* desc, const TVMFFIByteArray* symbol) {
+  const int64_t words = (int64_t)(desc->size / 8);
+  G->words = malloc(desc->size + 8);
+  if (!G->words) return "no memory";
+  memcpy(G->words, desc->data, desc->size);
+  const int64_t* d = G->words;
+  if (desc->size % 8 || words < HEAD || d[0] != 1) return "the description has another version";
+  if (d[1] < 0 || d[1] > TS_MAX_PARAMS || d[2] < 0 || d[1] + 2 + d[2] > TS_MAX_SLOTS) return "too many parameters or symbols";
+  if (d[9] < 0 || d[9] > TS_MAX_SLOTS || d[10] < 0 || d[10] > MAX_MAPS) return "too many arguments or tensor maps";
+  ts_kernel* K = G->K = calloc(1, sizeof *K + (size_t)d[1] * sizeof(ts_param));
+  if (!K) return "no memory";
+  K->nparams = (int32_t)d[1], K->nsyms = (int32_t)d[2], K->threads = d[3], K->shared_bytes = d[4], K->device = kDLCUDA;
+  for (int k = 0; k < 3; k++) K->cluster[k] = d[6 + k] > 0 ? (int32_t)d[6 + k] : 1;
+  K->cluster_size = K->cluster[0] * K->cluster[1] * K->cluster[2];
+  G->threads = (uint32_t)d[3], G->shared = (uint32_t)d[4], G->flags = (int32_t)d[5];
+  G->nargs = (int32_t)d[9], G->nmaps = (int32_t)d[10];
+  G->maps = calloc((size_t)G->nmaps + 1, sizeof *G->maps);
+  /* CUtensorMap is aligned to 64 bytes (CUDA Driver API), more than malloc promises. */
+  size_t cached = (size_t)(G->nmaps * WAYS + 1) * sizeof(gpu_cached);
+  G->cached = aligned_alloc(64, cached);
+  G->code = copy_of(code), G->symbol = copy_of(symbol);
+  if (!G->maps || !G->cached || !G->code || !G->symbol) return "no memory";
+  memset(G->cached, 0, cached);
+  set_attributes(G);
+  return parse(G, d + HEAD, d + words);
+}
+
+/* make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str) -> function */
+TS_API int __tvm_ffi_make_cuda_kernel(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused;
+  TVMFFIByteArray code, desc, name, symbol;
+  if (n != 4 || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &name) || ts_bytes_of(a + 3, &symbol))
+    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str)");
+  ts_gpu* G = calloc(1, sizeof *G);
+  if (!G) return ts_error("MemoryError", "no memory");
+  pthread_mutex_init(&G->loading, NULL);
+  const char* wrong = build(G, &code, &desc, &symbol);
+  TVMFFIObjectHandle f;
+  if (wrong || TVMFFIFunctionCreate(G, gpu_call, gpu_free, &f)) {
+    gpu_free(G);
+    return wrong ? ts_error("RuntimeError", "make_cuda_kernel(%.*s): %s", (int)name.size, name.data, wrong) : -1;
+  }
+  ret->type_index = kTVMFFIFunction;
+  ret->zero_padding = 0;
+  ret->v_obj = f;
+  return 0;
+}
+
+/* cuda_missing() -> str: why no kernel can be launched on this machine; "" where one can. */
+TS_API int __tvm_ffi_cuda_missing(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused, (void)a, (void)n;
+  pthread_once(&opened, open_driver);
+  TVMFFIByteArray text = {no_driver, strlen(no_driver)};
+  return TVMFFIStringFromByteArray(&text, ret);
+}

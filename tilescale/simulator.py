@@ -1,0 +1,340 @@
+"""``target="sim"``: kernels that a call runs on the simulator, on the arrays that it is given; no LLVM, no C compiler, no disk cache.
+
+A call on a rank of its own runs at once. A call of a kernel in which ranks meet, made by a simulated rank (tilescale.comm.sim), waits until
+every rank of the team has made it, and the last one runs the machine for all. Beside the run in turn, whose results callers get, a
+`Checking` may ask for more runs from the same beginning under other schedules; what is wrong with any goes into its report.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale import comm, log
+from tilescale.cache import Entry
+from tilescale.comm import sim
+from tilescale.errors import FindingError, LaunchError, TileValueError
+from tilescale.explain import place
+from tilescale.kernel import Kernel
+
+_SOURCES = ("tile", "scheduled")
+LAUNCH = "a launch"
+
+
+class Program:
+    """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
+
+    def __init__(self, traced: Any, key: str | None):
+        from tilescale.compiler import description
+        from tilescale.compiler.sim.prepare import prepare
+        from tilescale.compiler.sim.run import tile_program
+
+        self.traced = traced
+        self.key = f"program {next(_numbers)}" if key is None else key
+        self.prepared = prepare(tile_program(traced))
+        self.meta = {**description.metadata(traced), "target": "sim"}
+
+
+_programs: dict[str, Program] = {}
+_numbers = itertools.count()
+
+
+def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
+    """The program behind a key (`tilescale.build.key_of`), traced and prepared by the first who asks; None: not to be remembered."""
+    made = None if key is None else _programs.get(key)
+    if made is None:
+        made = Program(trace(), key)
+        if key is not None:
+            _programs[key] = made
+    return made
+
+
+@dataclass
+class Checking:
+    """What launches do beside computing, and what came of it.
+
+    Attributes:
+        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py.
+        report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
+        incomplete: of how many launches an exhaustive exploration has not run all interleavings.
+        progress: called behind each run.
+    """
+
+    schedule: str = "adversary"
+    seeds: int = 10
+    report: Any = None
+    kernels: set[str] = field(default_factory=set)
+    launches: int = 0
+    incomplete: int = 0
+    progress: Callable[[], None] = lambda: None
+    seen: set[bytes] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.report is None:
+            from tilescale.compiler.sim.findings import Report
+
+            self.report = Report()
+
+    def take(self, label: str, report: Any) -> None:
+        """What was seen of one launch of the kernel ``label``."""
+        self.kernels.add(label)
+        self.launches += 1
+        self.report.runs += report.runs
+        for finding in report.findings:
+            self.report.add(finding)
+        self.report.varying |= {f"{name} of {label}" for name in report.varying}
+        if report.complete is False:
+            self.incomplete += 1
+
+
+@dataclass
+class Argument:
+    """A tensor argument: the caller's memory as an array, and for symmetric memory where it lies."""
+
+    array: Any
+    block: Any = None  # sim.SimBlock
+    team: tuple[int, ...] | None = None
+    at: tuple[int, int] = (-1, 0)  # the allocation's number among its team's, and the bytes before it there
+    output: bool = False  # allocated by the call, so that nobody has written it
+
+    @property
+    def address(self) -> int:
+        return self.array.__array_interface__["data"][0]
+
+    def given(self) -> Any:
+        """What the simulator gets: a masked array where not all of it has been written."""
+        import numpy
+
+        if self.output:
+            return numpy.ma.MaskedArray(self.array, numpy.ones(self.array.shape, bool))
+        mask = None if self.block is None else self.block.mask(self.address, self.array.shape, self.array.itemsize)
+        return self.array if mask is None else numpy.ma.MaskedArray(self.array, mask)
+
+    def take(self, values: Any, unwritten: Any) -> None:
+        """What a launch left of it, into the caller's memory."""
+        self.array[...] = values  # where nobody wrote, still the pattern that says so
+        if self.block is not None:
+            self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
+
+
+@dataclass
+class Call:
+    """One rank's part of a launch."""
+
+    kernel: SimKernel
+    tensors: dict[str, Argument]
+    numbers: dict[str, Any]
+    loc: Any
+
+    def values(self) -> dict[str, Any]:
+        return {**{name: a.given() for name, a in self.tensors.items()}, **self.numbers}
+
+
+class SimKernel(Kernel):
+    """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
+
+    def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
+        self.simulated = program
+        super().__init__(Entry("", [], [], program.meta), label, trace, **options)
+        if self.instrument:
+            log.say("warning", f"{label}: simulated launches log no events (instrument=True has no effect)", once=True)
+
+    def _launcher(self, entry: Entry) -> Callable[..., Any]:
+        return self._simulate
+
+    def program(self) -> Any:
+        return self.simulated.traced
+
+    def _carried(self, array: Any) -> Any:
+        return array
+
+    def _simulate(self, *args: Any) -> None:
+        """One launch; ``args``: one for each parameter, outputs too."""
+        from tilescale.arguments import bind
+
+        backend = comm.behind()  # None before comm.init: a launch is then of one rank
+        thread = sim.here()
+        checking = None if thread is None else thread.job.checking
+        rank, world = (0, 1) if backend is None else (backend.place.rank, backend.place.size)
+        tensors, numbers = bind(self, args, backend)
+        call = Call(self, tensors, numbers, sim.call_site())
+        if world == 1 or not self.collective:
+            _show(_perform([call], world, None if world == 1 else rank, checking)[0])
+            return
+        if not isinstance(backend, sim.SimRank):
+            raise LaunchError(
+                f"{self.name}: the simulator runs all ranks in one process, and this job has {world} processes",
+                loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
+            )  # fmt: skip
+        members = next((a.team for a in tensors.values() if a.team is not None), backend.world.members)
+        _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking)))
+
+    def get_kernel_source(self, kind: str = "tile") -> str:
+        """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
+        if kind not in _SOURCES:
+            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(_SOURCES))
+        if kind == "tile":
+            return self.simulated.traced.func.script()
+        from tilescale.compiler.passes import pipeline
+
+        return pipeline.run(self.simulated.traced)[0].func.script()
+
+    def trace(self) -> list[tuple[str, str]]:
+        """``(pass, program)`` after every pass, first as traced, at last as scheduled."""
+        from tilescale.compiler.passes import pipeline
+
+        return [(name, text) for name, text, _ in pipeline.run(self.simulated.traced, keep=True)[1].steps]
+
+
+def world(ranks: int, checking: Checking) -> sim.SimWorld:
+    """A job of simulated ranks whose launches are checked; ``run`` starts it."""
+    made = sim.SimWorld(ranks)
+    made.checking = checking
+    made.disagree = lambda waiting, ended: _disagreement(checking, waiting, ended)
+    return made
+
+
+def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[int]) -> BaseException:
+    """Ranks that wait for one another for ever. Where a launch is among what they wait in, that is a finding."""
+    from tilescale.compiler.sim.findings import Finding, Report, Where
+
+    launches = [a for a in waiting if isinstance(a.offer, Call)]
+    if not launches:
+        return sim.disagreement(waiting, ended)
+
+    def where(arrival: sim.Arrival) -> Where:
+        call = arrival.offer
+        return Where(call.kernel.label if isinstance(call, Call) else arrival.what, arrival.loc, arrival.rank)
+
+    first, others = launches[0], [a for a in waiting if a is not launches[0]]
+    rest = [f"rank {a.rank} calls {where(a).what}" for a in others if where(a).what != where(first).what]
+    rest += [f"rank {r} has ended" for r in ended]
+    text = f"rank {first.rank} launches {where(first).what}, and not every rank of its team does: {'; '.join(rest[:4])}"
+    hint = "the same launches in the same order on every rank"
+    finding = Finding("different-programs", text, where(first), tuple(map(where, others))[:8], hint)
+    checking.report.add(finding)
+    return FindingError(Report([finding], 1))
+
+
+def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None) -> list[list[str]]:
+    """A launch that all ranks of a team have made; what each of them printed."""
+    finding = _difference(calls)
+    if finding is not None:
+        from tilescale.compiler.sim.findings import Report
+
+        report = Report([finding], 1)
+        if checking is not None:
+            checking.report.add(finding)
+        raise FindingError(report)
+    everyone = len(members) == size
+    return _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+
+
+def _show(lines: list[str]) -> None:
+    """What T.print showed in the run in turn."""
+    for line in lines:
+        print(line)
+
+
+def _difference(calls: list[Call]) -> Any:
+    """What ranks that launch together do differently, as a finding."""
+    from tilescale.compiler.sim.findings import Finding, Where
+    from tilescale.compiler.sim.run import different
+
+    first = calls[0]
+    for rank, call in enumerate(calls):
+        finding = different([first.kernel.simulated.traced, call.kernel.simulated.traced])
+        if finding is None:
+            continue
+        names = [c.kernel.label for c in (call, first)]
+        text = f"rank {rank} launches {names[0]} where rank 0 launches {names[1]}"
+        if names[0] == names[1]:
+            text = finding.message.replace("rank 1", f"rank {rank}")
+        here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+        return Finding(finding.kind, text, here, (there,), finding.hint)
+    for rank, call in enumerate(calls):
+        for name, mine in call.tensors.items():
+            its = first.tensors[name]
+            if (mine.at, mine.array.shape) == (its.at, its.array.shape) or mine.block is None or its.block is None:
+                continue
+            text = f"rank {rank} launches {first.kernel.label} with another symmetric tensor as {name} than rank 0"
+            here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+            return Finding("different-programs", text, here, (there,), "the same tensor on all ranks, from one call of tilescale.comm")
+    return None
+
+
+def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "") -> list[list[str]]:
+    """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as ``checking`` asks for.
+
+    Returns:
+        for each call what T.print showed.
+
+    Raises:
+        FindingError: something is wrong with it, and nobody gathers findings.
+    """
+    from tilescale.compiler.sim.findings import Report
+    from tilescale.compiler.sim.run import Launch
+
+    kernel = calls[0].kernel
+    empty: list[dict[str, Any]] = [{}] * ranks
+    args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
+    launch, report = Launch(kernel.simulated.prepared, args, only=only, whose=whose), Report()
+    done = launch.run(into=report)
+    if checking is not None:
+        checking.progress()
+        mark = _mark(kernel, calls, only is None)
+        if mark not in checking.seen:
+            checking.seen.add(mark)
+            launch.explore(checking.schedule, checking.seeds, report, checking.progress)
+        checking.take(kernel.label, report)
+    for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
+        for p in kernel.params:
+            argument = call.tensors.get(p["name"])
+            if argument is None:
+                continue
+            if p["kind"] == "signal":
+                argument.array[...] = arrays[p["name"]] if p["keep"] else 0
+            elif p["written"]:
+                argument.take(arrays[p["name"]], unwritten.get(p["name"]))
+    if checking is None and not report:
+        raise FindingError(report)
+    lines = list(zip(done.printers, done.printed, strict=True))
+    return [[text for rank, text in lines if rank == mine] for mine in (range(ranks) if only is None else (only,))]
+
+
+def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
+    """What decides which interleavings of a launch there are: the program, extents, numbers, what is written, and the values of
+    integers. Values of floats do not count; nor, where ranks do not meet, which rank it is."""
+    import numpy
+
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(kernel.simulated.key.encode())
+    for call in calls if together else calls[:1]:
+        for name, argument in call.tensors.items():
+            given = argument.array
+            digest.update(f"{name}{given.shape}{given.dtype}{given.strides}".encode())
+            if given.dtype.kind in "iub":
+                digest.update(numpy.ascontiguousarray(given).tobytes())
+            if argument.block is not None and (mask := argument.block.mask(argument.address, given.shape, given.itemsize)) is not None:
+                digest.update(numpy.packbits(mask).tobytes())
+        digest.update(repr(call.numbers).encode())
+    return digest.digest()
+
+
+def kernel_of(program: Program, label: str, trace: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None) -> SimKernel:
+    """``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
+    if out_idx is None:
+        outputs = [k for k, p in enumerate(program.meta["params"]) if p["output"]]
+        return SimKernel(program, label, trace, out_idx=outputs, returns=program.meta["returns"], instrument=instrument)
+    return SimKernel(program, label, trace, out_idx=out_idx, instrument=instrument)
+
+
+def from_prim_func(func: Any, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> SimKernel:
+    """The simulated kernel of a prim_func."""
+    from tilescale.build import captured, key_of, label_of
+
+    label = name or label_of(func.name, captured(func.func))
+    return kernel_of(program_of(key_of(func.name, func), func.trace), label, func.trace, instrument, out_idx)
