@@ -95,7 +95,12 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     if not heard:
         text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
         return text, ""
-    waits = [w for w in machine.waits.get(me, []) if w.when <= found.event and (w.counter, w.home) == (signal.counter, signal.home)]
+    each = machine.prepared.executors
+    first = me - (me - 1) % each
+    # a copy in flight has an executor of its own: its role's waits come before it, and those are its block's
+    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
+    waits = [w for k in near for w in machine.waits.get(k, []) if w.when <= found.event]
+    waits = [w for w in waits if (w.counter, w.home) == (signal.counter, signal.home)]
     if not waits:
         text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
         return text, f"T.wait({signal.counter}, …) before this"
