@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -55,13 +56,35 @@ def key_of(what: str, *values: Any) -> str | None:
     return fp.hexdigest()
 
 
+def code_key(target: str) -> tuple[str, ...]:
+    """What decides a target's code beside the program and the machine's environment.
+
+    Raises:
+        TileError: there is no compiler for it.
+    """
+    if not target.startswith("cuda"):
+        return ()
+    from tilescale import cuda
+
+    return cuda.code_key(target)
+
+
 def number_of(key: str) -> int:
     """64 bits of a key, as ranks compare them."""
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
 
 
+def ranks() -> tuple[int | None, int | None]:
+    """On how many ranks a kernel will run, and on how many at most, for the static checks: all, or at most all where this rank is in
+    smaller teams too. Nothing is known where nobody has called `comm.init` (nor imported it: then this does not either)."""
+    comm = sys.modules.get("tilescale.comm")
+    if comm is None or not comm.is_initialized():
+        return None, None
+    return (comm.world_size() if comm.team_count() == 1 else None), comm.world_size()
+
+
 def compiled(
-    key: str | None, program: Callable[[], Any], label: str, instrument: bool, *, locked: bool = False
+    key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, *, locked: bool = False
 ) -> tuple[Entry, bool]:
     """The compiled kernel behind a key, and whether it came from the disk. ``program`` traces it; ``locked``: the caller holds a
     lock of the cache and has looked already."""
@@ -70,8 +93,16 @@ def compiled(
         from tilescale.compiler import driver
 
         start = time.perf_counter()
-        made = driver.compile_program(program(), path, instrument=instrument, fingerprint=None if key is None else number_of(key))
-        log.say("info", f"compiled {label} in {(time.perf_counter() - start) * 1e3:.0f} ms")
+        number = None if key is None else number_of(key)
+        exactly, most = ranks()
+        made = driver.compile_program(
+            program(), path, target=target, instrument=instrument, fingerprint=number, ranks=exactly, world=most
+        )
+        by = f" by {made.meta['compiler']}" if "compiler" in made.meta else ""
+        log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
+        for note in made.meta.pop("notes", ()):  # what the passes did that the author may not expect
+            log.say("info", note)
+        _say_spills(label, made.meta.get("resources", {}))
         return made.meta, made.desc, made.sites
 
     if key is not None and env.DUMP.get() is None:
@@ -86,22 +117,37 @@ def compiled(
     return Entry(path, desc, sites, meta), False
 
 
+def _say_spills(label: str, r: dict[str, Any]) -> None:
+    """Registers that do not suffice cost speed, and nothing else shows it."""
+    if r.get("spill_stores") or r.get("spill_loads"):
+        log.say("info", f"{label}: registers spill, {r['spill_stores']} bytes stored and {r['spill_loads']} loaded a thread")
+
+
+def _kernel_class(meta: dict[str, Any]) -> type[Kernel]:
+    if meta.get("target", "cpu") == "cpu":
+        return Kernel
+    from tilescale.cuda import CudaKernel
+
+    return CudaKernel
+
+
 def kernel_of(
     entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
+    made = _kernel_class(entry.meta)
     if out_idx is None:
         outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
         returns = entry.meta["returns"]
-        return Kernel(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
-    return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
+        return made(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
+    return made(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
 
 
 def loaded(
-    key: str | None, program: Callable[[], Any], label: str, instrument: bool, out_idx: tuple[int, ...] | None = None
+    key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """The kernel behind a key. A cached object that does not load is thrown away and built again, once."""
-    entry, cached = compiled(key, program, label, instrument)
+    entry, cached = compiled(key, program, label, instrument, target)
     try:
         return kernel_of(entry, cached, label, program, instrument, out_idx)
     except RuntimeError as error:
@@ -109,13 +155,13 @@ def loaded(
             raise
         log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
     cache.discard(key)
-    return kernel_of(*compiled(key, program, label, instrument), label, program, instrument, out_idx)
+    return kernel_of(*compiled(key, program, label, instrument, target), label, program, instrument, out_idx)
 
 
-def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> Kernel:
-    """The kernel of a prim_func."""
+def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None, target: str) -> Kernel:
+    """The kernel of a prim_func for a target ("cpu", "cuda:sm_90a")."""
     label = name or label_of(func.name, captured(func.func))
-    return loaded(key_of(func.name, func, instrument), func.trace, label, instrument, out_idx)
+    return loaded(key_of(func.name, func, instrument, *code_key(target)), func.trace, label, instrument, target, out_idx)
 
 
 def digest(text: str) -> str:

@@ -1,7 +1,8 @@
 """Compiled kernels on disk. An entry appears whole or not at all, is checked when read, and is built once however many ask at once.
 
-``<cache>/kernels/<key>/`` holds ``kernel.so`` and ``kernel.json`` (the description, the sites, what Python must know of the parameters,
-and the hash of the shared object). The key is a fingerprint of everything that decides the code (tilescale/fingerprint.py).
+``<cache>/kernels/<key>/`` holds ``kernel.bin`` (a shared object, or a GPU's code) and ``kernel.json`` (the description, the sites, what
+Python must know of the parameters, and the hash of the code); whatever else the compiler left beside them is for people. The key is a
+fingerprint of everything that decides the code (tilescale/fingerprint.py).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _stores = 0
 
 @dataclass(frozen=True)
 class Entry:
-    """A compiled kernel: its shared object, and kernel.json's description, sites and metadata."""
+    """A compiled kernel: the path of its code, and kernel.json's description, sites and metadata."""
 
     path: str
     desc: list[int]
@@ -59,11 +60,11 @@ def lookup(key: str) -> Entry | None:
         return None
     try:
         held = json.loads(raw)
-        with open(place / "kernel.so", "rb") as f:
+        with open(place / "kernel.bin", "rb") as f:
             code = f.read()
         if hashlib.blake2b(code, digest_size=16).hexdigest() != held["code"]:
-            raise ValueError("the shared object is not the one that was stored")
-        entry = Entry(str(place / "kernel.so"), held["desc"], held["sites"], held["meta"])
+            raise ValueError("the code is not what was stored")
+        entry = Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.say("warning", f"the cache entry {place} is damaged ({error}) and will be rebuilt")
         discard(key)
@@ -100,7 +101,7 @@ def locked(key: str) -> Iterator[None]:
 def get(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list[str]]], name: str) -> tuple[Entry, bool]:
     """The entry of ``key``, built where there is none; and whether it was there.
 
-    ``build(path)`` writes the shared object and returns metadata, description and sites. Of several processes that ask at once one
+    ``build(path)`` writes the code and returns metadata, description and sites. Of several processes that ask at once one
     builds, the others wait for it. Errors of ``build`` are the caller's; nothing is stored then.
     """
     entry = lookup(key)
@@ -119,7 +120,7 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
     """Builds an entry; the caller holds a lock."""
     root = folder()
     with tempfile.TemporaryDirectory(prefix=".new-", dir=root) as aside:
-        code = Path(aside, "kernel", "kernel.so")
+        code = Path(aside, "kernel", "kernel.bin")
         code.parent.mkdir()
         meta, desc, sites = build(str(code))
         held = {"code": hashlib.blake2b(code.read_bytes(), digest_size=16).hexdigest(), "desc": desc, "sites": sites, "meta": meta}
@@ -134,7 +135,7 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
                 os.rename(code.parent, place)
     held = json.loads(text)  # what a reader will see: tuples have become lists
     _sweep_now_and_then(root)
-    return Entry(str(place / "kernel.so"), held["desc"], held["sites"], held["meta"])
+    return Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
 
 
 # ---- eviction

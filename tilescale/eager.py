@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilescale import cache, env, log
-from tilescale.build import compiled, digest, kernel_of, key_of, label_of, loaded
+from tilescale import cache, env, log, tracing
+from tilescale.build import code_key, compiled, digest, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
 from tilescale.jit import Jit, frozen, loc_of, resolve_target, without_collection
@@ -42,7 +42,7 @@ class Eager(Jit):
     """
 
     def __init__(self, func: Any, out_idx: Any, target: Any, instrument: bool):
-        super().__init__(func, out_idx, target, instrument)
+        super().__init__(func, out_idx, target, instrument or tracing.wanted())
         #: parameter → its axes whose extents are part of the code; None until a trace, or the disk, has said so
         self.baked: Baked | None = None
         self.dispatch: dict[Any, Callable[..., Any]] = {}
@@ -93,11 +93,11 @@ class Eager(Jit):
             return trace_eager(self.func, {name: TensorArg(name, None, None, "tensor") for name in names}, dict(constants), sizes)
 
         with without_collection():
-            label = label_of(self.name, {**sizes, **constants})
-            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument)
-            if resolve_target(self.target) == "sim":
+            label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
+            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument, *code_key(target))
+            if target == "sim":
                 return self._simulated(key, label, program)
-            return loaded(key, program, label, self.instrument)
+            return loaded(key, program, label, self.instrument, target)
 
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""
@@ -122,11 +122,12 @@ class Eager(Jit):
     def _kernel(self, tensors: dict[str, Any], constants: dict[str, Any]) -> Kernel:
         shapes = {name: tuple(map(int, t.shape)) for name, t in tensors.items()}
         dtypes = {name: self._dtype(name, t) for name, t in tensors.items()}
-        fixed = (tuple(dtypes.items()), tuple(map(len, shapes.values())), tuple((k, frozen(v)) for k, v in constants.items()))
+        target = resolve_target(self.target, tensors.values())
+        fixed = (target, tuple(dtypes.items()), tuple(map(len, shapes.values())), tuple((k, frozen(v)) for k, v in constants.items()))
         kernel = None if self.baked is None else self.kernels.get((fixed, extents(self.baked, shapes)))
         if kernel is None:
             with without_collection():
-                kernel = self._obtain(shapes, dtypes, constants)
+                kernel = self._obtain(shapes, dtypes, constants, target)
             assert self.baked is not None
             if len(self.kernels) >= _TABLE_LIMIT:
                 self.kernels.clear()
@@ -151,7 +152,7 @@ class Eager(Jit):
         self._learn(baked_extents(made.traced))
         return simulator.kernel_of(made, label, program, self.instrument, None)
 
-    def _obtain(self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any]) -> Kernel:
+    def _obtain(self, shapes: Shapes, dtypes: dict[str, str], constants: dict[str, Any], target: str) -> Kernel:
         """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a new process that
         finds both needs no trace."""
 
@@ -163,26 +164,27 @@ class Eager(Jit):
             return trace_eager(self.func, args, dict(constants))
 
         label = label_of(self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants})
-        family = key_of(self.name, self.func, list(dtypes.items()), [len(s) for s in shapes.values()], constants, self.instrument)
-        if resolve_target(self.target) == "sim":
+        ranks = [len(s) for s in shapes.values()]
+        family = key_of(self.name, self.func, list(dtypes.items()), ranks, constants, self.instrument, *code_key(target))
+        if target == "sim":
             return self._simulated(None if family is None else digest(f"{family} {sorted(shapes.items())}"), label, program)
         if family is None or env.DUMP.get() is not None:
             traced = program()
             self._learn(baked_extents(traced))
-            return kernel_of(*compiled(None, lambda: traced, label, self.instrument), label, program, self.instrument)
+            return kernel_of(*compiled(None, lambda: traced, label, self.instrument, target), label, program, self.instrument)
         while True:
             self._learn(_Family(family).read() or {} if self.baked is None else {})
             found = cache.lookup(self._key(family, shapes)) if self.baked else None
             if found is None:
                 with cache.locked(family):
-                    return self._compile(family, shapes, program, label)
+                    return self._compile(family, shapes, program, label, target)
             try:
                 return kernel_of(found, True, label, program, self.instrument)
             except RuntimeError as error:
                 log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
                 cache.discard(self._key(family, shapes))
 
-    def _compile(self, family: str, shapes: Shapes, program: Callable[[], Any], label: str) -> Kernel:
+    def _compile(self, family: str, shapes: Shapes, program: Callable[[], Any], label: str, target: str) -> Kernel:
         """Under the family's lock: another process may have come first."""
         self._learn(_Family(family).read() or {})
         found = cache.lookup(self._key(family, shapes)) if self.baked else None
@@ -192,7 +194,7 @@ class Eager(Jit):
         self._learn(baked_extents(traced))
         assert self.baked is not None
         _Family(family).write(self.baked)
-        entry = compiled(self._key(family, shapes), lambda: traced, label, self.instrument, locked=True)
+        entry = compiled(self._key(family, shapes), lambda: traced, label, self.instrument, target, locked=True)
         return kernel_of(*entry, label, program, self.instrument)
 
     def _key(self, family: str, shapes: Shapes) -> str:
@@ -243,12 +245,16 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
     if not plain or not all(is_tensor(v) or type(v) in _SIMPLE for v in values.values()):
         return eager.slow
     lines, parts = [], []
+    by_device = resolve_target(eager.target) == "cpu" and eager.target in (None, "auto")
     for name, value in values.items():
         if not is_tensor(value):
             parts.append(f"type({name}), {name}")
             continue
         known = (eager.baked or {}).get(name)
         lines.append(f"_s_{name} = {name}.shape")
+        if by_device and is_torch(value):  # what is no torch tensor has no is_cuda and goes the slow way
+            parts.append(f"{name}.is_cuda")
+            by_device = False  # the launcher refuses tensors on different devices
         if known is None or len(known) == len(value.shape):
             parts.append(f"{name}.dtype, _s_{name}")
         else:

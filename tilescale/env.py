@@ -20,7 +20,7 @@ from tilescale.errors import TileValueError
 T = TypeVar("T")
 
 PREFIX = "TILESCALE_"
-TARGETS = ("cpu", "sim")
+TARGETS = ("auto", "cpu", "cuda", "sim")
 LOG_LEVELS = ("error", "warning", "info", "debug")
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -172,13 +172,22 @@ JOB: Var[str | None] = Var(
 )
 TARGET: Var[str] = Var(
     "TILESCALE_TARGET",
-    lambda: "cpu",
+    lambda: "auto",
     _target,
     "one of " + ", ".join(TARGETS),
-    "what kernels are compiled for that name no target; sim: the simulator, for one rank (`tilescale check` runs several); default cpu",
+    "what kernels are compiled for that name no target; auto: cuda where an eager kernel's tensors lie on a GPU, else cpu; "
+    "sim: the simulator, for one rank (`tilescale check` runs several); default auto",
+)
+TRACE: Var[Path | None] = Var(
+    "TILESCALE_TRACE",
+    _nothing,
+    _folder,
+    "a folder",
+    "kernels of the target cpu are instrumented, and each process leaves what they logged in this folder when it ends; set by "
+    "`tilescale trace --target cpu`; default: no log",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET, TRACE)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tilescale.errors import InternalError, LaunchError, Loc, TileError, TileTypeError, TileValueError
 
-_DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 12: "ext_dev", 13: "cuda (managed)", 14: "oneapi"}
+_DEVICES = {1: "cpu", 2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 12: "ext_dev", 13: "cuda (managed)", 14: "oneapi"}
 
 
 def place(held: Sequence[Any] | None) -> Loc | None:
@@ -94,12 +94,40 @@ class Refusal:
 
     def device(self) -> TileError:
         where = str(self.arg.device) if is_torch(self.arg) else _DEVICES.get(int(self.got), f"device type {self.got}")
+        target = self.meta.get("target", "cpu")
+        if target == "cuda":
+            wanted, move = "a tensor on a GPU", f"torch.from_numpy({self.name}).cuda()" if is_numpy(self.arg) else f"{self.name}.cuda()"
+        else:
+            wanted, move = "a tensor in this machine's memory", f"{self.name}.cpu()"
+        device = "cuda" if target == "cuda" else "cpu"
         return self.error(
             TileTypeError,
-            f"{self.name} is on {where}, and the kernel is compiled for the {self.meta.get('target', 'cpu')} target",
-            expected="a tensor in this machine's memory",
-            hint=f"{self.name}.cpu()" if where != "meta" else f'torch.empty_like({self.name}, device="cpu")',
+            f"{self.name} is on {where}, and the kernel is compiled for the {target} target",
+            expected=wanted,
+            hint=move if where != "meta" else f'torch.empty_like({self.name}, device="{device}")',
         )
+
+    def gpu(self) -> TileError:
+        return self.error(
+            TileValueError,
+            f"{self.name} is on the GPU {self.got}, and the tensors before it are on the GPU {self.expected}",
+            expected="arguments on one GPU",
+            hint=f'{self.name}.to("cuda:{self.expected}")',
+        )
+
+    def tma(self) -> TileError:
+        if self.expected == "1":
+            wanted = "elements side by side along the last axis"
+        else:
+            wanted = f"a multiple of {self.expected} elements: the GPU copies its tiles in units of 16 bytes"
+        return self.error(
+            TileValueError, f"axis {self.axis} of {self.name} has stride {self.got}{_given_shape(self.arg)}", expected=wanted,
+            hint=f"pad the rows of {self.name}",
+        )  # fmt: skip
+
+    def symbol(self) -> TileError:
+        name = self.meta["symbols"][self.axis]
+        return self.error(TileValueError, f"the extent {name} is {self.got}", expected=f"at most {self.expected}: kernels count in 32 bits")
 
     def ndim(self) -> TileError:
         message = f"{self.name} has {self.got} {'axis' if self.got == '1' else 'axes'}{_given_shape(self.arg)}"
@@ -147,7 +175,8 @@ class Refusal:
         return self.error(
             TileValueError,
             f"{self.name} begins {self.got} bytes behind a multiple of {self.expected}",
-            expected=f"an address that is a multiple of {self.expected}, the size of {self.p['dtype']}",
+            expected=f"an address that is a multiple of {self.expected}"
+            + ("; the kernel reads so many bytes at once" if self.meta.get("target") == "cuda" else f", the size of {self.p['dtype']}"),
             hint=f"{self.name}.{'copy' if is_numpy(self.arg) else 'clone'}()",
         )
 
@@ -186,7 +215,10 @@ class Refusal:
 
     def grid(self) -> TileError:
         what = "the grid's extents" if self.axis < 0 else f"the grid's axis {'xyz'[self.axis]} of {self.got} blocks"
-        return self._launch(f"{what} cannot be launched", "no axis negative, and fewer than 2³¹ blocks in all")
+        wanted = "no axis negative, and fewer than 2³¹ blocks in all"
+        if self.meta.get("target") == "cuda" and self.axis > 0:
+            wanted = f"at most {self.expected} along y and z"
+        return self._launch(f"{what} cannot be launched", wanted)
 
     def cluster(self) -> TileError:
         axis = "xyz"[self.axis]
@@ -207,7 +239,7 @@ _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
     name: getattr(Refusal, name)
     for name in (
         "kind", "dtype", "device", "ndim", "shape", "contig", "stride", "align", "range", "overlap", "notsymm", "team", "grid",
-        "cluster", "resident",
+        "cluster", "resident", "gpu", "tma", "symbol",
     )
 }  # fmt: skip
 
@@ -231,4 +263,6 @@ def _running(meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchErr
         if file and line.isdigit():
             loc = Loc(file, int(line))
             message = message.removesuffix(f" ({file}:{line})")
+    if "no kernel image" in message:
+        message += f"; the kernel is compiled for {meta.get('arch')}"
     return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]))

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env
+from tilescale import env, tracing
 from tilescale.comm import sim as comm_sim
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 from tilescale.watch import Watch
@@ -23,24 +23,47 @@ if TYPE_CHECKING:
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
 
-_LATER = ("cuda", "hip")
-_EXPECTED = '"cpu", "sim" or "auto"'
+_LATER = ("hip",)
+_EXPECTED = '"cpu", "cuda", "sim" or "auto"'
 
 
-def resolve_target(target: Any) -> str:
-    """``"cpu"`` or ``"sim"``; "auto" is what TILESCALE_TARGET says. For a simulated rank everything runs on the simulator.
+def parse_target(target: Any) -> tuple[str, str]:
+    """A target's name and its architecture, "" where it names none. "cuda -arch=sm_80" is TVM's way to write "cuda:sm_80".
 
     Raises:
         TileValueError: a target that this version does not have, by name.
     """
-    name = "auto" if target is None else str(target).split()[0] if str(target) else ""
-    if name not in ("cpu", "auto", "llvm", "c", "sim", *_LATER):
+    words = ("auto" if target is None else str(target)).replace(" -arch=", ":").split() or [""]
+    name, _, arch = words[0].partition(":")
+    name = {"llvm": "cpu", "c": "cpu"}.get(name, name)
+    if name not in ("auto", "cpu", "sim", "cuda", *_LATER) or (arch and name != "cuda"):
         raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint='target="cpu"')
+    if name in _LATER and comm_sim.here() is None:
+        raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
+    return name, arch
+
+
+def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
+    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says, else cuda where a tensor lies on a GPU,
+    else cpu. "cuda" means this machine's GPU, or sm_90a where there is none. For a simulated rank everything runs on the simulator.
+
+    Raises:
+        TileValueError: a target that this version does not have, by name.
+    """
+    name, arch = parse_target(target)
     if name == "sim" or comm_sim.here() is not None:
         return "sim"
-    if name in _LATER:
-        raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
-    return env.TARGET.get() if name == "auto" else "cpu"
+    if name == "auto":
+        name = env.TARGET.get()
+    if name == "cuda" or (name == "auto" and any(getattr(t, "is_cuda", False) for t in tensors)):
+        return f"cuda:{arch or _architecture()}"
+    return "sim" if name == "sim" else "cpu"
+
+
+def _architecture() -> str:
+    from tilescale import cuda
+
+    return cuda.architecture()
 
 
 def compile(  # the name that users know
@@ -55,7 +78,8 @@ def compile(  # the name that users know
 
     Args:
         out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate and return.
-        target: "cpu", "sim" (the simulator: no code is made, calls raise FindingError where something is wrong) or "auto".
+        target: "cpu"; "cuda" (this machine's GPU, or sm_90a to be looked at) or "cuda:sm_80"; "sim" (the simulator: no code is made, calls
+            raise FindingError where something is wrong); or "auto", which is TILESCALE_TARGET or the cpu.
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
 
@@ -70,8 +94,10 @@ def compile(  # the name that users know
     with without_collection():
         from tilescale import build, simulator
 
-        made = simulator.from_prim_func if chosen == "sim" else build.from_prim_func
-        return made(func, normal_out_idx(out_idx, len(func.params), func), instrument, name)
+        outputs = normal_out_idx(out_idx, len(func.params), func)
+        if chosen == "sim":
+            return simulator.from_prim_func(func, outputs, instrument, name)
+        return build.from_prim_func(func, outputs, instrument or tracing.wanted(), name, chosen)
 
 
 @contextlib.contextmanager
@@ -249,7 +275,7 @@ def jit(
 
     Args:
         out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it with T.empty).
-        target: "cpu", "sim" or "auto", see :func:`compile`.
+        target: see :func:`compile`; with "auto" an eager kernel is compiled for cuda where its tensors lie on a GPU.
         instrument: log remote operations and waits as the kernel runs.
         pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
 
@@ -263,7 +289,7 @@ def jit(
             f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
             hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
         )
-    resolve_target(target)
+    parse_target(target)
     if pass_configs:
         from tilescale import log
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilescale import native
 from tilescale.cache import Entry
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 #: dtypes that NumPy does not hand over by DLPack → DLPack's code, bits, and the integer of that width
 _RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "float8_e5m2": (12, 8, "uint8")}
-_SOURCES = ("tile", "scheduled", "thread", "llvm", "asm")
 
 
 class Kernel:
@@ -40,6 +39,12 @@ class Kernel:
         TileTypeError, TileValueError: arguments that do not fit, placed at the parameter's declaration.
         LaunchError: a launch that failed while it ran, placed at the statement.
     """
+
+    #: torch's name of the devices that arguments lie on
+    device_type: ClassVar[str] = "cpu"
+    #: what `get_kernel_source` shows, and what it shows when it is not asked
+    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled", "thread", "llvm", "asm")
+    default_source: ClassVar[str] = "thread"
 
     def __init__(
         self,
@@ -91,8 +96,13 @@ class Kernel:
 
     @property
     def target(self) -> str:
-        """What the kernel runs on: "cpu" or "sim"."""
+        """What the kernel runs on: "cpu", "cuda" or "sim"."""
         return str(self._meta.get("target", "cpu"))
+
+    @property
+    def built_for(self) -> str:
+        """The target as the compiler takes it, with its architecture: "cpu", "cuda:sm_90a"."""
+        return self.target
 
     def program(self) -> Any:
         """The kernel as tile IR (a :class:`tilescale.compiler.frontend.trace.TileProgram`), traced again."""
@@ -176,8 +186,8 @@ class Kernel:
             p = self.params[k]
             if p["kind"] == "scalar":
                 continue
-            if is_torch(arg) and (arg.device.type != "cpu" or arg.layout != sys.modules["torch"].strided):
-                if arg.device.type != "cpu":
+            if is_torch(arg) and (arg.device.type != self.device_type or arg.layout != sys.modules["torch"].strided):
+                if arg.device.type != self.device_type:
                     return explain(self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
                 return TileTypeError(
                     f"{self.name}: {p['name']} has the layout {arg.layout}", loc=place(p["loc"]), expected=declaration(p),
@@ -197,23 +207,25 @@ class Kernel:
         return full
 
     # -- for people -----------------------------------------------------------------------------------------------
-    def get_kernel_source(self, kind: str = "thread") -> str:
-        """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices, what LLVM gets),
-        ``"llvm"`` or ``"asm"`` (optimised). Traces the kernel again; raises TileValueError for another kind."""
-        if kind not in _SOURCES:
-            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(_SOURCES))
+    def get_kernel_source(self, kind: str | None = None) -> str:
+        """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices); on the CPU ``"llvm"`` and
+        ``"asm"`` (optimised), for CUDA ``"cuda"`` (C++), ``"ptx"`` and ``"sass"`` (machine code; needs nvdisasm or cuobjdump). Without a
+        kind thread IR, or CUDA C++. Traces the kernel again; raises TileValueError for another kind."""
+        kind = self.default_source if kind is None else kind
+        if kind not in self.sources:
+            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.sources))
         from tilescale.compiler import driver
 
-        return driver.source_text(self._program(), kind, instrument=self.instrument)
+        return driver.source_text(self._program(), kind, self.built_for, instrument=self.instrument)
 
     def check(
-        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, level: str = "tile",
-        depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
+        level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
     ) -> Report:  # fmt: skip
         """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed.
 
         Args:
-            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py.
+            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
             args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
                 copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
             level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
@@ -225,13 +237,14 @@ class Kernel:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds, level=level, depth=depth, roles=roles)
+        given = arguments(args or {})
+        return check(self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, level=level, depth=depth, roles=roles)
 
     def trace(self) -> list[tuple[str, str]]:
-        """``(pass, program)`` after every pass, first as traced, at last the functions that LLVM gets."""
+        """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""
         from tilescale.compiler import driver
 
-        return driver.steps(self._program(), instrument=self.instrument)
+        return driver.steps(self._program(), self.built_for, instrument=self.instrument)
 
     def get_profiler(self, tensor_supply: Any = None, *, tensor_supply_type: Any = None, **extents: int) -> Profiler:
         """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents, by name.
@@ -358,6 +371,7 @@ class _Front:
             return
         tensors = [f"a{k}" for k in kernel._inputs if self.params[k]["kind"] != "scalar"]
         first = f"type({tensors[0]}) is Tensor or " if tensors else ""
+        device = f"{tensors[0]}.device" if tensors and kernel.device_type != "cpu" else "device"
         self.lines.append(f"if {first}is_torch_call({', '.join(tensors)}):")
         numpy_lines = []
         for k in kernel.out_idx:
@@ -372,7 +386,7 @@ class _Front:
             listed = ", ".join(self.code(e, k) for e in p["shape"])
             shape = f"({listed},)" if listed else "()"
             # As separate arguments extents are parsed faster than as a tuple; without any, torch wants the tuple.
-            self.lines.append(f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device=cpu)")
+            self.lines.append(f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device={device})")
             numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
             if p["dtype"] in _RETYPED:
                 numpy_lines.append(f"    a{k} = retyped(o{k})")
@@ -385,7 +399,7 @@ class _Front:
         if torch is None or not (is_torch(tensors[0]) if tensors else True):
             return False
         if self.names["Tensor"] is not torch.Tensor:
-            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, cpu=torch.device("cpu"))
+            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device_type))
             for k in self.kernel.out_idx:
                 dtype = self.params[k]["dtype"]
                 self.names[f"torch_{dtype}"] = getattr(torch, dtype)

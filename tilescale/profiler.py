@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 RETURN_MODES = ("median", "mean", "min", "max", "all")
 #: A sample shorter than this says more about the clock than about the kernel: calls are timed together up to it.
 _SAMPLE_MS = 0.05
+_GPU_SAMPLE_MS = 2.0
 _MAX_SAMPLES = 10_000
 #: dtype → default rtol and atol of `Profiler.assert_allclose`; integers and bool must be equal
 TOLERANCES = {
@@ -137,9 +138,9 @@ class Profiler:
             flat = rng.uniform(-1, 1, shape) if self.supply == "uniform" else rng.standard_normal(shape, "float32")
         torch = sys.modules.get("torch")
         if torch is not None:
-            made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype))
+            made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype)).to(self.kernel.device_type)
             if p["strides"] is not None:
-                made = torch.empty_strided(shape, p["strides"], dtype=made.dtype).copy_(made)
+                made = torch.empty_strided(shape, p["strides"], dtype=made.dtype, device=made.device).copy_(made)
             return made
         array = numpy.asarray(flat).astype(numpy_dtype(dtype))
         if p["strides"] is not None:
@@ -252,22 +253,40 @@ def do_bench(fn: Callable[[], Any], warmup: float = 25, rep: float = 100, return
 
 
 def measure(call: Callable[[], Any], warmup: float, rep: float, agree: Callable[[Sequence[float]], float] = max) -> list[float]:
-    """Samples of a call's milliseconds. ``agree`` makes one number of several ranks' estimates, so that all run equally often."""
+    """Samples of a call's milliseconds. ``agree`` makes one number of several ranks' estimates, so that all run equally often.
+
+    Calls that only put work on a GPU are timed until it is done, many together, so that awaiting the last costs little.
+    """
     call()
+    finish = _awaiting_gpu()
+    finish()
     start = time.perf_counter()
     for _ in range(3):
         call()
+    finish()
     estimate = agree([max((time.perf_counter() - start) / 3 * 1e3, 1e-4)])
-    together = max(1, min(1000, round(_SAMPLE_MS / estimate)))
+    together = max(1, min(1000, round((_SAMPLE_MS if finish is _nothing else _GPU_SAMPLE_MS) / estimate)))
     for _ in range(round(warmup / estimate) if warmup > 4 * estimate else 0):
         call()
+    finish()
     samples = []
     for _ in range(max(3, min(_MAX_SAMPLES, round(rep / (estimate * together))))):
         start = time.perf_counter()
         for _ in range(together):
             call()
+        finish()
         samples.append((time.perf_counter() - start) / together * 1e3)
     return samples
+
+
+def _nothing() -> None:
+    pass
+
+
+def _awaiting_gpu() -> Callable[[], Any]:
+    """What returns when the GPU has done all that this process gave it; nothing where it gave it none."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.synchronize if torch is not None and torch.cuda.is_initialized() else _nothing
 
 
 def _takes(fn: Callable[..., Any], count: int) -> bool:

@@ -38,6 +38,7 @@ class Backend(backend.Backend):
         program, kernel = lowered.program, lowered.own
         meta = description.metadata(program)
         meta |= {"target": "cuda", "arch": self.arch, "symbol": kernel.name, "shared_bytes": kernel.shared_bytes}
+        meta["notes"] = list(dict.fromkeys(program.notes))
         sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
         return Artifact(meta, table(kernel, program, description.parameter_words(program)), sites)
 

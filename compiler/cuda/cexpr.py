@@ -89,6 +89,10 @@ class Expressions:
             return _wrapped(self._native(e), at)
         if isinstance(e, tirx.Cast):
             return self._rounded(e)
+        chosen = _choice(e)
+        if chosen is not None:  # a value that is only moved is not computed with
+            test, yes, no = self.value(chosen[0], TERNARY + 1), self.stored(chosen[1], TERNARY + 1), self.stored(chosen[2], TERNARY)
+            return _wrapped((f"{test} ? {yes} : {no}", TERNARY), at)
         return self.narrowed(self.value(e), dtype)
 
     def text(self, e: Any) -> Text:
@@ -233,13 +237,13 @@ class Expressions:
         if dtype != "int64":
             return self._within(e, f"{self.value(a, PRODUCT)} * {self.value(b, PRODUCT + 1)}", PRODUCT)
         left = self._operand(a, PRODUCT, _surely_wide(b))
-        return f"{left} * {self._operand(b, PRODUCT + 1, constant(b) is not None or _surely_wide(a))}", PRODUCT
+        return f"{left} * {self._operand(b, PRODUCT + 1, True)}", PRODUCT  # one side is 64 bits wide by now
 
     def _comparison(self, e: Any, sign: str, p: int) -> Text:
         if dtype_of(e.a) != "int64":
             return f"{self.value(e.a, p)} {sign} {self.value(e.b, p + 1)}", p
-        a_wide, b_wide = _surely_wide(e.a), _surely_wide(e.b)
-        return f"{self._operand(e.a, p, b_wide)} {sign} {self._operand(e.b, p + 1, a_wide)}", p
+        left = self._operand(e.a, p, _surely_wide(e.b))
+        return f"{left} {sign} {self._operand(e.b, p + 1, True)}", p
 
     def x_Div(self, e: Any) -> Text:
         return self._within(e, f"{self.value(e.a, PRODUCT)} / {self.value(e.b, PRODUCT + 1)}", PRODUCT)
@@ -302,9 +306,7 @@ class Expressions:
         return self._within(e, f"~{self.value(e.a, UNARY)}", UNARY)
 
     def x_Select(self, e: Any) -> Text:
-        return self._chosen(e.condition, e.true_value, e.false_value)
-
-    def _chosen(self, test: Any, yes: Any, no: Any) -> Text:
+        test, yes, no = _choice(e)  # type: ignore[misc]
         return f"{self.value(test, TERNARY + 1)} ? {self.value(yes, TERNARY + 1)} : {self.value(no, TERNARY)}", TERNARY
 
     # -- casts
@@ -332,7 +334,7 @@ class Expressions:
     def x_Call(self, e: Any) -> Text:
         name = e.op.name
         if name == IF_THEN_ELSE:
-            return self._chosen(*e.args)
+            return self.x_Select(e)
         if name == "tirx.address_of":
             return f"&{self.value_address(e.args[0])}", UNARY
         if name == "tirx.buffer_data":
@@ -364,6 +366,13 @@ class Expressions:
 
 def _wrapped(text: Text, at: int) -> str:
     return f"({text[0]})" if text[1] < at else text[0]
+
+
+def _choice(e: Any) -> tuple[Any, Any, Any] | None:
+    """Condition and both values of an expression that chooses. C evaluates the chosen one alone, which serves both kinds."""
+    if isinstance(e, tirx.Select):
+        return e.condition, e.true_value, e.false_value
+    return tuple(e.args) if isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE else None
 
 
 def _widens(e: Any) -> bool:

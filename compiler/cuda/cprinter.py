@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import PurePath
@@ -19,7 +20,7 @@ from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.tvm_compat import REINTERPRET, ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc
 
 #: what no variable may be called: C++'s words, and what the printed code itself uses
@@ -45,10 +46,12 @@ class CPrinter(Expressions):
         super().__init__()
         self.kernel = kernel
         self.lines: list[tuple[str, Loc | None]] = []
+        self.head: list[str] = []  # what a signature asks to be done first
         self.depth = 0
         self.place: Loc | None = None
         self.scopes: list[set[str]] = [set(RESERVED)]
         self.vectors = _moved_as_vectors(kernel.func.body)
+        self.unused = _unused(kernel.func.body)
 
     # -- what targets give
     def signature(self) -> Iterable[str]:
@@ -69,6 +72,8 @@ class CPrinter(Expressions):
         for line in self.signature():
             self.write(line)
         with self.indented():
+            for line in self.head:
+                self.write(line)
             self.statement(self.kernel.func.body)
         self.write("}")
         head: list[tuple[str, Loc | None]] = [(line, None) for line in self.includes()]
@@ -128,8 +133,31 @@ class CPrinter(Expressions):
             self.statement(s)
 
     def s_SeqStmt(self, s: Any) -> None:
-        for each in s.seq:
-            self.statement(each)
+        seq = list(s.seq)
+        for k, each in enumerate(seq):
+            if k and self._initializes(seq[k - 1], each):
+                continue  # stands in the declaration
+            if isinstance(each, tirx.AllocBuffer) and k + 1 < len(seq) and self._initializes(each, seq[k + 1]):
+                self._declare_with_value(each, seq[k + 1])
+            else:
+                self.statement(each)
+
+    def _initializes(self, declared: Any, store: Any) -> bool:
+        """Whether a store is the first value of the variable that is declared right in front of it."""
+        if not isinstance(declared, tirx.AllocBuffer) or not isinstance(store, tirx.BufferStore):
+            return False
+        return store.buffer.same_as(declared.buffer) and self._is_variable(declared.buffer) and not _mentions(store.value, declared.buffer)
+
+    def _is_variable(self, buffer: Any) -> bool:
+        ty = buffer.ty
+        single = len(ty.shape) == 1 and constant(ty.shape[0]) == 1
+        return single and str(ty.storage_scope).startswith("local") and buffer not in self.vectors
+
+    def _declare_with_value(self, s: Any, store: Any) -> None:
+        self.at(store)
+        value = self.stored(store.value)
+        self.scalars.add(s.buffer)
+        self.write(f"{self.ctype(str(s.buffer.ty.dtype))} {self.declare(s.buffer)} = {value};")
 
     def s_AttrStmt(self, s: Any) -> None:
         if s.attr_key != "thread_extent" or s.node.thread_tag not in self.thread_tags:
@@ -194,6 +222,8 @@ class CPrinter(Expressions):
         self.write(f"{self.stored(s.value)};")
 
     def s_Bind(self, s: Any) -> None:
+        if s.var in self.unused:
+            return
         self.at(s)
         if isinstance(s.var.ty, ir.PointerType):
             target = self.pointer(s.var.ty, s.value)
@@ -228,7 +258,7 @@ class CPrinter(Expressions):
             self.write(self.arena(self.declare(buffer), numel))
         elif not ty.storage_scope.startswith("local"):
             raise InternalError(f"{buffer.name} is allocated in the scope {ty.storage_scope}", loc=self.place)
-        elif numel == 1 and buffer not in self.vectors:
+        elif self._is_variable(buffer):
             self.scalars.add(buffer)
             self.write(f"{self.ctype(str(ty.dtype))} {self.declare(buffer)};")
         else:
@@ -292,6 +322,24 @@ def _moved_as_vectors(body: Any) -> dict[Any, int]:
     structural_walk(body, (ir.TensorLoad, lambda e: note(e.source, e.indices)))
     structural_walk(body, (tirx.BufferStore, lambda s: note(s.buffer, s.indices)))
     return found
+
+
+def _unused(body: Any) -> set[Any]:
+    """Names whose value nobody reads and whose computation does nothing else."""
+    binds: list[Any] = []
+    uses: Counter[Any] = Counter()
+    structural_walk(body, (tirx.Bind, binds.append))
+    structural_walk(body, (ir.Var, lambda v: uses.update([v])))
+    out: set[Any] = set()
+    for s in reversed(binds):
+        own: Counter[Any] = Counter()
+        calls: list[Any] = []
+        structural_walk(s, (ir.Var, lambda v, own=own: own.update([v])))
+        structural_walk(s.value, (ir.Call, lambda c, calls=calls: calls.append(c) if c.op.name in EXTERN_CALLS else None))
+        if uses[s.var] <= own[s.var] and not calls:  # the definition itself is all there is
+            out.add(s.var)
+            uses.subtract(own)
+    return out
 
 
 def _mentions(body: Any, var: Any) -> bool:

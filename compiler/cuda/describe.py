@@ -10,7 +10,7 @@ from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 
-COOPERATIVE, DEPENDENT, NARROW_SYMBOLS = 1, 2, 4
+COOPERATIVE, DEPENDENT = 1, 2
 _SLOT, _FLOAT, _MAP = 0, 1, 2
 _CONST, _LOAD = 0, 1
 _OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
@@ -27,12 +27,11 @@ WIDEST = 16
 
 def description(kernel: ThreadKernel, program: Any, parameters: list[int]) -> list[int]:
     """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU."""
-    n, symbols = len(program.params), list(program.symbols.values())
-    narrow = all(str(v.ty) == "int32" for v in symbols)
-    flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent | NARROW_SYMBOLS * narrow
+    n = len(program.params)
+    flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent
     slots = _slots(kernel, program)
     programs = [word for extent in kernel.grid for word in _grid_program(extent, slots)]
-    head = [1, n, len(symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]
+    head = [1, n, len(program.symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]
     head += [len(kernel.sources), len(kernel.maps), len(programs)]
     args = [word for var, source in zip(kernel.func.params, kernel.sources, strict=True) for word in _argument(var, source, n)]
     maps = [word for m in kernel.maps for word in _map(m, program.params[m.param])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from tilescale.compiler.cuda.cexpr import POSTFIX, Text, dtype_of
+from tilescale.compiler.cuda.cexpr import POSTFIX, SMALL, Text, dtype_of
 from tilescale.compiler.cuda.cprinter import CPrinter
 from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
@@ -37,14 +37,13 @@ class CudaPrinter(CPrinter):
         "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
         "__exp": "__expf", "__exp2": "ts::fast_exp2", "__exp10": "__exp10f", "__log": "__logf", "__log2": "__log2f",
         "__log10": "__log10f", "__sin": "__sinf", "__cos": "__cosf", "__tan": "__tanf", "__tanh": "ts::fast_tanh",
-        "ieee_add": "__fadd_rn", "ieee_sub": "__fsub_rn", "ieee_mul": "__fmul_rn", "ieee_fdiv": "__fdiv_rn", "ieee_sqrt": "__fsqrt_rn",
-        "ieee_frcp": "__frcp_rn", "ieee_fmaf": "__fmaf_rn",
+        # never contracted; divisions and square roots are correctly rounded as they are
+        "ieee_add": "__fadd_rn", "ieee_sub": "__fsub_rn", "ieee_mul": "__fmul_rn",
     }  # fmt: skip
     #: float64 has no fast forms: the accurate ones
     double_functions: ClassVar[dict[str, str]] = {
         **{f"__{name}": name for name in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "tanh")},
-        "ieee_add": "__dadd_rn", "ieee_sub": "__dsub_rn", "ieee_mul": "__dmul_rn", "ieee_fdiv": "__ddiv_rn", "ieee_sqrt": "__dsqrt_rn",
-        "ieee_frcp": "__drcp_rn", "ieee_fmaf": "__fma_rn",
+        "ieee_add": "__dadd_rn", "ieee_sub": "__dsub_rn", "ieee_mul": "__dmul_rn",
         "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
     }  # fmt: skip
 
@@ -77,7 +76,10 @@ class CudaPrinter(CPrinter):
             if isinstance(var.ty, ir.PointerType) or "handle" in dtype_of(var):
                 self.used.add("tensormap")
                 return f"const __grid_constant__ ts::TensorMap {self.declare(var)}"
-            return f"{self.computed_type(dtype_of(var))} {self.declare(var)}"
+            name, dtype = self.declare(var), dtype_of(var)
+            if dtype in SMALL:  # passed as a float; rounded here, as a scalar of its dtype is
+                self.head.append(f"{name} = float({self.narrowed(name, dtype)});")
+            return f"{self.computed_type(dtype)} {name}"
         ctype = self.ctype(str(var.ty.dtype))
         if written or var.ty.storage_scope == "global.signal":
             return f"{ctype}* {self.declare(var)}"

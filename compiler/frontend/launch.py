@@ -191,8 +191,11 @@ def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) ->
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Fixes the layout of buffers on targets that choose layouts; the CPU keeps every tile row-major."""
-    _hint("layouts", layouts)
+    """Fixes the layout of buffers on targets that choose layouts (`tilescale.compiler.layout`: a Fragment for a tile in registers, a Shared
+    for one in shared memory); the CPU keeps every tile row-major."""
+    b = bld.current()
+    before = b.launch.hints.get("layouts", {}) if b.launch is not None else {}
+    _hint("layouts", {**before, **{buffer: (layout, source.current()) for buffer, layout in layouts.items()}})
 
 
 def annotate_l2_hit_ratio(ratios: dict[Any, float]) -> None:

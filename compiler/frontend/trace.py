@@ -50,6 +50,13 @@ class TileProgram:
     returns: list[int] = field(default_factory=list)
     schedule: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict)
+    #: the GPU architecture that a program is compiled for; empty on other targets
+    arch: str = ""
+    #: on GPUs: each tile's offset and size in the block's shared memory, in bytes, and how much that is
+    arena: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    arena_bytes: int = 0
+    #: what passes did that the author may want to know (log level info)
+    notes: list[str] = field(default_factory=list)
 
     def with_body(self, body: Any) -> TileProgram:
         """The same kernel with another body."""
@@ -242,6 +249,8 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
     func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr("global_symbol", name)
     hints = dict(builder.launch.hints)
+    if "layouts" in hints:  # by the variables that the program has
+        hints["layouts"] = {renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()}
     return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints)
 
 

@@ -109,7 +109,7 @@ class Fragment:
             else:
                 pieces.append(replace(p, axis=p.axis - 1) if p.axis is not None and p.axis > axis else p)
         shape = self.shape[:axis] + self.shape[axis + 1 :]
-        return Fragment(shape, _packed(pieces), self.threads)
+        return Fragment(shape, packed(pieces), self.threads)
 
     def expanded(self, axis: int, extent: int) -> Fragment:
         """A new axis in front of ``axis``, all in slots of the threads that hold the element."""
@@ -154,7 +154,7 @@ class Fragment:
         return tuple(sorted(out))
 
 
-def _packed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def packed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
     """The same pieces with slots numbered without the gaps that a reduction leaves, in the order that they had."""
     out, step = [p for p in pieces if p.to != "slot"], 1
     for p in sorted((p for p in pieces if p.to == "slot"), key=lambda p: p.stride):

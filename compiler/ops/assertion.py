@@ -28,6 +28,10 @@ class Assert(TileOp):
         site = cx.site("assert", "", call, str(call.args[1].value))
         return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), cx.call("ts_fail", site), None)
 
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        failed = cx.fail("assert", call, str(call.args[1].value))
+        return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)
+
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim.findings import Finding
         from tilescale.compiler.sim.nest import fails

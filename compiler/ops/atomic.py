@@ -95,6 +95,27 @@ class Atomic(TileOp):
         out = [Access(call.args[0], "update")]
         return [*out, Access(call.args[1], "read")] if isinstance(call.args[1], ir.TensorRegion) else out
 
+    def nest(self, call: Any) -> Any:
+        from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
+
+        if str(call.ty) != str(VOID):
+            return None
+        dst, value = call.args
+        kept = long_axes(dst)
+        frm = long_axes(value) if isinstance(value, ir.TensorRegion) else []
+
+        def one(at: list[Any]) -> Any:
+            operand = tirx.BufferLoad(value.source, indexed(value, at, frm)) if isinstance(value, ir.TensorRegion) else value
+            where = tirx.BufferRegion(dst.source, [ir.Range.from_min_extent(i, 1) for i in indexed(dst, at, kept)])
+            return tirx.Evaluate(ir.Call(call.op, [where, operand], attrs=dict(call.attrs), ret_ty=VOID, span=call.span), call.span)
+
+        return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.atomic import emit_atomic
+
+        return emit_atomic(cx, call)
+
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu import convert as conversions
         from tilescale.compiler.cpu import move

@@ -32,13 +32,15 @@ class Access:
 
 class TileOp:
     """An operation. Subclasses give ``name``, ``effects``, one ``lower_<target>`` a target and ``simulate``, its meaning; instances
-    have no state."""
+    have no state. On GPUs an operation that is a loop over elements gives ``nest`` instead of a lowering."""
 
     name: ClassVar[str]
     #: what ``simulate`` gives is a generator, which stops where it has to wait for others
     waits: ClassVar[bool] = False
     #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
     in_lanes: ClassVar[bool] = False
+    #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
+    demands: ClassVar[bool] = False
 
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
@@ -50,6 +52,33 @@ class TileOp:
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         """The call as thread IR for the CPU; ``cx`` is a :class:`tilescale.compiler.cpu.lower.Lowering`."""
+        raise NotImplementedError
+
+    def nest(self, call: Any) -> Any:
+        """The call as independent iterations over elements (a :class:`tilescale.compiler.ir.nests.Nest`); None where it is no such loop."""
+        return None
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        """On GPUs: the call as statements whose operands lie where the operation can reach them; None where they do. ``cx`` is a
+        :class:`tilescale.compiler.passes.gpu_stage.Staging`."""
+        return None
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given what ``cx.known`` has of
+        the other operands; ``cx`` is a :class:`tilescale.compiler.layout.infer.Solver`."""
+        return []
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        """On GPUs: tile → the Shared layout that the operation reads best."""
+        return {}
+
+    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
+        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
+        :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
+        return None
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        """The call as thread IR for a GPU; ``cx`` is a :class:`tilescale.compiler.cuda.lower.Lowering`."""
         raise NotImplementedError
 
     def simulate(self, call: Any, cx: Any) -> Any:

@@ -10,7 +10,7 @@ from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Region, as_expr, constant, index_expr
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape
-from tilescale.compiler.tvm_compat import ir
+from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
@@ -129,6 +129,24 @@ class Copy(TileOp):
             out.append(Access(call.args[3], "update", owner))
         return out
 
+    def nest(self, call: Any) -> Any:
+        from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
+
+        src, dst = call.args[:2]
+        if str(call.attrs["side"]):
+            return None  # a remote side is no loop of this executor alone
+        from_axes, to_axes = long_axes(src), long_axes(dst)
+        sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
+                 for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
+
+        def element(at: list[Any]) -> Any:
+            value = tirx.BufferLoad(src.source, indexed(src, at, from_axes))
+            kind = str(tirx.BufferLoad(dst.source, [r.min for r in dst.region]).ty)
+            value = value if str(value.ty) == kind else tirx.Cast(kind, value)
+            return tirx.BufferStore(dst.source, value, indexed(dst, at, to_axes), call.span)
+
+        return element_nest(sizes, element, call, "T.copy")
+
     def stops(self, call: Any) -> bool:
         return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it
 
@@ -137,7 +155,7 @@ class Copy(TileOp):
 
         side, reach = call.attrs["side"], call.attrs["reach"]
         peer = cx.scalar(call.args[2])
-        site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call)
+        site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call, "pull" if side == "src" else "")
         src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
         dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
         if not side and cx.forward(call.args[1], src):
@@ -146,8 +164,7 @@ class Copy(TileOp):
         if side:
             body = cx.transferred(body, src if side == "src" else dst, peer, site)
         if len(call.args) > 3:
-            flag = cx.address(call.args[3], peer=peer, reach=reach, site=site)
-            body.append(cx.signal(flag, cx.scalar(call.args[4]), call.attrs["signal_op"]))
+            body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
         return bld.sequence(body)
 
     def simulate(self, call: Any, cx: Any) -> Any:

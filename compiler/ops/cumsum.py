@@ -42,6 +42,16 @@ class CumSum(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        from tilescale.compiler.cuda.scan import stage
+
+        return stage(call, cx)
+
+    def nest(self, call: Any) -> Any:
+        from tilescale.compiler.cuda.scan import lines
+
+        return lines(call)
+
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu.reduce import emit_cumsum
         from tilescale.compiler.cpu.view import like

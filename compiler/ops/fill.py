@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.values import convert
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register
+from tilescale.compiler.tvm_compat import tirx
 
 
 def fill(buffer: Any, value: Any) -> None:
@@ -25,6 +26,14 @@ class Fill(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "write")]
+
+    def nest(self, call: Any) -> Any:
+        from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
+
+        dst, value = call.args
+        kept = long_axes(dst)
+        put = lambda at: tirx.BufferStore(dst.source, value, indexed(dst, at, kept), call.span)  # noqa: E731
+        return element_nest([dst.region[k].extent for k in kept], put, call, "T.fill")
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu import move

@@ -87,12 +87,33 @@ def gemm(
 @register
 class Gemm(TileOp):
     name = "gemm"
+    demands = True
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c = call.args[:3]
         clears = call.args[3]  # what C holds is read unless it starts from zero
         held = [] if constant(clears) else [Access(c, "read", when=None if constant(clears) is not None else tirx.Not(clears))]
         return [Access(a, "read"), Access(b, "read"), *held, Access(c, "write")]
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        from tilescale.compiler.cuda.gemm import stage
+
+        return stage(call, cx)
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        from tilescale.compiler.cuda.gemm import layouts
+
+        return layouts(call, cx)
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        from tilescale.compiler.cuda.gemm import shared_layouts
+
+        return shared_layouts(call)
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.gemm import emit_gemm
+
+        return emit_gemm(cx, call)
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu.gemm import emit_gemm

@@ -84,7 +84,7 @@ isnan = _predicate("isnan", _math.isnan, "Whether x is not a number.")
 isinf = _predicate("isinf", _math.isinf, "Whether x is infinite.")
 isfinite = _predicate("isfinite", _math.isfinite, "Whether x is finite.")
 
-for _name in ("pow", "fmod", "atan2", "copysign", "hypot", "fma"):
+for _name in ("pow", "fmod", "atan2", "copysign", "hypot", "fma", "ieee_add", "ieee_sub", "ieee_mul"):
     register_op(f"ts.math.{_name}", pure=True)
 
 
@@ -303,22 +303,30 @@ def _rounded(rounding: str, name: str) -> None:
         raise TileValueError(f"T.{name} with rounding {rounding!r}", loc=source.current(), expected='"rn" (to nearest, ties to even)')
 
 
+def _alone(name: str, op: str, a: Any, b: Any) -> Any:
+    """An operation that no target may take together with another one (a product and a sum as one FMA)."""
+    if _python(a, b):
+        return binary(op, a, b)
+    x, y, dt = _same(a, b, f"an argument of T.{name}")
+    return ir.Call(f"ts.math.{name}", [x, y], ret_ty=ir.PrimType(dt)) if "float" in dt else binary(op, x, y)
+
+
 def ieee_add(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a + b, correctly rounded, never contracted."""
     _rounded(rounding_mode, "ieee_add")
-    return binary("+", a, b)
+    return _alone("ieee_add", "+", a, b)
 
 
 def ieee_sub(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a - b, correctly rounded, never contracted."""
     _rounded(rounding_mode, "ieee_sub")
-    return binary("-", a, b)
+    return _alone("ieee_sub", "-", a, b)
 
 
 def ieee_mul(a: Any, b: Any, rounding_mode: str = "rn") -> Any:
     """a * b, correctly rounded, never contracted."""
     _rounded(rounding_mode, "ieee_mul")
-    return binary("*", a, b)
+    return _alone("ieee_mul", "*", a, b)
 
 
 def ieee_fdiv(a: Any, b: Any, rounding_mode: str = "rn") -> Any:

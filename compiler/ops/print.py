@@ -44,6 +44,16 @@ class Print(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")] if isinstance(call.args[0], ir.TensorRegion) else []
 
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        from tilescale.compiler.cuda.printing import stage
+
+        return stage(call, cx)
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.printing import emit_print
+
+        return emit_print(cx, call)
+
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         value = call.args[0]
         site = cx.site("text" if isinstance(value, ir.StringImm) else "print", str(call.attrs["msg"]), call)

@@ -83,6 +83,26 @@ class Reduce(TileOp):
         out = [Access(src, "read"), Access(dst, "write")]
         return out if call.attrs["clear"] else [*out, Access(dst, "read")]
 
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        from tilescale.compiler.cuda.reduce import stage
+
+        return stage(call, cx)
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        from tilescale.compiler.cuda.reduce import layouts
+
+        return layouts(call, cx)
+
+    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
+        from tilescale.compiler.cuda.reduce import exchange
+
+        return exchange(call, cx)
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.reduce import emit_reduce
+
+        return emit_reduce(cx, call)
+
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cpu.reduce import emit_reduce
         from tilescale.compiler.cpu.view import like
@@ -103,3 +123,21 @@ class Reduce(TileOp):
             dst.write(ex, tiles.reduction(src.read(ex), before, axis, op, (src.dtype, dst.dtype)))
 
         return run
+
+
+@register
+class ReducePart(TileOp):
+    """Scheduled level, GPUs: what each group of threads makes of its part of a reduction, into shared memory (groups, …)."""
+
+    name = "reduce_part"
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "read"), Access(call.args[1], "write")]
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.reduce import emit_part
+
+        return emit_part(cx, call)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        raise NotImplementedError  # made for GPUs alone, behind everything that the simulator runs

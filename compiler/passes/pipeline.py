@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.ir import spec
 from tilescale.compiler.passes.expand_collectives import expand_collectives
+from tilescale.compiler.passes.fences import fences
+from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
+from tilescale.compiler.passes.gpu_exchange import gpu_exchange
+from tilescale.compiler.passes.gpu_layouts import gpu_layouts
+from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
@@ -44,6 +50,23 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+def gpu_passes(arch: str) -> tuple[Pass, ...]:
+    """The list for GPUs of an architecture (sm_90a, sm_80). What follows is compiler/cuda/lower.py."""
+    limit = limit_of(arch)
+    return (
+        *(p for p in PASSES if p.name != "layouts"),
+        # Operands first: the tiles that this adds take part in everything below.
+        Pass("gpu_stage", partial(gpu_stage, arch=arch), spec.SCHEDULED),
+        Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
+        # Only layouts say which threads need what others hold.
+        Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
+        # The arena before the fences: tiles that share bytes must be ordered too.
+        Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
+        # Fences last: they order what all the others made.
+        Pass("fences", fences, spec.SCHEDULED),
+    )
+
+
 @dataclass
 class Trace:
     """What every pass left behind, for people: (name, text, milliseconds)."""
@@ -51,11 +74,12 @@ class Trace:
     steps: list[tuple[str, str, float]] = field(default_factory=list)
 
 
-def run(program: Any, *, keep: bool = False) -> tuple[Any, Trace]:
+def run(program: Any, *, keep: bool = False, passes: Sequence[Pass] | None = None) -> tuple[Any, Trace]:
     """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what each left behind.
 
     Args:
         keep: keep the text of every step in the returned trace.
+        passes: the target's list; the CPU's without.
 
     Raises:
         InternalError: a pass left something that its level does not allow.
@@ -64,13 +88,24 @@ def run(program: Any, *, keep: bool = False) -> tuple[Any, Trace]:
     folder = DUMP.get()
     spec.verify(program.func, spec.TILE, "trace")
     _show(trace, program, "trace", 0.0, keep, folder)
-    for step in PASSES:
+    for step in PASSES if passes is None else passes:
         start = time.perf_counter()
         program = step.run(program)
         took = (time.perf_counter() - start) * 1e3
         spec.verify(program.func, step.level, step.name)
         _show(trace, program, step.name, took, keep, folder)
     return program, trace
+
+
+def tile_level(kernel: Any) -> Any:
+    """A kernel behind the passes that stay at the tile level: a ``@T.prim_func`` or a traced program; a scheduled one as it is."""
+    program = kernel.trace() if hasattr(kernel, "trace") else kernel
+    if program.schedule is not None:
+        return program
+    for step in PASSES:
+        if step.level == spec.TILE:
+            program = step.run(program)
+    return program
 
 
 def _show(trace: Trace, program: Any, name: str, took: float, keep: bool, folder: Any) -> None:

@@ -12,7 +12,7 @@ from tilescale.compiler.sim import nest, numerics, tiles
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
-    from tilescale.compiler.sim.prepare import View
+    from tilescale.compiler.sim.view import View
 
 
 def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:

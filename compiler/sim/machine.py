@@ -253,8 +253,9 @@ class Machine:
     """
 
     def __init__(
-        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observers: tuple[Observer, ...] = ()
-    ):
+        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
+        observers: tuple[Observer, ...] = (),
+    ):  # fmt: skip
         self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
         self.late, self.observers = schedule.late, observers
         self.report = Report()

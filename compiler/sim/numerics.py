@@ -172,6 +172,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)), "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x),
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
     "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2, "copysign": np.copysign, "hypot": np.hypot,
+    "ieee_add": np.add, "ieee_sub": np.subtract, "ieee_mul": np.multiply,
 }  # fmt: skip
 _CLASSES: dict[str, Callable[[Any], Any]] = {"isnan": np.isnan, "isinf": np.isinf, "isfinite": np.isfinite}
 

@@ -19,28 +19,12 @@ from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops import base
 from tilescale.compiler.sim import nest, rings
 from tilescale.compiler.sim.expr import Expressions, Value
-from tilescale.compiler.sim.machine import Counter, Counters
-from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.memory import Site
 from tilescale.compiler.sim.step import Step
+from tilescale.compiler.sim.view import BufferInfo, View
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
-
-
-@dataclass
-class BufferInfo:
-    """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it;
-    ``ring``: whose stages it has."""
-
-    name: str
-    dtype: str
-    shape: tuple[Any, ...]
-    scope: str
-    cells: int = 1
-    tracked: bool = False
-    base: int | None = None
-    viewed: bool = False
-    ring: int | None = None
 
 
 @dataclass(frozen=True)
@@ -100,126 +84,6 @@ def prepare(program: Any) -> Prepared:
     return Preparation(program).run()
 
 
-@dataclass(frozen=True)
-class Placed:
-    """A region at its place: what of it lies inside, as slices of the storage and (None: all of it) of the region, and its shape."""
-
-    storage: Any
-    key: tuple[slice, ...]
-    part: tuple[slice, ...] | None
-    shape: tuple[int, ...]
-
-    def read(self) -> Any:
-        """The elements as they lie in memory; zero outside."""
-        if self.part is None:
-            return self.storage.data[self.key]
-        out = np.zeros(self.shape, self.storage.data.dtype)
-        out[self.part] = self.storage.data[self.key]
-        return out
-
-    def write(self, values: Any) -> None:
-        """Stores ``values``, as they lie in memory; what is outside is dropped."""
-        values = np.broadcast_to(values, self.shape) if np.ndim(values) == 0 else values.reshape(self.shape)
-        self.storage.data[self.key] = values if self.part is None else values[self.part]
-
-
-class View:
-    """A region of a buffer, its place computed by whoever runs the statement."""
-
-    def __init__(self, cx: Preparation, region: Any, reach: str, site: Site):
-        self.slot = cx.slots[region.source]
-        self.info = cx.buffers[self.slot]
-        self.dtype, self.reach, self.site = self.info.dtype, reach, site
-        self.mins = [cx.scalar(r.min) for r in region.region]
-        self.extents = [cx.scalar(r.extent) for r in region.region]
-
-    def storage(self, ex: Any, owner: int | None) -> Any:
-        """The executor's own memory, or that of rank (block of the cluster) ``owner``."""
-        if owner is None:
-            return ex.mem[self.slot]
-        machine = ex.machine
-        if self.reach == "device":
-            return machine.ranks[owner].memory[self.slot]
-        return machine.clustered(ex, owner).tile(self.slot)
-
-    def index(self, ex: Any) -> tuple[Any, ...]:
-        """The indices of its first element; arrays in the lanes of a nest."""
-        return tuple([m(ex) for m in self.mins])
-
-    def counter(self, ex: Any, owner: int | None = None) -> Counter | None:
-        """The counter that the region names; None, and a finding, outside."""
-        counters, index = self.storage(ex, owner), self.index(ex)
-        assert isinstance(counters, Counters)
-        made = counters.at(index)
-        if made is None:
-            ex.machine.report_outside(ex, counters.name, counters.shape, self.site, describe(counters.name, index))
-        return made
-
-    def cut(self, ex: Any, storage: Storage) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:
-        """What of the region lies inside, as slices of the storage and (None: all of it) of the region, and the region's shape."""
-        shape = tuple([n(ex) for n in self.extents])
-        key, part, whole = [], [], True
-        for low, extent, n in zip(self.index(ex), shape, storage.shape, strict=True):
-            first, last = max(low, 0), min(low + extent, n)
-            last = max(first, last)
-            whole = whole and last - first == extent
-            key.append(slice(first, last))
-            part.append(slice(first - low, last - low))
-        return tuple(key), None if whole else tuple(part), shape
-
-    def placed(self, ex: Any, owner: int | None) -> Placed:
-        """The region where the executor's variables put it now."""
-        storage = self.storage(ex, owner)
-        return Placed(storage, *self.cut(ex, storage))
-
-    def read(self, ex: Any, owner: int | None = None) -> Any:
-        """The region's elements as they lie in memory; zero outside."""
-        return self.placed(ex, owner).read()
-
-    def write(self, ex: Any, values: Any, owner: int | None = None) -> None:
-        """Stores ``values``, as they lie in memory; what is outside is dropped."""
-        storage = self.storage(ex, owner)
-        key, part, shape = self.cut(ex, storage)
-        values = np.broadcast_to(values, shape) if np.ndim(values) == 0 else values.reshape(shape)
-        chosen = values if part is None else values[part]
-        if not self.posts(ex, owner):
-            storage.data[key] = chosen
-            return
-        assert owner is not None
-        kept = chosen.copy()
-
-        def land() -> None:
-            for observer in ex.machine.observers:
-                observer.accessed(ex, storage, key, "land", False)
-            storage.data[key] = kept
-
-        ex.post(self.peer(owner), land)
-
-    def posts(self, ex: Any, owner: int | None) -> bool:
-        """Whether a write to memory of ``owner`` is on its way for a while: that of another rank (another block of the cluster)."""
-        if owner is None or not ex.machine.late:
-            return False
-        return owner != (ex.rank.number if self.reach == "device" else ex.block.cluster_index)
-
-    def peer(self, owner: int) -> int:
-        """The number of ``owner`` among the peers of an executor: a rank, or (below zero) a block of the cluster."""
-        return owner if self.reach == "device" else -1 - owner
-
-    def record(self, ex: Any, mode: str, owner: int | None, by: Any = None) -> None:
-        """An access by the operation's effect table. ``by``: the engine that performs it for the executor."""
-        storage = self.storage(ex, owner)
-        if ex.lanes is not None:
-            _, chosen = nest.select(ex, storage, self.index(ex), self.site)
-            storage.record(ex, chosen, mode, self.site)
-            return
-        key, part, shape = self.cut(ex, storage)
-        if part is not None and not storage.is_global:
-            wanted = tuple(slice(low, low + n) for low, n in zip(self.index(ex), shape, strict=True))
-            ex.machine.report_outside(ex, storage.name, storage.shape, self.site, describe(storage.name, wanted))
-        if all(k.stop > k.start for k in key):
-            storage.record(ex if by is None else by, key, mode, self.site, mode == "write" and self.posts(ex, owner))
-
-
 class Preparation(Expressions):
     """One program on its way to functions; what ``TileOp.simulate`` is given."""
 
@@ -232,6 +96,7 @@ class Preparation(Expressions):
         self.slots: dict[Any, int] = self.made.slots
         self.buffers: list[BufferInfo] = self.made.buffers
         self.lane_buffers: set[Any] = set()
+        self.contended: set[Any] = set()
         self.tested: set[Any] = set()
         self.loops: list[Any] = []
         self.scales: list[tuple[str, int]] = []
@@ -251,7 +116,9 @@ class Preparation(Expressions):
                 info = BufferInfo(p.name, str(p.spec.dtype), (), p.var.ty.storage_scope, cells, p.var in written)
                 self._add(p.var, info)
         self.cell_bits = cell_bits
-        self.contended = {
+        if self.shared_tiles:  # what executors of a block update atomically; all else of its tiles is seen by the clocks alone
+            self.contended = _updated(func.body)
+        self.contended |= {
             p.var
             for p in program.params
             if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in _read(func.body))
@@ -703,6 +570,13 @@ def _cell_bits(body: Any) -> dict[Any, int]:
 
     structural_walk(body, (tirx.DeclBuffer, note))
     return {**{view: narrow[root] for view, root in roots.items()}, **narrow}
+
+
+def _updated(body: Any) -> set[Any]:
+    """Buffers that atomic operations update."""
+    found: set[Any] = set()
+    structural_walk(body, (ir.Call, lambda c: found.add(c.args[0].source) if c.op.name == "ts.atomic" else None))
+    return found
 
 
 def _read(body: Any) -> set[Any]:

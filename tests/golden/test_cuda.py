@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+import tilescale.language as T
 from tests.unit.cuda import thread_kernels
+from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
 
 KERNELS = ("scale", "staged")
 
@@ -15,3 +18,46 @@ KERNELS = ("scale", "staged")
 @pytest.mark.parametrize("name", KERNELS)
 def test_cuda(name: str, golden: Callable[[str, str], None]):
     golden(f"{name}.cu", print_kernel(getattr(thread_kernels, name)()).text)
+
+
+@T.prim_func
+def gemm(A: T.Tensor((T.dynamic("m"), 96), "float16"), B: T.Tensor((96, 128), "float16"), C: T.Tensor((T.dynamic("m"), 128), "float16")):
+    with T.Kernel(2, T.ceildiv(A.shape[0], 64), threads=128) as (bx, by):
+        A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+        C_l = T.alloc_fragment((64, 64), "float32")
+        T.clear(C_l)
+        for k in T.Pipelined(3, num_stages=3):
+            T.copy(A[by * 64, k * 32], A_s)
+            T.copy(B[k * 32, bx * 64], B_s)
+            T.gemm(A_s, B_s, C_l)
+        for i, j in T.Parallel(64, 64):
+            C_l[i, j] = T.max(C_l[i, j], 0)
+        T.copy(C_l, C[by * 64, bx * 64])
+
+
+@T.prim_func
+def softmax(A: T.Tensor((32, 1000), "float32"), C: T.Tensor((32, 1000), "float32")):
+    with T.Kernel(32, threads=128) as row:
+        x, top, total = T.alloc_fragment((1000,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+        T.copy(A[row, 0], x)
+        T.reduce_max(x, top)
+        for i in T.Parallel(1000):
+            x[i] = T.exp(x[i] - top[0])
+        T.reduce_sum(x, total)
+        for i in T.Parallel(1000):
+            x[i] = x[i] / total[0]
+        T.copy(x, C[row, 0])
+
+
+@T.prim_func
+def vector_add(A: T.Tensor((1000,), "float32"), B: T.Tensor((1000,), "float32"), C: T.Tensor((1000,), "float32")):
+    with T.Kernel(T.ceildiv(1000, 512), threads=128) as bx:
+        for i in T.Parallel(512):
+            C[bx * 512 + i] = A[bx * 512 + i] + B[bx * 512 + i]
+
+
+@pytest.mark.parametrize("kernel", [vector_add, softmax, gemm], ids=lambda k: k.name)
+def test_lowered(kernel, golden: Callable[[str, str], None]):
+    """Layouts, fences, vectors and instructions of whole kernels: what an author sees of them."""
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_80"))
+    golden(f"{kernel.name}.cu", print_kernel(Lowering(program, "sm_80").run()).text)

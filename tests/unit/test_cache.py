@@ -167,7 +167,7 @@ def test_a_new_process_takes_the_kernel_without_tvm(place: Path, fresh: Fresh, c
     )
     assert done.stdout.split() == ["True", str(BASE), "True", "False"], done.stderr
     for entry in entries(place):
-        assert sorted(p.name for p in entry.iterdir()) == ["kernel.json", "kernel.so"]
+        assert sorted(p.name for p in entry.iterdir()) == ["kernel.bin", "kernel.json"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_an_annotation_inside_the_body_counts(place: Path, fresh: Fresh):
 def test_a_damaged_entry_is_rebuilt(place: Path, fresh: Fresh, damage: str, capfd: pytest.CaptureFixture[str]):
     fresh.shift()
     (entry,) = entries(place)
-    code, meta = entry / "kernel.so", entry / "kernel.json"
+    code, meta = entry / "kernel.bin", entry / "kernel.json"
     if damage == "no code":
         code.unlink()
     elif damage == "half the code":
@@ -260,7 +260,7 @@ def test_code_that_does_not_load_is_rebuilt(place: Path, fresh: Fresh, capfd: py
     sys.modules.pop("model")
     gc.collect()
     bad = b"not an object"
-    replace(entry / "kernel.so", bad)
+    replace(entry / "kernel.bin", bad)
     held = json.loads((entry / "kernel.json").read_text())
     (entry / "kernel.json").write_text(json.dumps({**held, "code": hashlib.blake2b(bad, digest_size=16).hexdigest()}))
     assert fresh.shift() == (False, BASE)
@@ -368,7 +368,7 @@ def test_remains_of_killed_processes_are_swept(place: Path):
     folder = cache.folder()
     for name, age in ((".new-old", 7200), (".gone-old", 7200), (".new-young", 60)):
         (folder / name).mkdir()
-        (folder / name / "kernel.so").write_bytes(b"x")
+        (folder / name / "kernel.bin").write_bytes(b"x")
         os.utime(folder / name, (time.time() - age,) * 2)
     cache.sweep(limit=1 << 20)
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == [".new-young"]

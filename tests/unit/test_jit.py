@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,7 +15,14 @@ import tilescale.language as T
 from tests.kernels import refused
 from tilescale.eager import Eager
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.jit import Factory, frozen
+from tilescale.jit import Factory, frozen, resolve_target
+
+
+@dataclass
+class Tensor:
+    """What says where it lies."""
+
+    is_cuda: bool
 
 
 @tilescale.jit(out_idx=-1)
@@ -297,13 +307,34 @@ def test_an_eager_kernels_arguments_are_checked_by_the_launcher():
 
 def test_targets():
     assert tilescale.compile(scale.get_tir(8), target="cpu").inputs == ["A", "B"]
-    for name in ("cuda", "hip"):
-        with refused(TileValueError, f"the target {name!r} is not built in this version", write='target="cpu"'):
+    with refused(TileValueError, "the target 'hip' is not built in this version", write='target="cpu"'):
+        tilescale.compile(scale.get_tir(8), target="hip")
+    with refused(TileValueError, "the target 'hip' is not built"):
+        tilescale.jit(target="hip")(scale.func)
+    for name in ("tpu", "cpu:avx2", ""):
+        with refused(TileValueError, f"there is no target {name!r}"):
             tilescale.compile(scale.get_tir(8), target=name)
-    with refused(TileValueError, "the target 'cuda' is not built"):
-        tilescale.jit(target="cuda")(scale.func)
-    with refused(TileValueError, "there is no target 'tpu'"):
-        tilescale.compile(scale.get_tir(8), target="tpu")
+
+
+@pytest.mark.parametrize(
+    "target, tensors, chosen",
+    [
+        (None, (), "cpu"), ("auto", (Tensor(False),), "cpu"), ("auto", (1, Tensor(True)), "cuda:sm_90a"), ("cpu", (Tensor(True),), "cpu"),
+        ("cuda", (), "cuda:sm_90a"), ("cuda:sm_80", (), "cuda:sm_80"), ("cuda -arch=sm_80", (), "cuda:sm_80"), ("llvm -mcpu=native", (), "cpu"),
+        ("sim", (Tensor(True),), "sim"),
+    ],
+)  # fmt: skip
+def test_what_a_target_stands_for(target: Any, tensors: Any, chosen: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tilescale.cuda.architecture", lambda: "sm_90a")
+    assert resolve_target(target, tensors) == chosen
+
+
+def test_the_environment_chooses_for_auto_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tilescale.cuda.architecture", lambda: "sm_90a")
+    monkeypatch.setenv("TILESCALE_TARGET", "cuda")
+    assert (resolve_target("auto"), resolve_target("cpu")) == ("cuda:sm_90a", "cpu")
+    monkeypatch.setenv("TILESCALE_TARGET", "cpu")
+    assert resolve_target("auto", [Tensor(True)]) == "cpu"
 
 
 def test_what_the_decorators_refuse():

@@ -205,6 +205,12 @@ def cuda_missing() -> str:
     return str(_ffi_module().cuda_missing())
 
 
+def cuda_capability(device: int = 0) -> tuple[int, int] | None:
+    """The compute capability of a GPU; None where there is none."""
+    found = int(_ffi_module().cuda_capability(device))
+    return divmod(found, 10) if found else None
+
+
 def retype(array: Any, code: int, bits: int) -> Any:
     """A kernel argument that is ``array``'s memory (anything DLPack) under the dtype that DLPack calls ``code``, ``bits``.
 

@@ -23,7 +23,7 @@
 
 #define HEAD 12
 enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4 };
-enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_NARROW_SYMBOLS = 4 /* kernels take symbols as int32 */ };
+enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2 };
 enum { FORM_SLOT, FORM_FLOAT, FORM_MAP };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
@@ -32,7 +32,8 @@ typedef int CUresult;
 typedef struct { _Alignas(64) uint64_t opaque[16]; } CUtensorMap;
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
-       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14 };
+       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+       CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
 typedef struct {
   uint32_t id, pad;
   union { char pad[64]; struct { uint32_t x, y, z; } clusterDim; int cooperative; int programmaticStreamSerializationAllowed; } value;
@@ -47,6 +48,7 @@ typedef struct {
 static struct {
   CUresult (*Init)(unsigned);
   CUresult (*GetErrorString)(CUresult, const char**);
+  CUresult (*DeviceGetAttribute)(int*, int, int);
   CUresult (*CtxGetDevice)(int*);
   CUresult (*CtxPushCurrent)(void*);
   CUresult (*CtxPopCurrent)(void**);
@@ -64,6 +66,7 @@ static struct {
 static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.Init, "cuInit"},
   {(void**)&cu.GetErrorString, "cuGetErrorString"},
+  {(void**)&cu.DeviceGetAttribute, "cuDeviceGetAttribute"},
   {(void**)&cu.CtxGetDevice, "cuCtxGetDevice"},
   {(void**)&cu.CtxPushCurrent, "cuCtxPushCurrent_v2"},
   {(void**)&cu.CtxPopCurrent, "cuCtxPopCurrent_v2"},
@@ -285,7 +288,7 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   int64_t slots[TS_MAX_SLOTS];
   ts_arg args[TS_MAX_PARAMS];
   if (TS_UNLIKELY(ts_check_args(K, a, n, slots, args))) return -1;
-  for (int32_t k = 0; k < K->nsyms && G->flags & FLAG_NARROW_SYMBOLS; k++) {
+  for (int32_t k = 0; k < K->nsyms; k++) { /* kernels take them as int32 */
     int64_t extent = slots[K->nparams + 2 + k];
     if (TS_UNLIKELY(extent > INT32_MAX)) return ts_error("ValueError", "TS:symbol:-1:%d:%d:%lld", k, INT32_MAX, (long long)extent);
   }
@@ -465,4 +468,19 @@ TS_API int __tvm_ffi_cuda_missing(void* unused, const TVMFFIAny* a, int32_t n, T
   pthread_once(&opened, open_driver);
   TVMFFIByteArray text = {no_driver, strlen(no_driver)};
   return TVMFFIStringFromByteArray(&text, ret);
+}
+
+/* cuda_capability(device: int) -> int: its compute capability, 90 for 9.0; 0 where there is no such GPU. */
+TS_API int __tvm_ffi_cuda_capability(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused;
+  if (n != 1 || a[0].type_index != kTVMFFIInt) return ts_error("TypeError", "cuda_capability(device: int)");
+  int device = (int)a[0].v_int64, major = 0, minor = 0;
+  pthread_once(&opened, open_driver);
+  if (!no_driver[0] && (cu.DeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device) ||
+                        cu.DeviceGetAttribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)))
+    major = minor = 0;
+  ret->type_index = kTVMFFIInt;
+  ret->zero_padding = 0;
+  ret->v_int64 = major * 10 + minor;
+  return 0;
 }

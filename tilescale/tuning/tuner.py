@@ -228,8 +228,9 @@ class Autotuned:
         call = {name: list(_kind(v)) if hasattr(v, "shape") and hasattr(v, "dtype") else v for name, v in given.items()}
         threads = env.NUM_THREADS.get() or len(os.sched_getaffinity(0))
         return key_of(
-            f"the choice of {self.jitted.name}", "autotune", self.jitted.func, call, configs, self.extents, agree.ranks(), threads
-        )
+            f"the choice of {self.jitted.name}", "autotune", self.jitted.func, call, configs, self.extents, agree.ranks(), threads,
+            resolve_target(self.jitted.target, given.values()),
+        )  # fmt: skip
 
     @staticmethod
     def _path(key: str) -> Path:

@@ -6,6 +6,7 @@
 #ifdef REAL_HEADER /* its functions under other names: ours take plain ints for its enums */
 #define cuInit real_cuInit
 #define cuGetErrorString real_cuGetErrorString
+#define cuDeviceGetAttribute real_cuDeviceGetAttribute
 #define cuCtxGetDevice real_cuCtxGetDevice
 #define cuCtxPushCurrent_v2 real_cuCtxPushCurrent_v2
 #define cuCtxPopCurrent_v2 real_cuCtxPopCurrent_v2
@@ -20,6 +21,7 @@
 #include <cuda.h>
 #undef cuInit
 #undef cuGetErrorString
+#undef cuDeviceGetAttribute
 #undef cuCtxGetDevice
 #undef cuCtxPushCurrent_v2
 #undef cuCtxPopCurrent_v2
@@ -49,6 +51,7 @@ int cuGetErrorString(int c, const char** out) {
   *out = c == 100 ? "no CUDA-capable device is detected" : "no kernel image is available for execution on the device";
   return 0;
 }
+int cuDeviceGetAttribute(int* out, int a, int device) { *out = a == 75 ? 9 : 0; return device > 1; }
 int cuCtxGetDevice(int* device) { *device = (int)fake_current; return fake_current < 0 ? 201 : 0; }
 int cuCtxPushCurrent_v2(void* c) { (void)c; fake.pushed++; return 0; }
 int cuCtxPopCurrent_v2(void** c) { *c = NULL; fake.pushed += 100; return 0; }

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+import tilescale
 import tilescale.language as T
 from tests.unit.cuda.thread_kernels import I32, kernel, pointer
 from tilescale import native
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.describe import description
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
 from tilescale.compiler.description import parameter_words
@@ -40,8 +42,10 @@ class DLManaged(ctypes.Structure):
 class OnGpu:
     """An array that says it lies on a GPU."""
 
+    is_cuda = True
+
     def __init__(self, array: np.ndarray, device: int = 0):
-        self.array, self.device = array, device
+        self.array, self.device, self.dtype, self.shape = array, device, array.dtype.name, array.shape
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.device
@@ -49,8 +53,8 @@ class OnGpu:
     def __dlpack__(self, **_: Any) -> Any:
         a, n = self.array, self.array.ndim
         code = {"f": 2, "i": 0, "u": 1}[a.dtype.kind]
-        self.shape, self.strides = (ctypes.c_int64 * n)(*a.shape), (ctypes.c_int64 * n)(*(s // a.itemsize for s in a.strides))
-        self.held = DLManaged(DLTensor(a.ctypes.data, DLDevice(2, self.device), n, DLDataType(code, a.itemsize * 8, 1), self.shape,
+        self.extents, self.strides = (ctypes.c_int64 * n)(*a.shape), (ctypes.c_int64 * n)(*(s // a.itemsize for s in a.strides))
+        self.held = DLManaged(DLTensor(a.ctypes.data, DLDevice(2, self.device), n, DLDataType(code, a.itemsize * 8, 1), self.extents,
                                        self.strides, 0), None, None)  # fmt: skip
         make = ctypes.pythonapi.PyCapsule_New
         make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -126,6 +130,31 @@ class Driver:
         return bytes(self.params[k])[: self.sizes[k]]
 
 
+@tilescale.jit
+def twice(A, block: int = 128):
+    n = T.dynamic("n")
+    A: T.Tensor((n,), "float32")
+    B = T.empty((n,), "float32")
+    with T.Kernel(T.ceildiv(n, block), threads=128) as bx:
+        for i in T.Parallel(block):
+            B[bx * block + i] = A[bx * block + i] * 2
+    return B
+
+
+def objects(fake: Driver) -> dict[str, Any]:
+    """Calls through kernel objects."""
+    run = tilescale.compile(scale, target="cuda")
+    a, b = np.zeros(300, "float16"), np.zeros(300, "float16")
+    fake.expect(8, 8, 4, 1, 4)
+    run(OnGpu(a), B=OnGpu(b), f=2.0, w=1)
+    out: dict[str, Any] = {"grid": fake.seen()["grid"], "arch": run.arch}
+    out["values"] = [struct.unpack("<f", fake.bytes(2))[0], struct.unpack("<i", fake.bytes(4))[0]]
+    out["numpy"] = said(lambda: run(a, OnGpu(b), 2.0, 1))
+    out["unaligned"] = said(lambda: run(OnGpu(a.view("int8")[1:-1].view("float16")), OnGpu(b), 2.0, 1))
+    out["eager"] = twice.compile(OnGpu(a.astype("float32"))).target
+    return out
+
+
 def said(call: Callable[[], Any]) -> str:
     try:
         call()
@@ -135,7 +164,7 @@ def said(call: Callable[[], Any]) -> str:
 
 
 def main() -> dict[str, Any]:
-    out: dict[str, Any] = {"missing": native.cuda_missing()}
+    out: dict[str, Any] = {"missing": native.cuda_missing(), "capability": [native.cuda_capability(), native.cuda_capability(7)]}
     fake, run = Driver(), scaled()
     a, b = np.zeros(300, "float16"), np.zeros(300, "float16")
     args = (OnGpu(a), OnGpu(b), 0.1, -3)
@@ -192,6 +221,8 @@ def main() -> dict[str, Any]:
     out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
+    if toolchain.find_nvcc() is not None:
+        out["objects"] = objects(fake)
     return out
 
 

@@ -15,6 +15,7 @@ import pytest
 from tilescale import native
 from tilescale.compiler.cuda import toolchain
 
+needs_nvcc = pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 HERE = Path(__file__).resolve().parent
 
 
@@ -55,6 +56,10 @@ def test_pointers_scalars_and_extents_in_the_order_of_the_function(seen: dict[st
 def test_the_current_stream_is_used(seen: dict[str, Any]):
     assert seen["scale"]["stream"] == 0x1234
     assert seen["again"]["stream"] == 0
+
+
+def test_the_compute_capability(seen: dict[str, Any]):
+    assert seen["capability"] == [[9, 0], None]
 
 
 def test_code_is_loaded_once(seen: dict[str, Any]):
@@ -112,8 +117,24 @@ def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
     assert seen["contig"].startswith("ValueError: TS:contig:0:0:")
 
 
+@needs_nvcc
+def test_kernel_objects(seen: dict[str, Any]):
+    got = seen["objects"]
+    assert (got["grid"], got["arch"], got["values"], got["eager"]) == ([3, 1, 1], "sm_90a", [2.0, 300], "cuda")
+
+
+@needs_nvcc
+def test_refusals_as_people_read_them(seen: dict[str, Any]):
+    text = seen["objects"]["numpy"]
+    assert text.startswith("TileTypeError: ") and "scale: A is on cpu, and the kernel is compiled for the cuda target" in text
+    assert "expected: a tensor on a GPU" in text and "write instead: torch.from_numpy(A).cuda()" in text
+    assert 'A: T.Tensor((N,), "float16")' in text  # the declaration, with a caret
+    assert "A begins 1 bytes behind a multiple of 2" in seen["objects"]["unaligned"]
+
+
 def test_a_machine_without_a_gpu_says_so(driver: Path, clean_env: dict[str, str]):
     got = run(driver, clean_env, FAKE_NO_GPU="1")
+    assert got["capability"] == [None, None]
     assert got["call"] == "RuntimeError: TS:run:-1:the CUDA driver does not start (cuInit): no CUDA-capable device is detected"
 
 

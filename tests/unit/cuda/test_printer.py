@@ -62,7 +62,7 @@ CASES = [
     # 64 bits
     (wide(i) * i64(4096) + wide(j), "int64_t(i) * 4096 + j"), (wide(i) + wide(j), "int64_t(i) + j"), (wide(i) + w, "i + w"),
     (wide(i) + (wide(j) + w), "int64_t(i) + j + w"), (w + wide(i + j), "w + (i + j)"), (w + i64(7), "w + 7"), (i64(1 << 40) + w, "1099511627776L + w"),
-    (w < wide(n), "w < n"), (wide(i) < wide(n), "int64_t(i) < int64_t(n)"), (tirx.min(w, i64(3)), "min(w, 3L)"), (w - i64(1), "w - 1"),
+    (w < wide(n), "w < n"), (wide(i) < wide(n), "int64_t(i) < n"), (wide(i) * wide(n), "int64_t(i) * n"), (w * wide(n), "w * n"), (wide(i) * w, "i * w"), (tirx.min(w, i64(3)), "min(w, 3L)"), (w - i64(1), "w - 1"),
     (wide(u), "int64_t(u)"), (w + wide(u), "w + int64_t(u)"), (tirx.BufferLoad(A, [wide(i)]), "A[i]"), (tirx.BufferLoad(A, [i64(5)]), "A[5]"),
     (tirx.BufferLoad(A, [wide(i) * i64(64) + wide(j)]), "A[int64_t(i) * 64 + j]"),
     # literals
@@ -86,7 +86,7 @@ CASES = [
     # functions
     (math("exp", x), "expf(x)"), (math("exp", d), "exp(d)"), (math("__exp", x), "__expf(x)"), (math("__exp", d), "exp(d)"), (math("round", x), "rintf(x)"),
     (math("rsqrt", d), "rsqrt(d)"), (math("pow", x, x + x), "powf(x, x + x)"), (math("sigmoid", x), "ts::sigmoid(x)"), (math("__exp2", x), "ts::fast_exp2(x)"),
-    (math("fma", d, d, d), "fma(d, d, d)"), (tirx.abs(x), "fabsf(x)"), (tirx.exp(x), "expf(x)"),
+    (math("fma", d, d, d), "fma(d, d, d)"), (math("ieee_mul", x, x) + x, "__fmul_rn(x, x) + x"), (math("ieee_add", d, d), "__dadd_rn(d, d)"), (tirx.abs(x), "fabsf(x)"), (tirx.exp(x), "expf(x)"),
     (tirx.max(x, f32(0.0)), "ts::max(x, 0.0f)"), (tirx.max(i, n), "max(i, n)"), (tirx.popcount(w), "__popcll(w)"), (math("isnan", x), "isnan(x)"),
     (tirx.Select(i < n, x, f32(0.0)), "i < n ? x : 0.0f"), (tirx.if_then_else(p, x, x) + x, "(p ? x : x) + x"),
     (tirx.Select(p, tirx.Select(i < n, i, j), n), "p ? (i < n ? i : j) : n"), (tirx.Select(p, i, tirx.Select(i < n, i, j)), "p ? i : i < n ? i : j"),
@@ -105,6 +105,8 @@ def test_expressions(expression: Any, text: str):
 STORED = [
     (tirx.BufferLoad(H, [i]), "H[i]"), (cast("float16", x * x), "half(x * x)"), (cast("float16", tirx.BufferLoad(BF, [i])), "half(float(BF[i]))"),
     (tirx.BufferLoad(H, [i]) + h, "half(float(H[i]) + h)"), (h, "half(h)"), (tirx.FloatImm("float16", 0.1), "half(0.099975586f)"),
+    (tirx.if_then_else(i < n, tirx.BufferLoad(H, [i]), tirx.FloatImm("float16", 0.0)), "i < n ? H[i] : half(0.0f)"),
+    (tirx.Select(p, cast("float16", x), tirx.BufferLoad(H, [i]) + h), "p ? half(x) : half(float(H[i]) + h)"),
     (cast("float8_e5m2", d), "ts::e5m2(d)"), (cast("float8_e4m3fn", i), "ts::e4m3(float(i))"),
 ]  # fmt: skip
 
@@ -122,7 +124,7 @@ def test_functions_of_float64_are_no_names_of_their_own(name: str):
 def test_every_function_of_the_language_has_a_name_in_c():
     known = {name for name in vars(language) if name.strip("_") in ("exp", "exp2", "exp10", "log", "log2", "log10", "sin", "cos", "tan")}
     known |= {"log1p", "sqrt", "rsqrt", "tanh", "sinh", "cosh", "asin", "acos", "atan", "sigmoid", "erf", "floor", "ceil", "trunc", "round"}
-    known |= {"isnan", "isinf", "isfinite", "pow", "fmod", "atan2", "copysign", "hypot", "fma"}
+    known |= {"isnan", "isinf", "isfinite", "pow", "fmod", "atan2", "copysign", "hypot", "fma", "ieee_add", "ieee_sub", "ieee_mul"}
     assert known <= set(CudaPrinter.functions)
 
 
@@ -130,7 +132,7 @@ def test_statements():
     C, acc, flag = tk.pointer("C", "float32"), tk.local("acc", "float32", 4), tk.local("flag", "int32", 1)
     tx, m = tirx.Var("tx", "int32"), tirx.Var("m", "int32")
     body = tirx.SeqStmt([
-        tirx.AllocBuffer(acc), tirx.AllocBuffer(flag), tk.store(flag, 0, tk.int32(1)),
+        tirx.AllocBuffer(acc), tirx.AllocBuffer(flag), tk.store(flag, 0, tk.int32(1)), tirx.Bind(tirx.Var("idle", "int32"), tx + 1),
         tk.loop("k", 4, lambda k: tk.store(acc, k, f32(0.0)), unroll=True),
         tk.loop("k", m, lambda k: tk.store(acc, 0, tk.load(acc, 0) + tk.load(C, k)), annotations={"unroll": 2}),
         tirx.While(tk.load(flag, 0) < 9, tirx.SeqStmt([
@@ -144,8 +146,7 @@ def test_statements():
 extern "C" __global__ void __launch_bounds__(128) k(float* C, int m) {
   const int tx = threadIdx.x;
   float acc[4];
-  int flag;
-  flag = 1;
+  int flag = 1;
   #pragma unroll
   for (int k_1 = 0; k_1 < 4; ++k_1) {
     acc[k_1] = 0.0f;
@@ -190,6 +191,19 @@ def test_restrict_where_nobody_writes_alone():
     body = tk.store(written, 0, tk.load(read, 0) + tk.load(peer, 0) + tirx.Cast("float32", tk.load(flags, 0)))
     text = print_kernel(tk.kernel("k", [read, peer, flags, written], body)).text
     assert "k(const float* __restrict__ r, const float* s, int64_t* f, float* w) {" in text
+
+
+def test_scalars_of_small_floats_are_rounded_on_arrival():
+    text = print_kernel(tk.kernel("k", [h, A], tk.store(A, 0, cast("float32", h)))).text
+    assert "k(float h, float* A) {\n  h = float(half(h));\n  A[0] = h;\n" in text
+
+
+def test_names_that_nobody_reads_are_left_out():
+    a, c, e = (tirx.Var(name, "int32") for name in "ace")
+    body = tirx.SeqStmt([
+        tirx.Bind(a, tk.int32(1)), tirx.Bind(c, a + 1), tirx.Bind(e, tirx.call_extern("int32", "ts::next")), tk.store(A, 0, f32(0.0)),
+    ])  # fmt: skip
+    assert "{\n  const int e = ts::next();\n  A[0] = 0.0f;\n}" in print_kernel(tk.kernel("k", [A], body)).text
 
 
 def test_a_comment_for_each_line_of_the_author(tmp_path: Any):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
+from tests.ranks.faulty.kernels import CASES, Case
 from tests.unit.sim.test_examples import example, normal, only
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim.levels import compare
@@ -229,3 +230,17 @@ def test_levels_that_there_are_not():
     for program, level in ((odd, "thread"), (schedule(tile_program(odd)), "both")):
         with pytest.raises(TileValueError):
             check(program, 1, {"n": 3}, level=level)
+    with pytest.raises(TileValueError, match="know the steps of the tile level"):
+        check(odd, 1, {"n": 3}, level="scheduled", schedule="exhaustive")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [{"roles": BOTH}, {"roles": ("all",), "ahead": True}], ids=["two roles", "copies ahead"])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_corpus_at_the_scheduled_level(case: Case, plan: dict[str, Any]):
+    """A schedule hides no fault, and adds none to a repaired twin."""
+    args = case.args(case.ranks)
+    report = check(case.build(case.ranks, True), case.ranks, args, seeds=2, limit=case.limit, level="scheduled", **plan)
+    assert case.named(report), report
+    report = check(case.build(case.ranks, False), case.ranks, args, seeds=2, limit=case.limit, level="both", **plan)
+    assert report, report

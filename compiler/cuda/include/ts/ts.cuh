@@ -3,3 +3,5 @@
 #include <ts/types.cuh>
 #include <ts/convert.cuh>
 #include <ts/math.cuh>
+#include <ts/warp.cuh>
+#include <ts/atomic.cuh>

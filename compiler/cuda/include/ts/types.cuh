@@ -22,12 +22,28 @@ struct alignas(64) TensorMap {
   uint64_t opaque[16];
 };
 
+// The unsigned integer of a size, of the kind that atomicCAS takes.
+template <int size>
+struct WordOf;
+template <>
+struct WordOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+  using type = unsigned int;
+};
+template <>
+struct WordOf<8> {
+  using type = unsigned long long;
+};
+
 // The bits of a value as another type of the same size.
 template <typename To, typename From>
 __device__ __forceinline__ To bits(From from) {
   static_assert(sizeof(To) == sizeof(From), "ts::bits of types of different sizes");
   To to;
-  __builtin_memcpy(&to, &from, sizeof(To));
+  memcpy(&to, &from, sizeof(To));
   return to;
 }
 

@@ -1,0 +1,37 @@
+"""Atomic updates on a GPU (include/ts/atomic.cuh)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.places import Global
+from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.ops.base import VOID
+from tilescale.compiler.tvm_compat import tirx
+
+
+def emit_atomic(cx: Any, call: Any) -> Any:
+    """The update of one element: a statement, or the value before it.
+
+    An update releases what its block did before and acquires what earlier updates of the element released: the block's threads have met
+    (passes/fences.py), and this one's fences carry what it saw then (PTX ISA, "Memory Consistency Model": causality order through
+    barriers is cumulative). Where a kernel updates a tensor and writes nothing else that others read, there is nothing to carry.
+    """
+    region, value = call.args
+    buf, flat, tests, place = cx.access(region.source, [r.min for r in region.region], call, True)
+    dtype = element_dtype(buf)
+    operand = cx.scalar(value)
+    operand = operand if str(operand.ty) == dtype else tirx.Cast(dtype, operand)
+    where = tirx.address_of(tirx.BufferLoad(buf, [flat]))
+    kind = "publishing" if isinstance(place, Global) and cx.publishes else "atomic"
+    done = tirx.call_extern(dtype, f"ts::{kind}_{call.attrs['kind']}", where, operand)
+    test: Any = None
+    for t in tests:
+        test = t if test is None else tirx.And(test, t)
+    if str(call.ty) != str(VOID):
+        return done if test is None else tirx.if_then_else(test, done, tirx.const(0, dtype))
+    made: Any = tirx.Evaluate(done, call.span)
+    if test is not None:
+        failed = None if isinstance(place, Global) else cx.fail("bounds", call, f"an index of {place.name} lies outside")
+        made = tirx.IfThenElse(test, made, failed)
+    return cx.once(made)

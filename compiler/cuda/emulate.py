@@ -1,0 +1,599 @@
+"""Runs a GPU kernel's thread IR without a GPU: all threads of a block in step, as lanes of NumPy arrays, one block after another.
+
+What in step would hide is looked for instead: every byte of shared memory and every element of global memory remembers who touched it
+since the block's threads last met, and two threads that touch one without a meeting between them, one of them writing, are a race. Memory
+and registers begin as garbage. A barrier that not all of its threads reach is an error.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
+from tilescale.compiler.sim import numerics
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, tirx
+from tilescale.errors import InternalError, TileValueError
+
+WARP, WARPGROUP = 32, 128
+Value = Callable[["Block", Any], Any]
+
+
+class EmulationError(AssertionError):
+    """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
+
+
+# ---- memory
+
+
+class Memory:
+    """A flat array of elements, and who touched each *cell* (a byte of shared memory, an element of global memory) when."""
+
+    def __init__(self, name: str, data: Any, cells: int):
+        self.name, self.data, self.cells = name, data, cells
+        self.clear()
+
+    def clear(self) -> None:
+        """A new block begins."""
+        self.writer = np.full(self.cells, -1, np.int64)
+        self.reader = np.full(self.cells, -1, np.int64)  # -2: several
+        self.written = np.zeros((self.cells, 3), np.int64)
+        self.read = np.zeros((self.cells, 3), np.int64)
+
+
+@dataclass
+class Pointer:
+    """An address: memory (or a thread's registers) and an index for each lane."""
+
+    memory: Any
+    index: Any
+
+
+class Registers:
+    """An array of each thread's registers, (threads, extent)."""
+
+    def __init__(self, name: str, data: Any):
+        self.name, self.data = name, data
+
+
+class Tile:
+    """A typed window of the arena."""
+
+    def __init__(self, name: str, arena: Memory, offset: int, dtype: str):
+        self.name, self.arena, self.offset = name, arena, offset
+        self.size = np.dtype(numerics.storage(dtype)).itemsize
+        self.data = arena.data[offset : offset + (len(arena.data) - offset) // self.size * self.size].view(numerics.storage(dtype))
+
+
+@dataclass
+class Block:
+    """One block that runs."""
+
+    threads: int
+    values: dict[Any, Any]
+    memory: dict[Any, Any]
+    stamps: Any  # (threads, 3): how often the block, the thread's warpgroup and its warp have met
+    draw: Any
+    failed: list[int] = field(default_factory=list)
+
+    def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
+        """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
+        last = mem.writer[cells]
+        bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
+        self._refuse(bad, mem, cells, last, who, "writes")
+        if writes:
+            last = mem.reader[cells]
+            met = self._ordered(last, who, mem.read[cells])
+            bad = ((last >= 0) & (last != who) & ~met) | ((last == -2) & (mem.read[cells][..., 0] == self.stamps[0, 0]))
+            self._refuse(bad, mem, cells, last, who, "reads")
+            mem.writer[cells], mem.written[cells] = who, self.stamps[who]
+            again = mem.writer[cells]
+            self._refuse(again != who, mem, cells, again, who, "also writes")
+        else:
+            last = mem.reader[cells]
+            fresh = mem.read[cells][..., 0] != self.stamps[0, 0]
+            mem.reader[cells] = np.where((last == -1) | fresh | (last == who), who, -2)
+            np.putmask(again := mem.reader[cells], again != who, -2)
+            mem.reader[cells] = again
+            mem.read[cells] = self.stamps[who]
+
+    def _ordered(self, first: Any, second: Any, then: Any) -> Any:
+        """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
+        now = self.stamps[second]
+        same_group, same_warp = first // WARPGROUP == second // WARPGROUP, first // WARP == second // WARP
+        met = (then[..., 0] != now[..., 0]) | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
+        return met
+
+    def _refuse(self, bad: Any, mem: Memory, cells: Any, first: Any, second: Any, verb: str) -> None:
+        if bad.any():
+            at = tuple(np.argwhere(bad)[0])
+            a, b, c = (np.broadcast_to(x, bad.shape)[at] for x in (first, second, cells))
+            raise EmulationError(f"race in {mem.name} at {c}: thread {a} {verb} it, thread {b} touches it, and they have not met")
+
+
+# ---- the kernel
+
+
+class Emulator:
+    """A kernel ready to run."""
+
+    def __init__(self, kernel: ThreadKernel, names: list[str]):
+        self.kernel, self.names = kernel, names
+        self.thread_vars: dict[str, Any] = {}
+        self.body = self.stmt(kernel.func.body)
+
+    def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0) -> None:
+        """Runs all blocks. ``args``: by parameter name flat arrays in storage dtypes, changed in place, and numbers."""
+        draw = np.random.default_rng(seed)
+        values: dict[Any, Any] = {}
+        memory: dict[Any, Any] = {}
+        for var, source in zip(self.kernel.func.params, self.kernel.sources, strict=True):
+            if source.kind == "symbol":
+                values[var] = np.int32(symbols[source.index])
+            elif source.kind == "param" and tirx.is_buffer_var(var):
+                memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
+            else:
+                values[var] = _typed(args[self.names[source.index]], str(var.ty))
+        with np.errstate(all="ignore"):
+            for z in range(grid[2]):
+                for y in range(grid[1]):
+                    for x in range(grid[0]):
+                        self._block((x, y, z), values, memory, draw)
+
+    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any) -> None:
+        n = self.kernel.threads
+        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw)
+        for tag, var in self.thread_vars.items():
+            made.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
+        for mem in memory.values():
+            mem.clear()
+        self.body(made, np.ones(n, bool))
+        if made.failed:
+            raise EmulationError(f"the launch failed: {self.kernel.sites[made.failed[0]]}")
+
+    # -- statements
+    def stmt(self, s: Any) -> Callable[[Block, Any], None]:
+        return getattr(self, "s_" + type(s).__name__)(s)
+
+    def s_SeqStmt(self, s: Any) -> Any:
+        steps = [self.stmt(x) for x in s.seq]
+
+        def run(b: Block, m: Any) -> None:
+            for step in steps:
+                step(b, m)
+
+        return run
+
+    def s_AttrStmt(self, s: Any) -> Any:
+        self.thread_vars[s.node.thread_tag] = s.node.var
+        return self.stmt(s.body)
+
+    def s_For(self, s: Any) -> Any:
+        low, extent, body, var, dtype = self.expr(s.min), self.expr(s.extent), self.stmt(s.body), s.loop_var, str(s.loop_var.ty)
+
+        def run(b: Block, m: Any) -> None:
+            start, count = low(b, m), np.broadcast_to(extent(b, m), m.shape)
+            k = 0
+            while (live := m & (k < count)).any():
+                b.values[var] = np.asarray(start + k).astype(dtype)
+                body(b, live)
+                k += 1
+
+        return run
+
+    def s_While(self, s: Any) -> Any:
+        test, body = self.expr(s.condition), self.stmt(s.body)
+
+        def run(b: Block, m: Any) -> None:
+            rounds = 0
+            while (m := m & test(b, m)).any():
+                body(b, m)
+                rounds += 1
+                if rounds > 100_000:
+                    raise EmulationError("a while loop does not end")
+
+        return run
+
+    def s_IfThenElse(self, s: Any) -> Any:
+        test, then = self.expr(s.condition), self.stmt(s.then_case)
+        other = None if s.else_case is None else self.stmt(s.else_case)
+
+        def run(b: Block, m: Any) -> None:
+            holds = np.broadcast_to(test(b, m), m.shape)
+            if (yes := m & holds).any():
+                then(b, yes)
+            if other is not None and (no := m & ~holds).any():
+                other(b, no)
+
+        return run
+
+    def s_Bind(self, s: Any) -> Any:
+        value, var = self.expr(s.value), s.var
+
+        def run(b: Block, m: Any) -> None:
+            b.values[var] = value(b, m)
+
+        return run
+
+    def s_Evaluate(self, s: Any) -> Any:
+        value = self.expr(s.value)
+
+        def run(b: Block, m: Any) -> None:
+            value(b, m)
+
+        return run
+
+    def s_AllocBuffer(self, s: Any) -> Any:
+        buf, dtype, count = s.buffer, str(s.buffer.ty.dtype), int(s.buffer.ty.shape[0])
+        if buf.ty.storage_scope == "shared":
+
+            def arena(b: Block, m: Any) -> None:
+                b.memory[buf] = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+
+            return arena
+
+        def registers(b: Block, m: Any) -> None:
+            b.memory[buf] = Registers(buf.name, garbage(b.draw, (b.threads, count), dtype))
+
+        return registers
+
+    def s_DeclBuffer(self, s: Any) -> Any:
+        buf, dtype = s.buffer, str(s.buffer.ty.dtype)
+        arena, offset = _placed(s.data)
+        if offset % np.dtype(numerics.storage(dtype)).itemsize:
+            raise InternalError(f"{buf.name} lies at byte {offset}")
+
+        def run(b: Block, m: Any) -> None:
+            b.memory[buf] = Tile(buf.name, b.memory[arena], offset, dtype)
+
+        return run
+
+    def s_BufferStore(self, s: Any) -> Any:
+        index, lanes = self._index(s.indices[0])
+        dtype, buf = str(s.buffer.ty.dtype), s.buffer
+        if lanes > 1 and isinstance(s.value, ir.TensorLoad):
+            from_index, _ = self._index(s.value.indices[0])
+            source = s.value.source
+
+            def vector(b: Block, m: Any) -> None:
+                store(b, m, b.memory[buf], index(b, m), load(b, m, b.memory[source], from_index(b, m), lanes), lanes)
+
+            return vector
+        value = self.expr(s.value.value if lanes > 1 else s.value)
+
+        def run(b: Block, m: Any) -> None:
+            v = np.broadcast_to(encoded(value(b, m), dtype), m.shape)
+            store(b, m, b.memory[buf], index(b, m), v if lanes == 1 else np.repeat(v[:, None], lanes, 1), lanes)
+
+        return run
+
+    def _index(self, e: Any) -> tuple[Value, int]:
+        if isinstance(e, tirx.Ramp):
+            if int(e.stride.value) != 1:
+                raise InternalError(f"a vector access with stride {e.stride}")
+            return self.expr(e.base), int(e.lanes)
+        return self.expr(e), 1
+
+    # -- expressions
+    def expr(self, e: Any) -> Value:
+        kind = type(e).__name__
+        if isinstance(e, ir.Var):
+            return lambda b, m: b.values[e]
+        if isinstance(e, (tirx.IntImm, tirx.FloatImm)):
+            fixed = _typed(e.value, str(e.ty))
+            return lambda b, m: fixed
+        if isinstance(e, ir.StringImm):
+            return lambda b, m: str(e.value)
+        if isinstance(e, ir.TensorLoad):
+            index, dtype, buf = self.expr(e.indices[0]), str(e.source.ty.dtype), e.source
+            return lambda b, m: decoded(load(b, m, b.memory[buf], index(b, m), 1), dtype)
+        if kind == "Cast":
+            inner, src, dst = self.expr(e.value), str(e.value.ty), str(e.ty)
+            return lambda b, m: numerics.cast(np.atleast_1d(inner(b, m)), src, dst)
+        if kind == "Not":
+            inner = self.expr(e.a)
+            return lambda b, m: ~np.asarray(inner(b, m), bool)
+        if kind == "Select" or (isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE):
+            return self._chosen(*((e.condition, e.true_value, e.false_value) if kind == "Select" else e.args))
+        if kind in ("And", "Or"):
+            return self._logic(e, kind == "And")
+        if isinstance(e, ir.Call):
+            return self._call(e)
+        op, a, b_ = _BINARY[kind], self.expr(e.a), self.expr(e.b)
+        if kind in ("FloorDiv", "FloorMod", "Div", "Mod") and "int" in str(e.ty):
+            return lambda b, m: op(a(b, m), np.where(np.asarray(y := b_(b, m)) == 0, np.ones_like(y), y))
+        return lambda b, m: op(a(b, m), b_(b, m))
+
+    def _chosen(self, condition: Any, yes: Any, no: Any) -> Value:
+        test, a, c = self.expr(condition), self.expr(yes), self.expr(no)
+
+        def run(b: Block, m: Any) -> Any:
+            holds = np.broadcast_to(test(b, m), m.shape)
+            return np.where(holds, a(b, m & holds), c(b, m & ~holds))
+
+        return run
+
+    def _logic(self, e: Any, both: bool) -> Value:
+        a, c = self.expr(e.a), self.expr(e.b)
+
+        def run(b: Block, m: Any) -> Any:
+            left = np.broadcast_to(a(b, m), m.shape)
+            right = np.broadcast_to(c(b, m & (left if both else ~left)), m.shape)
+            return left & right if both else left | right
+
+        return run
+
+    def _call(self, e: Any) -> Value:
+        name, dtype = e.op.name, str(e.ty)
+        if name == "tirx.address_of":
+            index, buf = self.expr(e.args[0].indices[0]), e.args[0].source
+            return lambda b, m: Pointer(b.memory[buf], np.broadcast_to(index(b, m), m.shape))
+        if name in EXTERN_CALLS:
+            function, args = FUNCTIONS.get(str(e.args[0].value)), [self.expr(a) for a in e.args[1:]]
+            if function is None:
+                raise InternalError(f"the emulator does not know {e.args[0].value}")
+            return lambda b, m: function(b, m, *(a(b, m) for a in args))
+        args, source = [self.expr(a) for a in e.args], str(e.args[0].ty)
+        vectors = lambda b, m: [np.atleast_1d(a(b, m)) for a in args]  # noqa: E731
+        if name.startswith("ts.math."):
+            short = name[len("ts.math.") :]
+            return lambda b, m: numerics.function(short, vectors(b, m), source)
+        if name == REINTERPRET:
+            return lambda b, m: numerics.reinterpret(vectors(b, m)[0], source, dtype)
+        return lambda b, m: numerics.intrinsic(name, vectors(b, m), dtype)
+
+
+def _truncated(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda a, b: op(np.atleast_1d(a), np.atleast_1d(b))
+
+
+def _divide(a: Any, b: Any) -> Any:
+    return np.asarray(a / b) if np.asarray(a).dtype.kind == "f" else _truncated(numerics.truncated_division)(a, b)
+
+
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": _divide, "Mod": _truncated(numerics.truncated_remainder),
+    "FloorDiv": operator.floordiv, "FloorMod": operator.mod, "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge,
+    "EQ": operator.eq, "NE": operator.ne, "LShift": operator.lshift, "RShift": operator.rshift, "BitwiseAnd": operator.and_,
+    "BitwiseOr": operator.or_, "BitwiseXor": operator.xor, "Min": numerics.minimum, "Max": numerics.maximum,
+}  # fmt: skip
+
+
+def _typed(value: Any, dtype: str) -> Any:
+    return np.asarray(value).astype(numerics.compute(dtype))[()] if dtype not in ("bool",) else np.bool_(value)
+
+
+def _placed(data: Any) -> tuple[Any, int]:
+    """The arena and the byte offset of a DeclBuffer's address."""
+    if data.op.name == REINTERPRET:
+        return _placed(data.args[0])
+    if data.op.name == "tirx.handle_add_byte_offset":
+        return _placed(data.args[0])[0], int(data.args[1].value)
+    return data.args[0], 0
+
+
+def garbage(draw: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """What uninitialised memory might hold."""
+    kind = numerics.storage(dtype)
+    if dtype in numerics.FLOATS:
+        return np.full(shape, np.nan, np.float64).astype(kind)
+    return draw.integers(0, 2 if dtype == "bool" else 100, shape).astype(kind)
+
+
+def encoded(value: Any, dtype: str) -> Any:
+    return numerics.encode(np.asarray(value), dtype)
+
+
+def decoded(stored: Any, dtype: str) -> Any:
+    return numerics.decode(stored, dtype)
+
+
+def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
+    """Elements as they lie in memory, (threads,) or (threads, lanes); zero where a lane does not run."""
+    index = np.broadcast_to(index, m.shape)
+    who = np.flatnonzero(m)
+    at = index[who][:, None] + np.arange(lanes)
+    out = np.zeros((len(m), lanes), mem.data.dtype)
+    if len(who):
+        _inside(mem, at, lanes)
+        if isinstance(mem, Registers):
+            out[who] = mem.data[who[:, None], at]
+        else:
+            _touched(b, mem, at, who, False)
+            out[who] = mem.data[at]
+    return out[:, 0] if lanes == 1 else out
+
+
+def store(b: Block, m: Any, mem: Any, index: Any, value: Any, lanes: int) -> None:
+    index = np.broadcast_to(index, m.shape)
+    who = np.flatnonzero(m)
+    at = index[who][:, None] + np.arange(lanes)
+    if not len(who):
+        return
+    _inside(mem, at, lanes)
+    made = (value[:, None] if lanes == 1 else value)[who]
+    if isinstance(mem, Registers):
+        mem.data[who[:, None], at] = made
+    else:
+        _touched(b, mem, at, who, True)
+        mem.data[at] = made
+
+
+def _inside(mem: Any, at: Any, lanes: int) -> None:
+    size = mem.data.shape[-1]
+    if at.min() < 0 or at.max() >= size:
+        raise EmulationError(f"{mem.name}: an access at {at.min()}…{at.max()} of {size} elements")
+    if lanes > 1 and not isinstance(mem, Registers) and (at[:, 0] % lanes).any():
+        raise EmulationError(f"{mem.name}: a vector of {lanes} elements that is not aligned")
+
+
+def _touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
+    if isinstance(mem, Tile):
+        cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
+        b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)
+    else:
+        b.touch(mem, at, np.broadcast_to(who[:, None], at.shape), writes)
+
+
+# ---- instructions
+
+
+def _meet(column: int, width: int) -> Callable[..., None]:
+    def run(b: Block, m: Any, *_: Any) -> None:
+        groups = np.arange(b.threads) // (width or b.threads)
+        for g in np.unique(groups[m]):
+            if not m[groups == g].all():
+                raise EmulationError("a barrier that not all of its threads reach")
+            b.stamps[groups == g, column] += 1
+
+    return run
+
+
+def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
+    lanes = np.arange(b.threads)
+    there = lanes ^ int(np.asarray(mask).ravel()[0])
+    if not m[there[m]].all():
+        raise EmulationError("a shuffle with a lane that does not take part")
+    return np.broadcast_to(value, m.shape)[there]
+
+
+def _fail(b: Block, m: Any, site: Any) -> None:
+    b.failed.append(int(np.asarray(site).ravel()[0]))
+
+
+def _whole_warps(b: Block, m: Any, what: str) -> list[int]:
+    warps = m.reshape(-1, WARP) if b.threads % WARP == 0 else np.zeros((0, WARP), bool)
+    if not (warps.all(1) | ~warps.any(1)).all() or not len(warps):
+        raise EmulationError(f"{what} in part of a warp")
+    return [w for w in range(len(warps)) if warps[w].all()]
+
+
+def _ldmatrix(trans: bool) -> Callable[..., None]:
+    def run(b: Block, m: Any, to: Pointer, row: Pointer) -> None:
+        _whole_warps(b, m, "ldmatrix")
+        if ((row.index * row.memory.size + row.memory.offset) % 16)[m].any():
+            raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
+        rows = load(b, m, row.memory, row.index, 8)
+        lanes = np.arange(b.threads)
+        for j in range(4):
+            for h in range(2):
+                line, col = (2 * (lanes % 4) + h, lanes % WARP // 4) if trans else (lanes % WARP // 4, 2 * (lanes % 4) + h)
+                to.memory.data[lanes[m], to.index[m] + 2 * j + h] = rows[lanes // WARP * WARP + 8 * j + line, col][m]
+
+    return run
+
+
+def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
+    a_map, b_map, c_map = mma_a(bits), mma_b(bits), mma_accumulator()
+
+    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
+        for w in _whole_warps(b, m, "mma"):
+            get = lambda f, p, w=w: p.memory.data[  # noqa: E731
+                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
+            ]
+            wide = np.float64 if bits == 16 else np.int64
+            x = numerics.decode(get(a_map, pa), a_dtype).astype(wide)
+            y = numerics.decode(get(b_map, pb), b_dtype).astype(wide)
+            made = get(c_map, d).astype(wide) + x @ y
+            at = np.indices(c_map.shape)
+            d.memory.data[w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)] = made.astype(d.memory.data.dtype)
+
+    return run
+
+
+def _atomic(kind: str) -> Callable[..., Any]:
+    from tilescale.compiler.sim.tiles import updated
+
+    def run(b: Block, m: Any, where: Pointer, value: Any) -> Any:
+        mem = where.memory
+        dtype = str(mem.data.dtype)
+        value = np.broadcast_to(value, m.shape)
+        out = np.zeros(m.shape, numerics.compute(dtype))
+        for t in b.draw.permutation(np.flatnonzero(m)):
+            before = numerics.decode(mem.data[where.index[t]], dtype)
+            out[t] = before
+            operand = value[t] if dtype in numerics.FLOATS else int(value[t])
+            mem.data[where.index[t]] = numerics.encode(updated(before, operand, kind, dtype), dtype)
+        return out
+
+    return run
+
+
+#: what kernels printed
+PRINTED: list[str] = []
+
+
+def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
+    for t in np.flatnonzero(m):
+        PRINTED.append(text.replace("lld", "d") % tuple(np.broadcast_to(v, m.shape)[t] for v in values))
+    return np.int32(0)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "__syncthreads": _meet(0, 0),
+    "ts::barrier_sync": _meet(1, WARPGROUP),
+    "__syncwarp": _meet(2, WARP),
+    "ts::shuffle_xor": _shuffle_xor,
+    "ts::fail": _fail,
+    "printf": _printf,
+    "ts::ldmatrix_x4": _ldmatrix(False),
+    "ts::ldmatrix_x4_trans": _ldmatrix(True),
+    "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
+    "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
+    "ts::mma_m16n8k32_s8": _mma("int8", "int8", 8),
+    "ts::mma_m16n8k32_u8": _mma("uint8", "uint8", 8),
+    "ts::mma_m16n8k32_s8_u8": _mma("int8", "uint8", 8),
+    "ts::mma_m16n8k32_u8_s8": _mma("uint8", "int8", 8),
+    **{f"ts::{how}_{kind}": _atomic(kind) for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
+}
+
+
+# ---- the entry
+
+
+def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
+    """Runs one launch of a ``@T.prim_func`` (or a traced program) on the emulated GPU and gives the arrays it leaves, by name.
+
+    Args:
+        args: by parameter name arrays in storage dtypes (never written) and numbers.
+
+    Raises:
+        EmulationError: what would go wrong on a GPU. TileError: what the target refuses.
+    """
+    from tilescale.compiler.cuda.lower import Lowering
+    from tilescale.compiler.passes import pipeline
+
+    program = prim.trace() if hasattr(prim, "trace") else prim
+    scheduled, _ = pipeline.run(program, passes=pipeline.gpu_passes(arch))
+    return run(Lowering(scheduled, arch).run(), scheduled, args, seed)
+
+
+def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:
+    """Runs a lowered kernel."""
+    from tilescale.compiler.ir import numeric
+    from tilescale.language.symbolic import Sym, settle
+
+    symbols: dict[str, int] = {}
+    arrays: dict[str, Any] = {}
+    values: dict[Any, int] = {}
+    for p in program.params:
+        if not hasattr(p.spec, "shape"):
+            values[p.var] = args[p.name]
+            continue
+        for extent, n in zip(p.spec.shape, args[p.name].shape, strict=True):
+            known = settle(extent)
+            if isinstance(known, Sym) and symbols.setdefault(known.name, n) != n:
+                raise TileValueError(f"{p.name}: {known.name} is {symbols[known.name]} and {n}")
+        arrays[p.name] = np.array(args[p.name], copy=True)
+    for name, var in program.symbols.items():
+        values[var] = symbols[name]
+    grid = [int(numeric.evaluate(e, values)) for e in kernel.grid]
+    flat = {**{k: v for k, v in args.items() if k not in arrays}, **{k: v.reshape(-1) for k, v in arrays.items()}}
+    made = Emulator(kernel, [p.name for p in program.params])
+    made.launch((grid[0], grid[1], grid[2]), flat, [symbols[n] for n in program.symbols], seed)
+    return arrays

@@ -1,0 +1,416 @@
+"""T.gemm on a GPU. Operands lie in shared memory, the accumulator in registers.
+
+16-bit floats and 8-bit integers go to mma.sync: warps cut the accumulator by the policy, each loops over 16 × 8 tiles of its part; operands
+come by ldmatrix where rows are 16-byte chunks, else element by element. All other dtypes (float32 among them, since its products may not
+be rounded to tf32) are summed by fused multiply-adds, each thread a rectangle of the accumulator.
+Small-float accumulators are kept in float32 during the call and rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.layout import Fragment, Piece, Shared
+from tilescale.compiler.layout.infer import Demand
+from tilescale.compiler.layout.instructions import WARP, mma_accumulator
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.layout.shared import boxed, widest_swizzle
+from tilescale.compiler.layout.spread import ceil_div, divisors, spread
+from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import InternalError
+
+ZERO = tirx.IntImm("int32", 0)
+HALVES = ("float16", "bfloat16")
+BYTES = ("int8", "uint8")
+
+
+def matrix_axes(region: Any) -> tuple[int, int]:
+    """The two axes of a region that are the matrix: those longer than one, filled up from the back."""
+    keep = [k for k, r in enumerate(region.region) if int(r.extent) != 1]
+    for k in reversed(range(len(region.region))):
+        if len(keep) < 2 and k not in keep:
+            keep.append(k)
+    a, b = sorted(keep)
+    return a, b
+
+
+def extents(call: Any) -> tuple[int, int, int]:
+    """M, N, K."""
+    a, _, c = call.args[:3]
+    rows, cols = (int(a.region[k].extent) for k in matrix_axes(a))
+    m, n = (int(c.region[k].extent) for k in matrix_axes(c))
+    return m, n, rows if call.attrs["trans_a"] else cols
+
+
+def instruction(call: Any, threads: int, arch: str) -> str:
+    """``"mma"`` or ``"simt"``."""
+    a, b, _ = (element_dtype(r.source) for r in call.args[:3])
+    recent = int(arch.removeprefix("sm_").rstrip("af") or 0) >= 80
+    whole_warps = threads % WARP == 0
+    return "mma" if recent and whole_warps and (a == b and a in HALVES or a in BYTES and b in BYTES) else "simt"
+
+
+# ---- staging and layouts
+
+
+def stage(call: Any, cx: Any) -> list[Any] | None:
+    """Operands in registers go to shared memory, an accumulator that is no whole fragment into one."""
+    a, b, c = call.args[:3]
+    own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
+    if own and not in_registers(a.source) and not in_registers(b.source):
+        return None
+    before, operands = [], []
+    for r in (a, b):
+        if in_registers(r.source):
+            tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
+            before.append(cx.copy(r, tile, call))
+            operands.append(tile)
+        else:
+            operands.append(r)
+    if own:
+        return [*before, cx.again(call, [*operands, *call.args[2:]])]
+    m, n, _ = extents(call)
+    tile = cx.tile(f"{c.source.name}_part", (m, n), element_dtype(c.source), "local.fragment", call.span)
+    if not constant(call.args[3]):
+        before.append(cx.copy(c, tile, call))
+    return [*before, cx.again(call, [*operands, tile, *call.args[3:]]), cx.copy(tile, c, call)]
+
+
+def layouts(call: Any, cx: Any) -> list[list[Demand]]:
+    """The accumulator's fragments, best first."""
+    m, n, _ = extents(call)
+    threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
+    c = call.args[2].source
+    if instruction(call, threads, cx.uses.arch) == "mma":
+        made = [(f, f"T.gemm (mma.sync, {wm} × {wn} warps)") for f, wm, wn in mma_fragments(m, n, threads, policy)]
+    else:
+        made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
+    return [[Demand(c, f, what, loc_of(call.span))] for f, what in made]
+
+
+def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
+    """Every way to cut an accumulator among the warps: padding is dearest, then the policy, then how much the warps read."""
+    warps, found = threads // WARP, []
+    for used in divisors(warps):
+        for wm in divisors(used):
+            wn = used // wm
+            down, across = ceil_div(m, 16 * wm), ceil_div(n, 8 * wn)
+            waste = (16 * wm * down) * (8 * wn * across) * warps / used
+            shape = {0: 0, 1: wn, 2: wm}[policy]  # FullRow: warps below one another; FullCol: side by side
+            reads = 16 * down + 8 * across
+            fragment = mma_accumulator().repeated(1, across).repeated(0, down).repeated(0, wm, "thread").repeated(1, wn, "thread")
+            found.append(((waste, shape, reads), fragment.copied(warps // used), wm, wn))
+    found.sort(key=lambda f: f[0])
+    return [(f, wm, wn) for _, f, wm, wn in found]
+
+
+def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, int]]:
+    """Every way to cut an accumulator among threads, the cheapest in registers and in reads of shared memory first."""
+    found = []
+    for used in divisors(threads):
+        for tm in divisors(used):
+            tn = used // tm
+            vector = next(v for v in (4, 2, 1) if n >= v * tn or v == 1)
+            made = spread((m, n), threads, (tm, tn), vector, 1)
+            rows, cols = made.shape[0] // tm, made.shape[1] // tn
+            found.append(((rows * cols, rows + cols / vector, tm), made, tm, tn))
+    found.sort(key=lambda f: f[0])
+    return [(f, tm, tn) for _, f, tm, tn in found[:16]]
+
+
+def shared_layouts(call: Any) -> dict[Any, Shared]:
+    """16-bit operands lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
+    out = {}
+    for r in call.args[:2]:
+        made = swizzled(r)
+        if made is not None:
+            out[r.source] = made
+    return out
+
+
+def swizzled(region: Any) -> Shared | None:
+    """The swizzled layout of an operand's tile, stages in front; None where its rows are no whole chunks."""
+    var = region.source
+    if in_registers(var) or element_dtype(var) not in HALVES:
+        return None
+    shape = [int(e) for e in var.ty.shape]
+    axes = matrix_axes(region)
+    if axes != (len(shape) - 2, len(shape) - 1) or len(shape) > 3:
+        return None
+    width = widest_swizzle(shape[-1], bits_of(var))
+    if not width or shape[-2] % 8:
+        return None
+    made = boxed(tuple(shape[-2:]), bits_of(var), width)
+    return made.staged(shape[0]) if len(shape) == 3 else made
+
+
+# ---- thread IR
+
+
+@dataclass
+class Operand:
+    """A matrix in shared memory. ``at(i, k)`` is its flat index; ``across``: it is stored with its rows as columns."""
+
+    place: Any
+    mins: list[Any]
+    axes: tuple[int, int]
+    across: bool
+    rows: int
+    cols: int
+
+    def at(self, i: Any, k: Any) -> Any:
+        index = list(self.mins)
+        first, second = (k, i) if self.across else (i, k)
+        for axis, x in zip(self.axes, (first, second), strict=True):
+            index[axis] = index[axis] + x
+        return self.place.flat(index)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether eight neighbours of a stored row always are one aligned 16-byte chunk."""
+        last = self.axes[1]
+        start = constant(self.mins[last])
+        layout = self.place.layout
+        stored = self.rows if self.across else self.cols
+        if self.place.base is not None or last != len(layout.shape) - 1 or layout.bits != 16 or stored % 8:
+            return False
+        whole = start is not None and start % 8 == 0
+        return whole and layout.vector(last) >= 8 and all(p.stride % 8 == 0 for p in layout.pieces if not (p.axis == last and p.unit == 1))
+
+
+def operand(cx: Any, region: Any, across: bool) -> Operand:
+    axes = matrix_axes(region)
+    mins = [cx.scalar(r.min) for r in region.region]
+    stored = [int(region.region[k].extent) for k in axes]
+    rows, cols = reversed(stored) if across else stored
+    return Operand(cx.places[region.source], mins, axes, across, rows, cols)
+
+
+def emit_gemm(cx: Any, call: Any) -> Any:
+    """C += op(A) · op(B)."""
+    m, n, k = extents(call)
+    a = operand(cx, call.args[0], bool(call.attrs["trans_a"]))
+    b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))  # B's "rows" are the product's columns
+    c = cx.places[call.args[2].source]
+    dtype = element_dtype(c.buf)
+    mma = instruction(call, cx.executor.threads, cx.arch) == "mma"
+    inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
+    slots = c.layout.slots
+    acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
+    head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
+    clear = constant(call.args[3])
+    u = tirx.Var("u", "int32")
+    zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
+    held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
+    start: Any = None
+    if clear is None:
+        start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
+    elif clear:
+        start = zero
+    elif acc is not c.buf:
+        start = held
+    if start is not None:
+        head.append(_unrolled(u, slots, start))
+    body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
+    tail = []
+    if acc is not c.buf:
+        v = tirx.Var("u", "int32")
+        tail = [_unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
+    return sequence([*head, body, *tail])
+
+
+def _unrolled(var: Any, extent: int, body: Any) -> Any:
+    return tirx.For(var, ZERO, tirx.IntImm("int32", extent), tirx.ForKind.UNROLLED, body)
+
+
+def _start(cx: Any, fragment: Fragment, axis: int) -> Any:
+    """Where along an axis of the accumulator this thread's part begins."""
+    total: Any = ZERO
+    for p in fragment.pieces:
+        if p.axis == axis and p.to == "thread":
+            total = total + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
+    return cx.analyzer.simplify(total)
+
+
+def _clamped(cx: Any, index: Any, extent: int) -> Any:
+    """An index that may lie in the padding of the accumulator, kept inside the operand: what it gives is never stored."""
+    return index if cx.analyzer.can_prove(index < extent) else tirx.min(index, tirx.IntImm("int32", extent - 1))
+
+
+def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: str, k: int) -> Any:
+    """For each k: the rows' elements of A, the columns' of B, and their outer product."""
+    rows, cols = _slot_digits(c.layout, 0), _slot_digits(c.layout, 1)
+    step = tirx.Var("k", "int32")
+    cx.bind_range(step, k)
+    loaded, stmts, counters = [], [], []
+    for name, o, axis, digits in (("a", a, 0, rows), ("b", b, 1, cols)):
+        count = _count(digits)
+        buf = tirx.decl_buffer((count,), inner, name, scope="local", layout=None)
+        begin = tirx.Var("row0" if axis == 0 else "col0", "int32")
+        where = _start(cx, c.layout, axis)
+        cx.bound(begin, where)
+        stmts.append(tirx.Bind(begin, where))
+        u = tirx.Var("u", "int32")
+        cx.bind_range(u, count)
+        index = _clamped(cx, cx.analyzer.simplify(begin + _offset(digits, u)), o.rows)
+        value = tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(index, step))])
+        value = value if str(value.ty) == inner else tirx.Cast(inner, value)
+        loaded += [tirx.AllocBuffer(buf), _unrolled(u, count, tirx.BufferStore(buf, value, [u], call.span))]
+        counters.append((buf, count))
+    i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+    (a_buf, a_count), (b_buf, b_count) = counters
+    cx.bind_range(i, a_count)
+    cx.bind_range(j, b_count)
+    slot = cx.analyzer.simplify(_slots(rows, i) + _slots(cols, j))
+    total = tirx.BufferLoad(acc, [slot]) + tirx.BufferLoad(a_buf, [i]) * tirx.BufferLoad(b_buf, [j])
+    product = _unrolled(i, a_count, _unrolled(j, b_count, tirx.BufferStore(acc, total, [slot], call.span)))
+    loop = tirx.For(step, ZERO, tirx.IntImm("int32", k), tirx.ForKind.SERIAL, sequence([*loaded, product]), span=call.span)
+    return sequence([*stmts, loop])
+
+
+def _slot_digits(fragment: Fragment, axis: int) -> list[Piece]:
+    return sorted((p for p in fragment.pieces if p.axis == axis and p.to == "slot"), key=lambda p: p.unit)
+
+
+def _count(digits: list[Piece]) -> int:
+    made = 1
+    for p in digits:
+        made *= p.extent
+    return made
+
+
+def _mixed(digits: list[Piece], u: Any, weight: Any) -> Any:
+    """A counter over all of the digits, the finest first, as the sum of its digits times ``weight``."""
+    total: Any = ZERO
+    step = 1
+    for k, p in enumerate(digits):
+        total = total + digit(u, step, p.extent, last=k == len(digits) - 1) * weight(p)
+        step *= p.extent
+    return total
+
+
+def _offset(digits: list[Piece], u: Any) -> Any:
+    return _mixed(digits, u, lambda p: p.unit)
+
+
+def _slots(digits: list[Piece], u: Any) -> Any:
+    return _mixed(digits, u, lambda p: p.stride)
+
+
+# ---- mma.sync
+
+
+def _mma(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, k: int) -> Any:
+    """For each step of k: this warp's tiles of A and B into registers, and their products. PTX ISA 9.0, "mma.m16n8k16", "mma.m16n8k32"."""
+    bits = bits_of(a.place.buf)
+    depth, each = 256 // bits, 32 // bits
+    down, across = _tiles(c.layout, 0, 16), _tiles(c.layout, 1, 8)
+    lane = tirx.Var("lane", "int32")
+    row0, col0 = tirx.Var("row0", "int32"), tirx.Var("col0", "int32")
+    binds = [tirx.Bind(lane, cx.thread() % WARP)]
+    cx.bind_range(lane, WARP)
+    for var, axis, size in ((row0, 0, 16), (col0, 1, 8)):
+        begin = _warp_start(cx, c.layout, axis, size)
+        cx.bound(var, begin)
+        binds.append(tirx.Bind(var, begin))
+    a_dtype, b_dtype = element_dtype(a.place.buf), element_dtype(b.place.buf)
+    a_regs = tirx.decl_buffer((down * 4 * each,), a_dtype, "a", scope="local", layout=None)
+    b_regs = tirx.decl_buffer((across * 2 * each,), b_dtype, "b", scope="local", layout=None)
+    step = tirx.Var("k", "int32")
+    cx.bind_range(step, ceil_div(k, depth))
+    k0 = step * depth
+    load_a = _load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)
+    load_b = _load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
+    i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+    kinds = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8"}
+    suffix = kinds[a_dtype] if a_dtype == b_dtype else f"{kinds[a_dtype]}_{kinds[b_dtype]}"
+    name = f"ts::mma_m16n8k{depth}_{suffix}"
+    address = lambda buf, at: tirx.address_of(tirx.BufferLoad(buf, [at]))  # noqa: E731
+    slot = i * (4 * across) + j * 4
+    product = tirx.Evaluate(
+        tirx.call_extern("void", name, address(acc, slot), address(a_regs, i * (4 * each)), address(b_regs, j * (2 * each))), call.span
+    )
+    products = _unrolled(i, down, _unrolled(j, across, product))
+    body = sequence([tirx.AllocBuffer(a_regs), tirx.AllocBuffer(b_regs), *load_a, *load_b, products])
+    loop = tirx.For(step, ZERO, tirx.IntImm("int32", ceil_div(k, depth)), tirx.ForKind.SERIAL, body, span=call.span)
+    return sequence([*binds, loop])
+
+
+def _tiles(fragment: Fragment, axis: int, size: int) -> int:
+    """How many of the instruction's tiles a warp has along an axis."""
+    warps = 1
+    for p in fragment.pieces:
+        if p.axis == axis and p.to == "thread" and p.stride >= WARP:
+            warps *= p.extent
+    return fragment.shape[axis] // (size * warps)
+
+
+def _warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
+    total: Any = ZERO
+    for p in fragment.pieces:
+        if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP:
+            if p.stride < WARP:  # lanes and warps merged into one digit
+                low = WARP // p.stride
+                total = total + digit(cx.thread(), WARP, p.extent // low, p.stride * p.extent == fragment.threads) * (p.unit * low)
+            else:
+                total = total + digit(cx.thread(), p.stride, p.extent, p.stride * p.extent == fragment.threads) * p.unit
+    return cx.analyzer.simplify(total)
+
+
+def _load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool) -> list[Any]:
+    """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
+    size = 16 if is_a else 8
+    if o.chunked and k % 16 == 0 and (is_a or count % 2 == 0):
+        return [_by_matrices(cx, o, regs, first, k0, count, lane, is_a)]
+    t = tirx.Var("t", "int32")
+    u = tirx.Var("u", "int32")
+    number = 4 * each if is_a else 2 * each
+    cx.bind_range(t, count)
+    cx.bind_range(u, number)
+    pair, word = u % each, u // each
+    if is_a:  # words: the two halves of the rows first, then those of k
+        row, at = lane // 4 + word % 2 * 8, lane % 4 * each + pair + word // 2 * (4 * each)
+    else:
+        row, at = lane // 4, lane % 4 * each + pair + word * (4 * each)
+    index = _clamped(cx, cx.analyzer.simplify(first + t * size + row), o.rows)
+    deep = cx.analyzer.simplify(k0 + at)
+    inside = cx.analyzer.can_prove(deep < k)
+    safe = deep if inside else tirx.min(deep, tirx.IntImm("int32", k - 1))
+    value: Any = tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(index, safe))])
+    if not inside:
+        value = tirx.if_then_else(deep < k, value, tirx.const(0, str(value.ty)))
+    return [_unrolled(t, count, _unrolled(u, number, tirx.BufferStore(regs, value, [t * number + u])))]
+
+
+def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, is_a: bool) -> Any:
+    """ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, which takes the place of register l / 8 (PTX ISA 9.0,
+    "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves of k, then over two neighbouring tiles."""
+    t = tirx.Var("t", "int32")
+    tiles = count if is_a else count // 2
+    cx.bind_range(t, tiles)
+    low, high = lane // 8 % 2, lane // 16
+    line, half = (low, high) if is_a else (high, low)  # which 8 of the rows (columns of B), which 8 of k
+    stored_by_k = o.across
+    row = first + t * 16 + line * 8
+    deep = k0 + half * 8
+    if stored_by_k:
+        deep = deep + lane % 8
+        edge = o.rows - 8
+    else:
+        row = row + lane % 8
+        edge = o.rows - 1
+    row = cx.analyzer.simplify(row)
+    if not cx.analyzer.can_prove(row <= edge):
+        row = tirx.min(row, tirx.IntImm("int32", edge))
+    source = tirx.address_of(tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(row, cx.analyzer.simplify(deep)))]))
+    target = tirx.address_of(tirx.BufferLoad(regs, [t * 8]))
+    name = "ts::ldmatrix_x4_trans" if stored_by_k else "ts::ldmatrix_x4"
+    if not isinstance(o.place.layout, Shared):
+        raise InternalError("ldmatrix from elsewhere than shared memory")
+    return _unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))

@@ -1,0 +1,99 @@
+// Atomic updates of global and shared memory, seen by the whole GPU. The value before is the result.
+#pragma once
+#include <ts/types.cuh>
+
+namespace ts {
+
+// An update by comparing and swapping, for what has no instruction. `update` makes the new value of the old.
+template <typename T, typename Update>
+__device__ __forceinline__ T atomic_by_swap(T* at, Update update) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  Word* word = reinterpret_cast<Word*>(at);
+  Word seen = *reinterpret_cast<volatile Word*>(word);
+  while (true) {
+    const T before = bits<T>(seen);
+    const Word found = atomicCAS(word, seen, bits<Word>(update(before)));
+    if (found == seen) return before;
+    seen = found;
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T atomic_add(T* at, T value) {
+  if constexpr (sizeof(T) == 2) {  // 16-bit floats: added in float32, rounded once
+    return atomic_by_swap(at, [=](T before) { return T(float(before) + float(value)); });
+  } else if constexpr (sizeof(T) == 8 && T(1) / T(2) == T(0)) {  // two's complement: signed and unsigned sums are the same bits
+    return T(atomicAdd(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value)));
+  } else {
+    return atomicAdd(at, value);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ T atomic_max(T* at, T value) {
+  return atomic_by_swap(at, [=](T before) {
+    if constexpr (sizeof(T) == 2) {
+      return float(before) >= float(value) || float(before) != float(before) ? before : value;
+    } else {
+      return before >= value || before != before ? before : value;
+    }
+  });
+}
+
+template <typename T>
+__device__ __forceinline__ T atomic_min(T* at, T value) {
+  return atomic_by_swap(at, [=](T before) {
+    if constexpr (sizeof(T) == 2) {
+      return float(before) <= float(value) || float(before) != float(before) ? before : value;
+    } else {
+      return before <= value || before != before ? before : value;
+    }
+  });
+}
+
+template <typename T>
+__device__ __forceinline__ T atomic_load(T* at, T) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  Word seen;
+  if constexpr (sizeof(T) == 2) {
+    asm volatile("ld.acquire.gpu.b16 %0, [%1];" : "=h"(seen) : "l"(at) : "memory");
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
+  } else {
+    asm volatile("ld.acquire.gpu.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  }
+  return bits<T>(seen);
+}
+
+template <typename T>
+__device__ __forceinline__ T atomic_store(T* at, T value) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  const Word word = bits<Word>(value);
+  if constexpr (sizeof(T) == 2) {
+    asm volatile("st.release.gpu.b16 [%0], %1;" ::"l"(at), "h"(word) : "memory");
+  } else if constexpr (sizeof(T) == 4) {
+    asm volatile("st.release.gpu.b32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+  } else {
+    asm volatile("st.release.gpu.b64 [%0], %1;" ::"l"(at), "l"(word) : "memory");
+  }
+  return value;
+}
+
+// The same between two fences: what the block did before the update is seen by whoever updates the element later, and what those did
+// before by this block afterwards.
+#define TS_PUBLISHING(kind)                                       \
+  template <typename T>                                           \
+  __device__ __forceinline__ T publishing_##kind(T* at, T value) { \
+    __threadfence();                                              \
+    const T before = atomic_##kind(at, value);                    \
+    __threadfence();                                              \
+    return before;                                                \
+  }
+TS_PUBLISHING(add)
+TS_PUBLISHING(max)
+TS_PUBLISHING(min)
+TS_PUBLISHING(load)
+TS_PUBLISHING(store)
+#undef TS_PUBLISHING
+
+}  // namespace ts

@@ -1,0 +1,393 @@
+"""Scheduled tile IR, with layouts and fences → thread IR for a GPU: one function, run by every thread of every block.
+
+What all threads compute alike (indices, conditions, T.alloc_var) each computes for itself. Tiles in registers are arrays of slots, those
+in shared memory lie in the arena. Accesses that cannot be proven inside are guarded: reads give zero, writes to a tensor are dropped, a
+write outside a tile fails the launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from tilescale.compiler.cuda.kernel import Source, ThreadKernel, arena, placed
+from tilescale.compiler.cuda.nests import NestLowering
+from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.cuda.scalars import Scalars
+from tilescale.compiler.cuda.tidy import tidied
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir import numeric
+from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout.infer import WIDTHS, Executor
+from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.ops import base
+from tilescale.compiler.passes.fences import published
+from tilescale.compiler.tvm_compat import ir, sym, tirx
+from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
+
+_HUGE = 1 << 40
+NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+class Lowering(Scalars, NestLowering):
+    """One kernel on its way to thread IR."""
+
+    def __init__(self, program: Any, arch: str = "sm_90a"):
+        self.program, self.arch = program, arch
+        self.capability = int(arch.removeprefix("sm_").rstrip("af"))
+        self.analyzer = sym.Analyzer()
+        self.variables: dict[Any, Any] = {}
+        self.places: dict[Any, Any] = {}
+        self.layouts: dict[Any, Any] = program.layouts
+        self.params: list[tuple[Any, Source]] = []
+        self.head: list[Any] = []
+        #: names of the program that stand for integer expressions
+        self.definitions: dict[Any, Any] = {}
+        self.written = written_buffers(program)
+        self.sites: list[str] = []
+        self.here: Loc | None = None
+        self.loop = None
+        self.moved: list[tuple[Any, Any]] = []
+        self.threads = program.launch.threads
+        self.executor = Executor("block", self.threads)
+        self.tid = tirx.Var("tid", "int32")
+        self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
+        self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
+        #: blocks can tell each other something through tensors: atomic updates carry what was written before them
+        self.publishes = bool(published(program))
+        self.arena = arena(max(1, program.arena_bytes))
+        self._parameters()
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+    def _parameters(self) -> None:
+        symbols = []
+        for k, (name, var) in enumerate(self.program.symbols.items()):
+            made = tirx.Var(name, "int32")
+            self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
+            self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
+            symbols.append((made, Source("symbol", k)))
+        for k, p in enumerate(self.program.params):
+            if hasattr(p.spec, "shape"):
+                self._tensor(k, p)
+            else:
+                var = tirx.Var(p.name, str(p.spec.dtype))
+                self.variables[p.var] = var
+                self.params.append((var, Source("param", k)))
+        self.params += symbols
+
+    def _tensor(self, k: int, p: Any) -> None:
+        buf = tirx.decl_buffer((_HUGE,), str(p.spec.dtype), p.name, scope=p.var.ty.storage_scope, layout=None)
+        shape = tuple(self.extent(e) for e in p.var.ty.shape)
+        given = list(p.var.ty.strides)
+        known = all(isinstance(e, int) for e in shape) and not given and prod(shape) < (1 << 31)
+        index = "int32" if known else "int64"
+        if given:
+            strides = tuple(self.extent(s) for s in given)
+        else:
+            strides, step = (), 1
+            for e in reversed(shape):
+                strides = (step, *strides)
+                step = step * e if isinstance(step, int) and isinstance(e, int) else widened(step, index) * widened(e, index)
+        self.places[p.var] = Global(buf, shape, strides, index, p.name)
+        self.params.append((buf, Source("param", k)))
+
+    def extent(self, e: Any) -> Any:
+        """An extent as an int where it is one, else as thread IR."""
+        if isinstance(e, int):
+            return e
+        return int(e.value) if isinstance(e, tirx.IntImm) else self.scalar(e)
+
+    # -- who runs -------------------------------------------------------------------------------------------------
+    def thread(self) -> Any:
+        """The thread's number within its executor."""
+        if self.executor.name == "block":
+            return self.tid
+        return tirx.IntImm("int32", 0) if self.executor.threads == 1 else self.tid % self.executor.threads
+
+    def scale_value(self, name: str, which: int) -> Any:
+        """The own index (0) or the count (1) at a scale."""
+        width = self.threads
+        for scale, n in self.executor.outer:
+            inner = WIDTHS[scale]
+            if scale == name:
+                index = self.tid if width == self.threads else self.tid % width
+                return tirx.IntImm("int32", n) if which else (index // inner if inner > 1 else index)
+            width = inner
+        if name in WIDTHS:
+            return tirx.IntImm("int32", which)
+        grid = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3]
+        if name in ("grid", "block"):
+            return _linear(self.block, grid, which)
+        if name == "cta_cluster":
+            dims = list(self.program.launch.cluster)
+            local = [b % d if d != g else b for b, d, g in zip(self.block, dims, grid, strict=True)]
+            return _linear(local, dims, which)
+        raise self.refused(f"T.Scale({name!r})", "ranks on a GPU")
+
+    def refused(self, what: str, missing: str) -> TileSyntaxError:
+        """The refusal of what the target does not do."""
+        return TileSyntaxError(f"{what} is not there on the cuda target: it needs {missing}", loc=self.here, hint='target="cpu"')
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def allocate(self, s: Any) -> Any:
+        """Gives an allocation its place."""
+        b, dtype = s.buffer, element_dtype(s.buffer)
+        shape = tuple(int(e) for e in b.ty.shape)
+        if b.ty.storage_scope.startswith("shared"):
+            layout = self.layouts[b]
+            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
+            self.head.append(declared)
+            self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
+            if b.ty.storage_scope == "shared.signal":
+                raise self.refused("T.alloc_signal", "signals inside the block")
+            return NOTHING
+        if self.loop is not None or b not in self.layouts:
+            buf = tirx.decl_buffer((prod(shape),), dtype, b.name, scope="local", layout=None)
+            self.places[b] = Private(buf, shape, b.name)
+            return tirx.AllocBuffer(buf, {}, s.span)
+        layout = self.layouts[b]
+        buf = tirx.decl_buffer((layout.slots,), dtype, b.name, scope="local", layout=None)
+        self.places[b] = Registers(buf, layout, shape, b.name)
+        return tirx.AllocBuffer(buf, {}, s.span)
+
+    def _executors_own(self, layout: Any) -> Any:
+        """Elements in front of this executor's own copy of a tile."""
+        if self.executor.count == 1:
+            return None
+        align = max(16, layout.alignment)
+        each = -(-layout.bytes // align) * align * 8 // layout.bits
+        flat, width = tirx.IntImm("int32", 0), self.threads
+        for scale, n in self.executor.outer:
+            index = self.tid if width == self.threads else self.tid % width
+            flat = flat * n + index // WIDTHS[scale]
+            width = WIDTHS[scale]
+        return flat * each
+
+    def view(self, s: Any) -> Any:
+        """T.view: the same memory under another shape or dtype."""
+        held = self.places[s.data.args[0]]
+        b, dtype = s.buffer, element_dtype(s.buffer)
+        shape = tuple(int(e) for e in b.ty.shape)
+        if isinstance(held, InShared):
+            if held.layout.swizzle:
+                raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
+            from tilescale.compiler.layout.shared import strided
+            from tilescale.language.dtypes import BITS
+
+            layout = strided(shape, BITS[dtype])
+            root = next(v for v in self.program.arena if self.places.get(v) is held or self.places.get(v, held).buf is held.buf)
+            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[root][0], s.span)
+            self.head.append(declared)
+            own = None if held.base is None else held.base * held.layout.bits // layout.bits
+            self.places[b] = InShared(tile, layout, shape, own, b.name)
+            return NOTHING
+        if isinstance(held, Global) and element_dtype(held.buf) == dtype:
+            strides = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
+            self.places[b] = Global(held.buf, shape, strides, held.index, b.name)
+            return NOTHING
+        raise self.refused(f"T.view of {held.name}", "views of registers, or of a tensor under another dtype")
+
+    # -- accesses -------------------------------------------------------------------------------------------------
+    def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
+        """``(flat buffer, index, tests, place)`` of an element; it may be touched where the tests hold."""
+        place = self.places[buffer]
+        if isinstance(place, Registers):
+            return place.buf, self.slot(place, buffer, indices, writes), [], place
+        at = [self.scalar(i) for i in indices]
+        tests: list[Any] = []
+        for axis, (i, size) in enumerate(zip(at, place.shape, strict=True)):
+            known = int(i.value) if isinstance(i, tirx.IntImm) else None
+            if known is not None and isinstance(size, int) and not 0 <= known < size:
+                raise TileValueError(
+                    f"index {known} lies outside axis {axis} of {place.name}, whose extent is {size}",
+                    loc=loc_of(getattr(node, "span", None)) or self.here,
+                    expected=f"0 ≤ index < {size}",
+                )
+            high = size if not isinstance(size, int) else tirx.IntImm(str(i.ty), size)
+            for test in (i >= tirx.IntImm(str(i.ty), 0), i < high):
+                if not self.proven(test):
+                    tests.append(test)
+        return place.buf, self.analyzer.simplify(place.flat(at)), tests, place
+
+    def proven(self, test: Any) -> bool:
+        return bool(test) if isinstance(test, bool) else bool(self.analyzer.can_prove(test))
+
+    def load(self, e: Any) -> Any:
+        """A load, zero where it lies outside."""
+        if (moved := self.in_vector(e)) is not None:
+            return moved
+        buf, flat, tests, _ = self.access(e.source, e.indices, e, False)
+        value = tirx.BufferLoad(buf, [flat])
+        return value if not tests else tirx.if_then_else(all_of(tests), value, tirx.const(0, str(value.ty)))
+
+    def store(self, s: Any) -> Any:
+        """A store, dropped outside a tensor; memory that threads share is written by one of those that hold the iteration."""
+        if (moved := self.in_vector(s)) is not None:
+            return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
+        buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+        done: Any = tirx.BufferStore(buf, self.scalar(s.value), [flat], s.span)
+        if tests and not isinstance(place, Global):
+            return self.once(tirx.IfThenElse(all_of(tests), done, self.fail("bounds", s, f"an index of {place.name} lies outside")))
+        done = tirx.IfThenElse(all_of(tests), done, None) if tests else done
+        return done if isinstance(place, (Registers, Private)) else self.once(done)
+
+    def once(self, s: Any) -> Any:
+        """A statement with effects that others see: done by one of the threads that run it."""
+        test = self.holder()
+        return s if test is None else tirx.IfThenElse(test, s, None)
+
+    # -- instructions ---------------------------------------------------------------------------------------------
+    def sync(self, scope: str, why: str) -> Any:
+        """The threads of an executor meet."""
+        if self.executor.threads == 1:
+            return NOTHING
+        made: Any
+        if scope == "block":
+            made = tirx.call_extern("void", "__syncthreads")
+        elif scope == "warp":
+            made = tirx.call_extern("void", "__syncwarp")
+        else:
+            number = self.tid // WIDTHS["warpgroup"] + 1  # 0 is that of __syncthreads
+            made = tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WIDTHS["warpgroup"]))
+        return tirx.Evaluate(made)
+
+    def fail(self, kind: str, node: Any, text: str) -> Any:
+        """Fails the launch; the site says where."""
+        loc = loc_of(getattr(node, "span", None)) or self.here
+        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}"
+        if entry not in self.sites:
+            self.sites.append(entry)
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", tirx.IntImm("int32", self.sites.index(entry))))
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    def stmt(self, s: Any) -> Any:
+        """A statement of tile IR as thread IR."""
+        method = getattr(self, "_s_" + type(s).__name__, None)
+        if method is None:
+            raise InternalError(f"no CUDA lowering for the statement {type(s).__name__}", loc=loc_of(s.span))
+        self.here = loc_of(s.span) or self.here
+        if self.loop is None and (nest := nest_of(s)) is not None:
+            return self.nest(nest)
+        return method(s)
+
+    def _s_SeqStmt(self, s: Any) -> Any:
+        return sequence([self.stmt(x) for x in s.seq])
+
+    def _s_Evaluate(self, s: Any) -> Any:
+        op = base.find(s.value)
+        if op is None:
+            return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
+        return op.lower_cuda(s.value, self)
+
+    def _s_AllocBuffer(self, s: Any) -> Any:
+        return self.allocate(s)
+
+    def _s_DeclBuffer(self, s: Any) -> Any:
+        return self.view(s)
+
+    def _s_BufferStore(self, s: Any) -> Any:
+        return self.store(s)
+
+    def _s_Bind(self, s: Any) -> Any:
+        value = self.scalar(s.value)
+        var = tirx.Var(s.var.name, str(value.ty))
+        self.variables[s.var] = var
+        self.learn(var, value)
+        if "int" in str(value.ty) and None not in numeric.variables(s.value):
+            self.definitions[s.var] = s.value
+        return tirx.Bind(var, value, s.span)
+
+    def learn(self, var: Any, value: Any) -> None:
+        """Tells the analyzer what a binding is, where proofs may put the value for the name."""
+        if "int" in str(value.ty) and None not in numeric.variables(value):
+            self.bound(var, value)
+
+    def _s_IfThenElse(self, s: Any) -> Any:
+        test = self.scalar(s.condition)
+        with self.given(test):
+            then = self.stmt(s.then_case)
+        other = None
+        if s.else_case is not None:
+            with self.given(tirx.Not(test)):
+                other = self.stmt(s.else_case)
+        return tirx.IfThenElse(test, then, other, s.span)
+
+    @contextlib.contextmanager
+    def given(self, condition: Any) -> Iterator[None]:
+        """Inside, ``condition`` holds."""
+        with self.analyzer.constraint_scope(condition):
+            yield
+
+    def _s_While(self, s: Any) -> Any:
+        return tirx.While(self.scalar(s.condition), self.stmt(s.body), s.span)
+
+    def _s_For(self, s: Any) -> Any:
+        extent = self.extent(s.extent)
+        var = tirx.Var(s.loop_var.name, str(s.loop_var.ty))
+        self.variables[s.loop_var] = var
+        self.bind_range(var, extent)
+        unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
+        kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
+        dt = str(var.ty)
+        return tirx.For(var, tirx.IntImm(dt, 0), widened(extent, dt), kind, self.stmt(s.body), span=s.span)
+
+    def bind_range(self, var: Any, extent: Any) -> None:
+        dt = str(var.ty)
+        self.analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(dt, 0), widened(extent, dt)))
+
+    def _s_AttrStmt(self, s: Any) -> Any:
+        if s.attr_key == "thread_extent":
+            var = self.block["xyz".index(s.node.thread_tag[-1])]
+            self.variables[s.node.var] = var
+            self.bind_range(var, self.extent(s.value))
+            return self.stmt(s.body)
+        if s.attr_key == "ts.scale":
+            name = SCALES[int(s.value.value)]
+            if name == "device":
+                raise self.refused('T.Scale("device")', "ranks on a GPU")
+            outer, self.executor = self.executor, self.executor.within(name)
+            done = self.stmt(s.body)
+            self.executor = outer
+            return done
+        return self.stmt(s.body)
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+    def run(self) -> ThreadKernel:
+        """The kernel's function and what its launcher must know."""
+        body = self.stmt(self.program.func.body)
+        smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
+        whole = tidied(sequence([*smem, *self.head, body]))
+        launch = self.program.launch
+        grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
+        for axis in reversed(range(3)):
+            whole = _thread_extent(self.block[axis], f"blockIdx.{'xyz'[axis]}", grid[axis], whole)
+        whole = _thread_extent(self.tid, "threadIdx.x", self.threads, whole)
+        written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
+        func = tirx.PrimFunc([v for v, _ in self.params], whole)
+        return ThreadKernel(
+            func, self.program.name, tuple([*launch.grid, 1, 1][:3]), self.threads, tuple(s for _, s in self.params),
+            frozenset(written), self.program.arena_bytes, launch.cluster, sites=tuple(self.sites),
+        )  # fmt: skip
+
+
+def all_of(tests: list[Any]) -> Any:
+    made = tests[0]
+    for t in tests[1:]:
+        made = tirx.And(made, t)
+    return made
+
+
+def _linear(index: list[Any], extents: list[Any], which: int) -> Any:
+    (x, y, z), (gx, gy, gz) = index, (widened(e, "int32") for e in extents)
+    return gx * gy * gz if which else x + gx * (y + gy * z)
+
+
+def _thread_extent(var: Any, tag: str, extent: Any, body: Any) -> Any:
+    extent = widened(extent, "int32")
+    iv = tirx.IterVar(ir.Range.from_min_extent(0, extent), var, tirx.IterVar.ThreadIndex, tag)
+    return tirx.AttrStmt(iv, "thread_extent", extent, body)

@@ -1,0 +1,339 @@
+"""Nests in thread IR: each thread runs its share of the iterations, slot by slot of the loop's layout."""
+
+from __future__ import annotations
+
+import itertools
+from math import prod
+from typing import Any
+
+from tilescale.compiler.cuda.places import Registers, digit, widened
+from tilescale.compiler.cuda.vectors import Plan, plan
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.layout.loops import choose, fragments_of
+from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import InternalError
+
+#: rounds of a loop without registers that are laid out one by one; longer ones stay loops
+UNROLLED = 16
+
+
+class _Irregular(Exception):
+    """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
+
+
+class NestLowering:
+    """Mixed into the lowering: ``nest(nest)``."""
+
+    variables: dict[Any, Any]
+    analyzer: Any
+    executor: Any
+    layouts: dict[Any, Any]
+    here: Any
+    thread: Any
+    stmt: Any
+    scalar: Any
+    bind_range: Any
+    extent: Any
+    #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
+    loop: Loop | None
+    strided: bool = False
+    #: accesses that move as parts of vectors, each with the register that stands for it
+    moved: list[tuple[Any, Any]]
+    once: Any
+    access: Any
+    #: one holder of the iteration runs already
+    only: bool = False
+    counters: list[Any]
+    round: int | None
+
+    def nest(self, nest: Nest) -> Any:
+        """A nest as thread IR."""
+        loop, bad = choose(nest, self.layouts, self.executor.threads)
+        if bad:
+            raise InternalError(f"{bad[0][0].buffer.name} does not fit the loop: {bad[0][1]}", loc=self.here)
+        if loop is None:
+            return self._strided(nest)
+        try:
+            return self._looped(nest, loop)
+        except _Irregular:
+            return self._laid_out(nest, loop)
+
+    # -- constant extents -----------------------------------------------------------------------------------------
+    def _looped(self, nest: Nest, loop: Loop) -> Any:
+        """One loop a digit of the slots."""
+        if (vectors := plan(self, nest, loop)) is not None:
+            return self._vectorised(nest, loop, vectors)
+        starts, binds = self._starts(loop)
+        counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
+        for var, p in zip(counters, loop.digits, strict=True):
+            self.bind_range(var, p.extent)
+        body = self._round(nest, loop, starts, counters, None)
+        return sequence([*binds, self._loops(nest, body, list(zip(counters, loop.counts, strict=True)))])
+
+    def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
+        """Loops around a round, unrolled where they index registers or are short."""
+        unroll = bool(fragments_of(nest)) or prod(n for _, n in counters) <= UNROLLED
+        kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
+        for var, n in reversed(counters):
+            body = tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", n), kind, body, span=nest.node.span)
+        return body
+
+    # -- several neighbours at once ---------------------------------------------------------------------------------
+    def _vectorised(self, nest: Nest, loop: Loop, vectors: Plan) -> Any:
+        """The innermost digit in groups of neighbours."""
+        starts, binds = self._starts(loop)
+        chunks = loop.digits[-1].extent // vectors.count
+        counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
+        extents = [*loop.counts[:-1], chunks]
+        for var, n in zip(counters, extents, strict=True):
+            self.bind_range(var, n)
+        group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
+        make = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
+        body = self._round(nest, loop, starts, [*counters[:-1], group], None, make)
+        around = list(zip(counters, extents, strict=True))
+        return sequence([*binds, self._loops(nest, body, around if chunks > 1 else around[:-1])])
+
+    def _step(self, nest: Nest, vectors: Plan, group: Any, first: Any, offset: Any) -> None:
+        """Turns to the element ``offset`` behind the first of the group."""
+        var = nest.vars[vectors.axis]
+        at = self.analyzer.simplify(first + offset)
+        self.variables[var] = at if str(var.ty) == "int32" else tirx.Cast(str(var.ty), at)
+        self.counters = [*self.counters[:-1], group + offset]
+
+    def _first(self, nest: Nest, vectors: Plan) -> Any:
+        first = self.variables[nest.vars[vectors.axis]]
+        return first.value if isinstance(first, tirx.Cast) else first
+
+    def _direct(self, nest: Nest, vectors: Plan, group: Any) -> Any:
+        """Nothing but the vectors' moves."""
+        s, first, out = nest.body, self._first(nest, vectors), []
+        width = min(m.width for m in vectors.moves)
+        for k in range(0, vectors.count, width):
+            self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
+            buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+            into = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), width)]
+            zero = tirx.Broadcast(tirx.const(0, str(buf.ty.dtype)), width)
+            if isinstance(s.value, ir.TensorLoad):
+                frm, at, reads, _ = self.access(s.value.source, s.value.indices, s.value, False)
+                value = tirx.BufferLoad(frm, [tirx.Ramp(at, tirx.IntImm(str(at.ty), 1), width)])
+                made: Any = tirx.BufferStore(buf, value, into, s.span)
+                if reads:
+                    made = tirx.IfThenElse(_all(reads), made, tirx.BufferStore(buf, zero, into, s.span))
+            else:
+                made = tirx.BufferStore(buf, zero, into, s.span)
+            made = tirx.IfThenElse(_all(tests), made, None) if tests else made
+            out.append(made if isinstance(place, Registers) else self.once(made))
+        return sequence(out)
+
+    def _group(self, nest: Nest, vectors: Plan, group: Any) -> Any:
+        """Vectors into registers, the elements one by one, vectors out of registers."""
+        first, before, after, held = self._first(nest, vectors), [], [], []
+        for m in vectors.moves:
+            node = m.element.node
+            reads = m.element.mode == "read"
+            dtype = str(m.element.buffer.ty.dtype)
+            name = f"{m.element.buffer.name}_{'in' if reads else 'out'}"
+            tile = tirx.decl_buffer((vectors.count,), dtype, name, scope="local", layout=None)
+            before.append(tirx.AllocBuffer(tile))
+            for k in range(0, vectors.count, m.width):
+                self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
+                buf, flat, tests, _ = self.access(m.element.buffer, m.element.indices, node, not reads)
+                there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), m.width)]
+                here = [tirx.Ramp(tirx.IntImm("int32", k), tirx.IntImm("int32", 1), m.width)]
+                if reads:
+                    made: Any = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
+                    zero = tirx.BufferStore(tile, tirx.Broadcast(tirx.const(0, dtype), m.width), here)
+                    before.append(tirx.IfThenElse(_all(tests), made, zero) if tests else made)
+                else:
+                    made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
+                    after.append(self.once(tirx.IfThenElse(_all(tests), made, None) if tests else made))
+            held.append((node, tile))
+        u = tirx.Var("u", "int32")
+        self.bind_range(u, vectors.count)
+        self._step(nest, vectors, group, first, u)
+        var, at = tirx.Var(nest.vars[vectors.axis].name, "int32"), self._first(nest, vectors)
+        self.bound(var, at)
+        kind = str(nest.vars[vectors.axis].ty)
+        self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
+        outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
+        body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
+        self.moved = outer
+        return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
+
+    def in_vector(self, node: Any) -> Any:
+        """The register that stands for an access which moves as part of a vector; None for any other."""
+        return next((e for n, e in self.moved if n.same_as(node)), None)
+
+    def _laid_out(self, nest: Nest, loop: Loop) -> Any:
+        starts, out = self._starts(loop)
+        for number, counters in enumerate(itertools.product(*[range(n) for n in loop.counts])):
+            out.append(self._round(nest, loop, starts, list(counters), number))
+        return sequence(out)
+
+    def _starts(self, loop: Loop) -> tuple[list[Any], list[Any]]:
+        """Where along each axis a thread begins, and the bindings that say so."""
+        thread, starts, binds = self.thread(), [], []
+        for axis, var in enumerate(loop.vars):
+            total: Any = None
+            for p in loop.thread_digits:
+                if p.axis == axis:
+                    part = digit(thread, p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
+                    part = part * p.unit if p.unit != 1 else part
+                    total = part if total is None else total + part
+            shift = loop.shifts[axis]
+            if total is None:
+                starts.append(tirx.IntImm("int32", -shift))
+                continue
+            total = self.analyzer.simplify(total - shift if shift else total)
+            if isinstance(total, (tirx.IntImm,)) or total.same_as(thread):
+                starts.append(total)
+                continue
+            start = tirx.Var(f"{var.name}0", "int32")
+            self.bound(start, total)
+            starts.append(start)
+            binds.append(tirx.Bind(start, total))
+        return starts, binds
+
+    def _round(self, nest: Nest, loop: Loop, starts: list[Any], counters: list[Any], number: int | None, make: Any = None) -> Any:
+        binds, tests = [], []
+        for axis, var in enumerate(loop.vars):
+            total = starts[axis]
+            for p, c in zip(loop.digits, counters, strict=True):
+                if p.axis == axis:
+                    total = total + c * p.unit
+            total = self.analyzer.simplify(total)
+            extent, reach = loop.extents[axis], loop.fragment.shape[axis]
+            mine = [total >= 0] if loop.shifts[axis] else []
+            mine += [total < extent] if reach - loop.shifts[axis] > extent else []
+            tests += [t for t in mine if not self.analyzer.can_prove(t)]
+            if isinstance(total, tirx.IntImm) or not hasattr(total, "a"):
+                made = total if str(var.ty) == "int32" else widened(total, str(var.ty))
+                self.variables[var] = made
+                continue
+            made = tirx.Var(var.name, "int32")
+            binds.append(tirx.Bind(made, total))
+            self.bind_range(made, extent)  # outside it nothing of the round runs
+            self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
+            tests = [_with(t, total, made) for t in tests]
+        outer = self.loop, getattr(self, "counters", []), getattr(self, "round", None)
+        self.loop, self.counters, self.round = loop, counters, number
+        try:
+            if tests:
+                test = tests[0]
+                for t in tests[1:]:
+                    test = tirx.And(test, t)
+                with self.analyzer.constraint_scope(test):
+                    body: Any = tirx.IfThenElse(test, make() if make else self._body(nest), None)
+            else:
+                body = make() if make else self._body(nest)
+        finally:
+            self.loop, self.counters, self.round = outer
+        return sequence([*binds, body])
+
+    def _body(self, nest: Nest) -> Any:
+        """The body of an iteration; by one of the threads that hold it where it may run only once."""
+        if not nest.alone:
+            return self.stmt(nest.body)
+        test = self.holder()
+        outer, self.only = self.only, True
+        body = self.stmt(nest.body)
+        self.only = outer
+        return body if test is None else tirx.IfThenElse(test, body, None)
+
+    # -- extents known only at run time ---------------------------------------------------------------------------
+    def _strided(self, nest: Nest) -> Any:
+        """Iteration after iteration in steps of the executor's threads."""
+        thread, threads = self.thread(), self.executor.threads
+        extents = [self.extent(e) for e in nest.extents]
+        total: Any = 1
+        for e in extents:
+            total = total * e if isinstance(total, int) and isinstance(e, int) else widened(total, "int32") * widened(e, "int32")
+        steps = tirx.Var("step", "int32")
+        flat = tirx.Var("at", "int32")
+        binds: list[Any] = [tirx.Bind(flat, steps * threads + thread)]
+        self.bind_range(steps, (widened(total, "int32") + (threads - 1)) // threads)
+        rest: Any = flat
+        inside = flat < widened(total, "int32")
+        self.analyzer.bind(flat, _range(total))
+        for k in reversed(range(len(nest.vars))):
+            var = tirx.Var(nest.vars[k].name, "int32")
+            binds.append(tirx.Bind(var, rest % widened(extents[k], "int32") if k else rest))
+            self.bind_range(var, extents[k])
+            dt = str(nest.vars[k].ty)
+            self.variables[nest.vars[k]] = var if dt == "int32" else tirx.Cast(dt, var)
+            rest = rest // widened(extents[k], "int32")
+        outer, self.strided = self.strided, True
+        before, self.loop = self.loop, Loop((), (), seen_by(_everyone(threads), threads), ())
+        body = tirx.IfThenElse(inside, sequence([*binds[1:], self.stmt(nest.body)]), None)
+        self.loop, self.strided = before, outer
+        count = (widened(total, "int32") + (threads - 1)) // threads
+        return tirx.For(steps, tirx.IntImm("int32", 0), count, tirx.ForKind.SERIAL, sequence([binds[0], body]), span=nest.node.span)
+
+    def bound(self, var: Any, value: Any) -> None:
+        """Tells the analyzer between what a binding lies. (Told the value, it would put it in the variable's place.)"""
+        known = self.analyzer.const_int_bound(value)
+        low, high = int(known.min_value), int(known.max_value)
+        if -(1 << 31) <= low and high < (1 << 31) - 1:
+            self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
+
+    # -- what stands inside ---------------------------------------------------------------------------------------
+    def slot(self, place: Registers, buffer: Any, indices: Any, writes: bool) -> Any:
+        """The slot of an element in this thread's registers."""
+        held = seen_by(place.layout, self.executor.threads)
+        if self.loop is None or self.strided:
+            found: Slots | str = everywhere(indices, held)
+        else:
+            found = match(self.loop, indices, held, writes)
+        if isinstance(found, str):
+            raise InternalError(f"{place.name}[{', '.join(map(str, indices))}]: {found}", loc=self.here)
+        total: Any = tirx.IntImm("int32", found.base)
+        if self.loop is not None and not self.strided and self.round is not None and found.table:
+            total = tirx.IntImm("int32", found.table[self.round])
+        elif found.coefficients is not None:
+            for c, counter in zip(found.coefficients, self.counters, strict=True):
+                total = total + counter * c
+        elif found.table:
+            raise _Irregular
+        for e, unit, extent, stride in found.dynamic:
+            total = total + self.scalar(e) // unit % extent * stride
+        return self.analyzer.simplify(total)
+
+    def holder(self) -> Any:
+        """Whether this thread stands for all that hold the current iteration; None where it is the only one."""
+        if self.strided or self.only:
+            return None
+        thread = self.thread()
+        if self.loop is None:
+            return None if self.executor.threads == 1 else tirx.EQ(thread, 0)
+        test: Any = None
+        for p in self.loop.thread_digits:
+            if p.axis is None:
+                last = p.stride * p.extent == self.loop.fragment.threads
+                mine = thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last)
+                one = tirx.EQ(mine, 0)
+                test = one if test is None else tirx.And(test, one)
+        return test
+
+
+def _with(test: Any, value: Any, name: Any) -> Any:
+    """A test on ``value`` as one on the variable bound to it."""
+    return type(test)(name, test.b) if test.a.same_as(value) else test
+
+
+def _all(tests: list[Any]) -> Any:
+    made = tests[0]
+    for t in tests[1:]:
+        made = tirx.And(made, t)
+    return made
+
+
+def _range(total: Any) -> Any:
+    return ir.Range.from_min_extent(tirx.IntImm("int32", 0), widened(total, "int32"))
+
+
+def _everyone(threads: int) -> Any:
+    from tilescale.compiler.layout.spread import replicated
+
+    return replicated((), threads)

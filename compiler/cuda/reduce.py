@@ -1,0 +1,302 @@
+"""Reductions on a GPU, in a fixed order: each thread folds its own slots by rising index, then lanes fold by shuffles whose partners see
+each other's value (so all get the same bits), then groups of threads through shared memory, in order of the group.
+
+The result lies where the tile's fragment, with the axis taken out, says: in all threads that had a part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.layout import Fragment, Piece
+from tilescale.compiler.layout.infer import Demand
+from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.pieces import radix
+from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.tvm_compat import ir, tirx
+
+WARP = 32
+_FLOATS = ("float", "bfloat")
+
+
+def accumulator(source: str, target: str) -> str:
+    """What a reduction is folded in: floats in float32, float64 where a side is; integers in the result's dtype."""
+    if not target.startswith(_FLOATS):
+        return target
+    return "float64" if "float64" in (source, target) else "float32"
+
+
+def identity(op: str, dtype: str) -> Any:
+    """What changes nothing."""
+    kind = op.removeprefix("abs")
+    if kind in ("sum", "prod") or kind in ("bitor", "bitxor"):
+        return tirx.const(1 if kind == "prod" else 0, dtype)
+    if kind == "bitand":
+        return tirx.const(-1 if not dtype.startswith(("uint", "bool")) else (1 if dtype == "bool" else 2 ** int(dtype[4:]) - 1), dtype)
+    if dtype.startswith("float"):
+        return tirx.const(float("-inf") if kind == "max" else float("inf"), dtype)
+    return tirx.min_value(dtype) if kind == "max" else tirx.max_value(dtype)
+
+
+def fold(op: str, a: Any, b: Any) -> Any:
+    kind = op.removeprefix("abs")
+    if kind in ("max", "min"):
+        return (tirx.max if kind == "max" else tirx.min)(a, b)
+    if kind in ("sum", "prod"):
+        return a + b if kind == "sum" else a * b
+    return {"bitand": tirx.bitwise_and, "bitor": tirx.bitwise_or, "bitxor": tirx.bitwise_xor}[kind](a, b)
+
+
+def part(op: str, value: Any, dtype: str) -> Any:
+    """An element as it enters the fold."""
+    value = value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+    return tirx.abs(value) if op.startswith("abs") and not dtype.startswith("uint") else value
+
+
+def axis_of(call: Any) -> int:
+    return int(call.attrs["axis"]) % len(call.args[0].region)
+
+
+# ---- staging, layouts, exchange
+
+
+def stage(call: Any, cx: Any) -> list[Any] | None:
+    """Operands that are no whole tiles in registers go through such."""
+    src, dst = call.args
+    good = [in_registers(r.source) and is_whole(r) for r in (src, dst)]
+    if all(good):
+        return None
+    out, axis = [], axis_of(call)
+    shape = [int(r.extent) for r in src.region]
+    left = shape[:axis] + shape[axis + 1 :]
+    frm, to = src, dst
+    if not good[0]:
+        frm = cx.tile(f"{src.source.name}_part", shape, element_dtype(src.source), "local.fragment", call.span)
+        out.append(cx.copy(src, frm, call))
+    if not good[1]:
+        to = cx.tile(f"{dst.source.name}_part", left, element_dtype(dst.source), "local.fragment", call.span)
+        if not call.attrs["clear"]:
+            out.append(cx.copy(dst, to, call))
+    out.append(cx.again(call, [frm, to], {"axis": axis - len(shape)}))
+    if not good[1]:
+        out.append(cx.copy(to, dst, call))
+    return out
+
+
+def result(call: Any, held: Fragment) -> Fragment:
+    """The fragment that a reduction of ``held`` leaves, under the result's shape."""
+    left = held.reduced(axis_of(call))
+    return reshaped(left, [int(e) for e in call.args[1].source.ty.shape], [int(r.extent) for r in call.args[0].region], axis_of(call))
+
+
+def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> Fragment:
+    """The same places under ``shape``, which differs from what is left only in axes of extent one."""
+    rest = source[:axis] + source[axis + 1 :]
+    long = [k for k, e in enumerate(rest) if e != 1]
+    onto = dict(zip(long, [k for k, e in enumerate(shape) if e != 1], strict=True))
+    kept = [p for p in left.pieces if p.axis is None or p.axis in onto]
+    pieces = [p if p.axis is None else Piece(onto[p.axis], p.unit, p.extent, p.to, p.stride) for p in kept]
+    whole = [1] * len(shape)
+    for k, j in onto.items():
+        whole[j] = left.shape[k]
+    return Fragment(tuple(whole), tuple(pieces), left.threads)
+
+
+def layouts(call: Any, cx: Any) -> list[list[Demand]]:
+    """The result's fragment follows from the source's."""
+    src, dst = (r.source for r in call.args)
+    held = cx.known.get(src)
+    if not isinstance(held, Fragment) or dst in cx.known:
+        return []
+    return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
+
+
+def digits_across(held: Fragment, axis: int) -> tuple[list[Piece], list[Piece]]:
+    """The digits of an axis that are folded by shuffles, and those that go through shared memory."""
+    mine = [p for p in held.pieces if p.axis == axis and p.to == "thread"]
+    power = lambda n: n & (n - 1) == 0  # noqa: E731
+    near, far = [], []
+    for p in sorted(mine, key=lambda p: p.stride):
+        whole_warps = held.threads % WARP == 0 or held.threads < WARP and power(held.threads)
+        if not whole_warps or not power(p.stride) or not power(p.extent) or p.stride >= WARP:
+            far.append(p)
+        elif p.stride * p.extent > WARP:
+            low, high = p.split(WARP // p.stride)
+            near.append(low)
+            far.append(high)
+        else:
+            near.append(p)
+    return near, far
+
+
+def exchange(call: Any, cx: Any) -> list[Any] | None:
+    """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its own."""
+    src, dst = call.args
+    held, axis, op = cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
+    acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
+    _, far = digits_across(held, axis)
+    made = result(call, held)
+    if not far and cx.layouts[dst.source] == made:
+        return None
+    shape = [int(e) for e in dst.source.ty.shape]
+    if far:
+        groups = 1
+        for p in far:
+            groups *= p.extent
+        parts = cx.scratch(f"{dst.source.name}_parts", [groups, *shape], acc, call.span)
+        first = tirx.Evaluate(ir.Call("ts.reduce_part", [src, parts], attrs=dict(call.attrs), ret_ty=call.ty, span=call.span), call.span)
+        return [first, _combine(call, parts.source, dst, groups, op, acc)]
+    own = tirx.decl_buffer(tuple(shape), element_dtype(dst.source), f"{dst.source.name}_own", scope="local.fragment", layout=None)
+    cx.layouts[own] = made
+    cx.made.append(tirx.AllocBuffer(own, {}, call.span))
+    from tilescale.compiler.passes.gpu_stage import again, copy_statement, whole
+
+    cx.made += [] if call.attrs["clear"] else [copy_statement(dst, whole(own), call)]
+    return [again(call, [src, whole(own)]), copy_statement(whole(own), dst, call)]
+
+
+def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) -> Any:
+    """``dst[…] = parts[0, …] ∘ parts[1, …] ∘ …`` as a T.Parallel nest."""
+    zero = tirx.IntImm("int32", 0)
+    shape = [int(e) for e in dst.source.ty.shape]
+    index = [tirx.Var("ijkl"[k % 4], "int32") for k in range(len(shape))]
+    group = tirx.Var("g", "int32")
+    total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
+    now, old = tirx.BufferLoad(total, [zero]), tirx.BufferLoad(dst.source, index)
+    first = tirx.BufferLoad(parts, [zero, *index])
+    start = first if call.attrs["clear"] else fold(op, _cast(old, acc), first)
+    step = tirx.BufferStore(total, fold(op, now, tirx.BufferLoad(parts, [group + 1, *index])), [zero], call.span)
+    body = [
+        tirx.AllocBuffer(total, {}, call.span),
+        tirx.BufferStore(total, start, [zero], call.span),
+        tirx.For(group, zero, tirx.IntImm("int32", groups - 1), tirx.ForKind.SERIAL, step, annotations={"ts.kind": "unroll"}),
+        tirx.BufferStore(dst.source, _cast(now, element_dtype(dst.source)), index, call.span),
+    ]
+    made = sequence(body)
+    for k in reversed(range(len(shape))):
+        notes = {"ts.kind": "parallel", "ts.depth": len(shape) - k}
+        made = tirx.For(index[k], zero, tirx.IntImm("int32", shape[k]), tirx.ForKind.PARALLEL, made, annotations=notes, span=call.span)
+    return made
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+
+
+# ---- thread IR
+
+
+def emit_reduce(cx: Any, call: Any) -> Any:
+    """A reduction whose threads are lanes of one warp."""
+    dst = cx.places[call.args[1].source]
+    op, clear = str(call.attrs["op"]), bool(call.attrs["clear"])
+
+    def put(slot: Any, index: list[Any], total: Any) -> Any:
+        old = tirx.BufferLoad(dst.buf, [slot])
+        made = total if clear else fold(op, _cast(old, str(total.ty)), total)
+        return tirx.BufferStore(dst.buf, _cast(made, str(old.ty)), [slot], call.span)
+
+    return _folded(cx, call, put)
+
+
+def emit_part(cx: Any, call: Any) -> Any:
+    """Each group's part into shared memory, by one of the lanes that have it."""
+    parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
+    axis, thread = axis_of(call), cx.thread()
+    near, far = digits_across(held, axis)
+    group: Any = tirx.IntImm("int32", 0)
+    for p in sorted(far, key=lambda p: -p.unit):  # by rising index along the axis
+        group = group * p.extent + digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
+    one: Any = None
+    for p in [*near, *(p for p in held.pieces if p.axis is None)]:
+        test = tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads), 0)
+        one = test if one is None else tirx.And(one, test)
+
+    def put(slot: Any, index: list[Any], total: Any) -> Any:
+        tests = [i < int(e) for i, e in zip(index, parts.shape[1:], strict=True)]
+        tests = [t for t in ([one] if one is not None else []) + tests if not cx.analyzer.can_prove(t)]
+        done: Any = tirx.BufferStore(parts.buf, total, [cx.analyzer.simplify(parts.flat([group, *index]))], call.span)
+        for t in reversed(tests):
+            done = tirx.IfThenElse(t, done, None)
+        return done
+
+    return _folded(cx, call, put)
+
+
+def _tile(rest: list[int], shape: tuple[int, ...]) -> list[bool]:
+    """Which of the axes that are left belong to axes of the result that are longer than one."""
+    count = sum(e != 1 for e in shape)
+    if len(rest) == count:
+        return [True] * count
+    marks, left = [], count
+    for k, e in enumerate(rest):
+        take = e != 1 and left > 0 or len(rest) - k <= left
+        marks.append(take)
+        left -= take
+    return marks
+
+
+def _folded(cx: Any, call: Any, put: Any) -> Any:
+    """``put(slot of the result, its index, the total)`` for every slot, each thread's own and its lanes' elements folded."""
+    src, dst = call.args
+    place, held, axis, op = cx.places[src.source], cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
+    acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
+    slots = list(reversed(radix(held.pieces, "slot") or []))
+    along = sorted((p for p in slots if p.axis == axis), key=lambda p: -p.unit)
+    others = [p for p in slots if p.axis != axis]
+    near, _ = digits_across(held, axis)
+    thread = cx.thread()
+    total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
+    zero = tirx.IntImm("int32", 0)
+    now = tirx.BufferLoad(total, [zero])
+    outer = [tirx.Var(f"u{k}", "int32") for k in range(len(others))]
+    inner = [tirx.Var(f"r{k}", "int32") for k in range(len(along))]
+    for v, p in zip([*outer, *inner], [*others, *along], strict=True):
+        cx.bind_range(v, p.extent)
+    slot: Any = zero
+    for v, p in zip([*outer, *inner], [*others, *along], strict=True):
+        slot = slot + v * p.stride
+    value = part(op, tirx.BufferLoad(place.buf, [cx.analyzer.simplify(slot)]), acc)
+    extent = place.shape[axis]
+    if held.shape[axis] > extent:
+        at = _along(cx, held, axis, thread, list(zip(along, inner, strict=True)))
+        value = tirx.if_then_else(at < extent, value, identity(op, acc))
+    step: Any = tirx.BufferStore(total, fold(op, now, value), [zero], call.span)
+    for v, p in zip(reversed(inner), reversed(along), strict=True):
+        step = tirx.For(v, zero, tirx.IntImm("int32", p.extent), tirx.ForKind.UNROLLED, step)
+    body = [tirx.AllocBuffer(total, {}, call.span), tirx.BufferStore(total, identity(op, acc), [zero], call.span), step]
+    for p in near:
+        for k in range(p.extent.bit_length() - 1):
+            there = tirx.call_extern(acc, "ts::shuffle_xor", now, tirx.IntImm("int32", p.stride << k))
+            body.append(tirx.BufferStore(total, fold(op, now, there), [zero], call.span))
+    index = []
+    for k in range(len(held.shape)):
+        if k != axis:
+            index.append(_along(cx, held, k, thread, [(p, v) for p, v in zip(others, outer, strict=True) if p.axis == k]))
+    left, step_size = zero, 1
+    for p, v in reversed(list(zip(others, outer, strict=True))):
+        left = left + v * step_size
+        step_size *= p.extent
+    shape = [int(e) for e in dst.source.ty.shape]
+    if str(call.op.name) == "ts.reduce_part":
+        shape = shape[1:]
+    marks = _tile([e for k, e in enumerate(place.shape) if k != axis], tuple(shape))
+    long = [i for i, m in zip(index, marks, strict=True) if m]
+    body.append(put(cx.analyzer.simplify(left), [long.pop(0) if e != 1 else zero for e in shape], now))
+    done = sequence(body)
+    for v, p in zip(reversed(outer), reversed(others), strict=True):
+        done = tirx.For(v, zero, tirx.IntImm("int32", p.extent), tirx.ForKind.UNROLLED, done, span=call.span)
+    return done
+
+
+def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Piece, Any]]) -> Any:
+    """The index along an axis of what a thread has in a slot, given by its digits."""
+    total: Any = tirx.IntImm("int32", 0)
+    for p in held.pieces:
+        if p.axis == axis and p.to == "thread":
+            total = total + digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads) * p.unit
+    for p, v in slots:
+        total = total + v * p.unit
+    return cx.analyzer.simplify(total)

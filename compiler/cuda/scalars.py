@@ -1,0 +1,68 @@
+"""Scalar expressions of tile IR as thread IR: variables replaced, loads guarded. What arithmetic means is the printer's (small floats are
+computed in float32)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
+from tilescale.errors import InternalError
+
+_LEAVES = ("IntImm", "FloatImm", "StringImm")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Max", "LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or",
+           "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
+
+
+class Scalars:
+    """Mixed into the lowering: ``scalar(e)``."""
+
+    variables: dict[Any, Any]
+    load: Any
+    given: Any
+    scale_value: Any
+
+    def scalar(self, e: Any) -> Any:
+        """An expression of tile IR as one of thread IR."""
+        kind = type(e).__name__
+        if isinstance(e, ir.Var):
+            return self.variables.get(e, e)
+        if isinstance(e, ir.TensorLoad):
+            return self.load(e)
+        if kind in _LEAVES:
+            return e
+        if kind in _BINARY:
+            return type(e)(self.scalar(e.a), self.scalar(e.b))
+        if kind == "Cast":
+            return tirx.Cast(str(e.ty), self.scalar(e.value))
+        if kind in ("Not", "BitwiseNot"):
+            return type(e)(self.scalar(e.a))
+        if kind == "Select":
+            return self._chosen(e.condition, e.true_value, e.false_value)
+        if kind == "Let":
+            value = self.scalar(e.value)
+            self.variables[e.var] = value
+            return self.scalar(e.body)
+        if isinstance(e, ir.Call):
+            return self._call(e)
+        raise InternalError(f"no CUDA lowering for the expression {kind}: {e}")
+
+    def _chosen(self, condition: Any, yes: Any, no: Any) -> Any:
+        """Only the chosen side is evaluated, so what the condition says holds in it."""
+        test = self.scalar(condition)
+        with self.given(test):
+            a = self.scalar(yes)
+        with self.given(tirx.Not(test)):
+            b = self.scalar(no)
+        return tirx.if_then_else(test, a, b)
+
+    def _call(self, e: Any) -> Any:
+        name = e.op.name
+        if name in ("ts.scale_index", "ts.scale_count"):
+            return self.scale_value(str(e.args[0].value), int(name == "ts.scale_count"))
+        if name == IF_THEN_ELSE:
+            return self._chosen(*e.args)
+        op = base.find(e)
+        if op is not None:
+            return op.lower_cuda(e, self)
+        return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=e.ty, span=e.span)

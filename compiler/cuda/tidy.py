@@ -1,0 +1,92 @@
+"""Takes out of thread IR what nobody uses: bindings and registers that the lowering made before it knew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, tirx
+
+
+def tidied(body: Any) -> Any:
+    """``body`` without pure bindings that are never read, without registers that are only written, until none is left."""
+    while True:
+        used: dict[Any, int] = {}
+        structural_walk(body, (ir.Var, lambda v, used=used: used.__setitem__(v, used.get(v, 0) + 1)))
+        structural_walk(body, (tirx.Bind, lambda s, used=used: used.__setitem__(s.var, used.get(s.var, 0) - _DEFINITION)))
+        names: set[Any] = set()
+
+        def look(s: Any, used: dict[Any, int] = used, names: set[Any] = names) -> None:
+            if used[s.var] <= 0 and _pure(s.value):
+                names.add(s.var)
+
+        structural_walk(body, (tirx.Bind, look))
+        buffers = _only_written(body)
+        if not names and not buffers:
+            return body
+        body = _without(body, names, buffers)
+
+
+def _definition_count() -> int:
+    var = tirx.Var("probe", "int32")
+    seen: list[Any] = []
+    structural_walk(tirx.Bind(var, tirx.IntImm("int32", 0)), (ir.Var, seen.append))
+    return len(seen)
+
+
+_DEFINITION = _definition_count()
+
+
+def _pure(value: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(value, (ir.Call, lambda c: found.append(c) if c.op.name in EXTERN_CALLS else None))
+    return not found
+
+
+def _only_written(body: Any) -> set[Any]:
+    """Registers that nothing but stores to themselves ever loads, all of whose stored values are pure."""
+    made: set[Any] = set()
+    loads: dict[Any, int] = {}
+    kept: set[Any] = set()
+
+    def count(e: Any, by: int) -> None:
+        loads[e.source] = loads.get(e.source, 0) + by
+
+    def store(s: Any) -> None:
+        if not _pure(s.value):
+            kept.add(s.buffer)
+        structural_walk(s.value, (ir.TensorLoad, lambda e: count(e, -1) if e.source.same_as(s.buffer) else None))
+
+    structural_walk(body, (tirx.AllocBuffer, lambda s: made.add(s.buffer) if s.buffer.ty.storage_scope.startswith("local") else None))
+    structural_walk(body, (ir.TensorLoad, lambda e: count(e, 1)))
+    structural_walk(body, (tirx.BufferStore, store))
+    return {b for b in made if loads.get(b, 0) == 0} - kept
+
+
+def _without(s: Any, names: set[Any], buffers: set[Any]) -> Any:
+    """The statement without some bindings and buffers; what is empty then goes too."""
+    if isinstance(s, tirx.SeqStmt):
+        return sequence([t for x in s.seq if not _nothing(t := _without(x, names, buffers))])
+    if isinstance(s, tirx.Bind) and s.var in names:
+        return sequence([])
+    if isinstance(s, (tirx.AllocBuffer, tirx.BufferStore)) and s.buffer in buffers:
+        return sequence([])
+    if isinstance(s, tirx.For):
+        notes = dict(s.annotations) if s.annotations else {}
+        inner = _without(s.body, names, buffers)
+        return inner if _nothing(inner) else tirx.For(s.loop_var, s.min, s.extent, s.kind, inner, annotations=notes, span=s.span)
+    if isinstance(s, tirx.While):
+        return tirx.While(s.condition, _without(s.body, names, buffers), s.span)
+    if isinstance(s, tirx.IfThenElse):
+        then = _without(s.then_case, names, buffers)
+        other = None if s.else_case is None else _without(s.else_case, names, buffers)
+        other = None if other is not None and _nothing(other) else other
+        empty = _nothing(then) and other is None and _pure(s.condition)
+        return sequence([]) if empty else tirx.IfThenElse(s.condition, then, other, s.span)
+    if isinstance(s, tirx.AttrStmt):
+        return tirx.AttrStmt(s.node, s.attr_key, s.value, _without(s.body, names, buffers), s.span)
+    return s
+
+
+def _nothing(s: Any) -> bool:
+    return isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm)

@@ -1,0 +1,317 @@
+"""Which layout every tile of a block gets on a GPU.
+
+Operations come first: each states, best first, the fragments that it can work on (``TileOp.layouts``). Loops follow the fragments that
+they index, and pass a layout on to the fragments that have none. What is still free then takes the cheapest spread (layout/spread.py),
+largest tile first. Where several operations have choices, combinations are tried in order of rank, and the one wins in which the fewest
+accesses are left that need another thread's element.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
+from tilescale.compiler.layout import loops
+from tilescale.compiler.layout.fragment import Fragment
+from tilescale.compiler.layout.loops import bits_of, fragments_of, in_registers
+from tilescale.compiler.layout.spread import best, replicated
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import Loc, TileValueError
+
+#: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
+REPLICATED = 16
+#: combinations of the operations' choices that are tried
+TRIES = 64
+WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Who runs a statement: the innermost scale up to the block and its threads. ``outer``: the scales around it, the block aside."""
+
+    name: str
+    threads: int
+    outer: tuple[tuple[str, int], ...] = ()
+
+    def within(self, scale: str) -> Executor:
+        """The executor inside ``T.Scale(scale)``; the own one where that is a reach."""
+        if scale not in WIDTHS:
+            return self
+        width = WIDTHS[scale]
+        return Executor(scale, width, (*self.outer, (scale, self.threads // width)))
+
+    @property
+    def count(self) -> int:
+        """How many of them a block has."""
+        return prod(n for _, n in self.outer)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The fragment that a statement wants for a tile, with what asks for it."""
+
+    buffer: Any
+    layout: Fragment
+    what: str
+    loc: Loc | None
+
+
+@dataclass
+class Use:
+    """A statement and its executor: a nest, an operation, or a scalar statement that reads ``reads``."""
+
+    executor: Executor
+    stmt: Any
+    nest: Nest | None = None
+    call: Any = None
+    reads: list[Element] = field(default_factory=list)
+
+
+@dataclass
+class Uses:
+    """Everything in a kernel that has a say about layouts."""
+
+    threads: int
+    arch: str
+    owners: dict[Any, Executor] = field(default_factory=dict)
+    items: list[Use] = field(default_factory=list)
+
+
+def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
+    """The statements that run as one (nests, operations, bindings, single stores, conditions as their If or loop), each with its
+    executor, in the order of the text."""
+    if isinstance(s, tirx.SeqStmt):
+        for inner in s.seq:
+            yield from walk(inner, ex)
+    elif isinstance(s, tirx.AttrStmt):
+        yield from walk(s.body, ex.within(SCALES[int(s.value.value)]) if s.attr_key == "ts.scale" else ex)
+    elif nest_of(s) is not None:
+        yield s, ex
+    elif isinstance(s, tirx.For):
+        yield s, ex
+        yield from walk(s.body, ex)
+    elif isinstance(s, tirx.While):
+        yield s, ex
+        yield from walk(s.body, ex)
+    elif isinstance(s, tirx.IfThenElse):
+        yield s, ex
+        yield from walk(s.then_case, ex)
+        if s.else_case is not None:
+            yield from walk(s.else_case, ex)
+    else:
+        yield s, ex
+
+
+def scalar_reads(s: Any) -> list[Element]:
+    """What a scalar statement reads of its own: of a loop or an If only extent and condition."""
+    if isinstance(s, tirx.For):
+        return list(reads(s.extent))
+    if isinstance(s, (tirx.IfThenElse, tirx.While)):
+        return list(reads(s.condition))
+    if isinstance(s, tirx.Bind):
+        return list(reads(s.value))
+    if isinstance(s, tirx.Evaluate):  # the scalars that an operation takes beside its tiles
+        found: list[Element] = []
+        structural_walk(s.value, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))))
+        return found
+    return []
+
+
+def gather(program: Any) -> Uses:
+    """The uses of a program's tiles."""
+    threads = program.launch.threads
+    uses = Uses(threads, program.arch)
+    for s, ex in walk(program.func.body, Executor("block", threads)):
+        if isinstance(s, tirx.AllocBuffer):
+            uses.owners[s.buffer] = ex
+            continue
+        nest = nest_of(s)
+        if nest is not None:
+            uses.items.append(Use(ex, s, nest=nest))
+        elif isinstance(s, tirx.Evaluate) and base.find(s.value) is not None:
+            uses.items.append(Use(ex, s, call=s.value, reads=scalar_reads(s)))
+        elif found := scalar_reads(s):
+            uses.items.append(Use(ex, s, reads=found))
+    return uses
+
+
+class Solver:
+    """One combination of the operations' choices, carried through the program."""
+
+    def __init__(self, uses: Uses, fixed: Mapping[Any, Demand]):
+        self.uses = uses
+        self.demands: dict[Any, Demand] = dict(fixed)
+        self.known: dict[Any, Any] = {b: d.layout for b, d in fixed.items()}
+        self.free = [b for b in uses.owners if in_registers(b)]
+
+    def executor_of(self, call: Any) -> Executor:
+        return next(u.executor for u in self.uses.items if u.call is not None and u.call.same_as(call))
+
+    def demand(self, d: Demand) -> None:
+        """Takes a demand, or refuses it where another statement asked for something else.
+
+        Raises:
+            TileValueError: shows both demands.
+        """
+        before = self.demands.get(d.buffer)
+        if before is not None and before.layout != d.layout:
+            raise conflict(d.buffer, before, d)
+        self.demands[d.buffer] = d
+        self.known[d.buffer] = d.layout
+
+    def settle(self) -> None:
+        """Gives every tile in registers a layout."""
+        for b in self.free:
+            if b.ty.storage_scope == "local.var":
+                self.known.setdefault(b, replicated(_shape(b), self.uses.owners[b].threads))
+        self.propagate()
+        for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
+            for a in u.reads:
+                small = prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local"
+                if small and in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
+                    self.known[a.buffer] = replicated(_shape(a.buffer), self.uses.owners[a.buffer].threads)
+        self.propagate()
+        while left := [b for b in self.free if b not in self.known]:
+            largest = max(left, key=lambda b: prod(_shape(b)))
+            self.known[largest] = self.cheapest(largest)
+            self.propagate()
+
+    def propagate(self) -> None:
+        """Until nothing changes: operations and loops that know one layout pass it on."""
+        changed = True
+        while changed:
+            before = len(self.known)
+            for u in self.uses.items:
+                if u.nest is not None:
+                    self._through_nest(u)
+                elif u.call is not None:
+                    op = base.find(u.call)
+                    for choice in op.layouts(u.call, self) if op is not None else ():
+                        for d in choice:
+                            self.known.setdefault(d.buffer, d.layout)
+                        break
+            changed = len(self.known) > before
+
+    def _through_nest(self, u: Use) -> None:
+        assert u.nest is not None
+        accesses = fragments_of(u.nest)
+        unknown = [a for a in accesses if a.buffer not in self.known and self._mine(a.buffer, u)]
+        if not unknown or not any(a.buffer in self.known and _decides(self.known[a.buffer]) for a in accesses):
+            return
+        loop, _ = loops.choose(u.nest, self.known, u.executor.threads)
+        if loop is None:
+            return
+        for a in unknown:
+            made = loops.from_loop(u.nest, a, loop)
+            if made is not None and a.buffer not in self.known and made.threads == self.uses.owners[a.buffer].threads:
+                self.known[a.buffer] = made
+
+    def _mine(self, buffer: Any, u: Use) -> bool:
+        return buffer in self.uses.owners and self.uses.owners[buffer] == u.executor
+
+    def cheapest(self, buffer: Any) -> Fragment:
+        """The spread of a tile that nothing else decides: along the axis on which its copies walk memory, mindful of reductions."""
+        shape, bits = _shape(buffer), bits_of(buffer)
+        along, widest, reduced = len(shape) - 1, 128 // bits, []
+        for u in self.uses.items:
+            if u.nest is not None:
+                memory = [a for a in u.nest.accesses if not in_registers(a.buffer)]
+                mine = [a for a in u.nest.accesses if a.buffer.same_as(buffer)]
+                if memory and mine:
+                    k, run = loops.contiguous(u.nest)
+                    axes = [x for x, e in enumerate(mine[0].indices) if (loops.plain_index(e, u.nest.vars) or (-1, 0))[0] == k]
+                    if axes:
+                        along, widest = axes[0], max(1, min(widest, run))
+            elif u.call is not None and u.call.op.name.startswith("ts.reduce") and u.call.args[0].source.same_as(buffer):
+                reduced.append(int(u.call.attrs["axis"]) % len(shape))
+        return best(shape, self.uses.owners[buffer].threads, bits, along, widest, tuple(reduced))
+
+    def misfits(self) -> float:
+        """How many elements the accesses name that need another thread's: what has to go through shared memory."""
+        total = 0.0
+        for u in self.uses.items:
+            if u.nest is not None:
+                _, bad = loops.choose(u.nest, self.known, u.executor.threads)
+                total += sum(prod(_shape(a.buffer)) for a, _ in bad)
+        return total
+
+
+def _decides(layout: Any) -> bool:
+    """Whether a fragment says anything about a loop: one number that all threads hold does not."""
+    return isinstance(layout, Fragment) and prod(layout.shape) > 1
+
+
+def _shape(buffer: Any) -> tuple[int, ...]:
+    return tuple(int(e) for e in buffer.ty.shape)
+
+
+def conflict(buffer: Any, first: Demand, second: Demand) -> TileValueError:
+    """The refusal of two demands that cannot both be met."""
+    where = f"{first.loc.file}:{first.loc.line}" if first.loc else "elsewhere"
+    return TileValueError(
+        f"{buffer.name} is wanted in two layouts: {second.what} here wants {show(second.layout)}, {first.what} at {where} wants "
+        f"{show(first.layout)}",
+        loc=second.loc,
+        expected="one layout for a fragment",
+        hint=f"T.copy({buffer.name}, other) into a second fragment between the two",
+    )
+
+
+def show(layout: Fragment) -> str:
+    """A fragment in a few words."""
+    rows = ", ".join(
+        f"{'copies' if p.axis is None else f'axis {p.axis}'} {'' if p.axis is None else f'// {p.unit} '}% {p.extent} → {p.to} × {p.stride}"
+        for p in layout.pieces
+    )
+    return f"{layout.shape} over {layout.threads} threads [{rows}]"
+
+
+def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[Any, Any]:
+    """A layout for every tile in registers.
+
+    Raises:
+        TileValueError: two statements demand different layouts of one tile, and neither has another choice.
+    """
+    uses = gather(program)
+    fixed = dict(annotated or {})
+    choices: list[list[list[Demand]]] = []
+    asking = Solver(uses, fixed)
+    for u in uses.items:
+        op = base.find(u.call) if u.call is not None else None
+        ranked = list(op.layouts(u.call, asking)) if op is not None and op.demands else []
+        if ranked:
+            choices.append(ranked)
+    found: Solver | None = None
+    least, refusal = 0.0, None
+    for combination in _combinations(choices):
+        made = Solver(uses, fixed)
+        try:
+            for d in itertools.chain.from_iterable(combination):
+                made.demand(d)
+        except TileValueError as error:
+            refusal = refusal or error
+            continue
+        made.settle()
+        price = made.misfits()
+        if found is None or price < least:
+            found, least = made, price
+        if not price:
+            break
+    if found is None:
+        raise refusal if refusal is not None else TileValueError("no layout was found", loc=program.loc)
+    return found.known
+
+
+def _combinations(choices: list[list[list[Demand]]]) -> list[tuple[list[Demand], ...]]:
+    """Combinations of one alternative of each, by the sum of their ranks."""
+    if not choices:
+        return [()]
+    ranks = itertools.islice(itertools.product(*[range(len(c)) for c in choices]), 4096)
+    ordered = sorted(ranks, key=sum)[:TRIES]
+    return [tuple(c[k] for c, k in zip(choices, pick, strict=True)) for pick in ordered]

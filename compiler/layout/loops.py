@@ -1,0 +1,239 @@
+"""Layouts of loops: how the iterations of a nest are shared among threads, given the fragments that they index, and the other way
+round: what a loop's layout says of a fragment that has none yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tilescale.compiler.ir.nests import Element, Nest
+from tilescale.compiler.layout.fragment import Fragment, packed
+from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
+from tilescale.compiler.layout.pieces import Piece
+from tilescale.compiler.layout.spread import best, ceil_div
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.errors import TileValueError
+from tilescale.language.dtypes import BITS
+
+
+def element_dtype(buffer: Any) -> str:
+    dt = buffer.ty.dtype
+    return str(getattr(dt, "dtype", dt))
+
+
+def bits_of(buffer: Any) -> int:
+    return BITS[element_dtype(buffer)]
+
+
+def in_registers(buffer: Any) -> bool:
+    return buffer.ty.storage_scope.startswith("local")
+
+
+def own_buffers(nest: Nest) -> set[Any]:
+    """What a nest's body allocates: memory of one iteration."""
+    found: set[Any] = set()
+    structural_walk(nest.body, (tirx.AllocBuffer, lambda s: found.add(s.buffer)))
+    return found
+
+
+def fragments_of(nest: Nest) -> list[Element]:
+    """The accesses of a nest to tiles in registers, its own private ones aside."""
+    own = own_buffers(nest)
+    return [a for a in nest.accesses if in_registers(a.buffer) and a.buffer not in own]
+
+
+# ---- a loop from a fragment
+
+
+def plain_index(e: Any, variables: Sequence[Any]) -> tuple[int, int] | None:
+    """``(k, c)`` where an index is ``variables[k] + c``; ``(-1, c)`` where it is the constant c."""
+    if isinstance(e, tirx.IntImm):
+        return -1, int(e.value)
+    for k, v in enumerate(variables):
+        if isinstance(e, ir.Var) and e.same_as(v):
+            return k, 0
+    if not isinstance(e, (tirx.Add, tirx.Sub)):
+        return None
+    for k, v in enumerate(variables):
+        rest = sym.Analyzer().simplify(e - v)
+        if isinstance(rest, tirx.IntImm):
+            return k, int(rest.value)
+    return None
+
+
+def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool = False) -> Loop | None:
+    """The loop whose iterations run where ``fragment`` has the element that ``access`` names. Variables that do not index it run over in
+    each thread, or (``share``) are cut among the threads that hold copies. A constant index into an axis that is spread over threads
+    becomes a variable of one value, so that only the threads that hold it run."""
+    if not nest.is_static:
+        return None
+    count = len(nest.vars)
+    shape, shifts, pieces = [0] * count, [0] * count, [p for p in fragment.pieces if p.axis is None]
+    fixed: list[int] = []
+    for axis, e in enumerate(access.indices):
+        own = [p for p in fragment.pieces if p.axis == axis]
+        found = plain_index(e, nest.vars)
+        if found is None or found[0] < 0:
+            if any(p.to == "thread" for p in own):
+                if found is None or not 0 <= found[1] < fragment.shape[axis]:
+                    return None
+                fixed.append(found[1])
+                shape.append(fragment.shape[axis])
+                pieces += [replace(p, axis=len(shape) - 1) for p in own]
+            continue
+        k, shift = found
+        if shape[k] or shift < 0 or nest.extents[k] + shift > fragment.shape[axis]:
+            return None
+        shape[k], shifts[k] = fragment.shape[axis], shift
+        pieces += [replace(p, axis=k) for p in own]
+    pieces = list(packed(pieces))
+    slot = prod(p.extent for p in pieces if p.to == "slot")
+    for k in reversed(range(count)):
+        if not shape[k]:
+            rest = nest.extents[k]
+            unit = 1
+            if share:
+                pieces, unit = _share_copies(pieces, k, rest)
+                rest = ceil_div(rest, unit)
+            shape[k] = unit * rest
+            if rest > 1:
+                pieces.append(Piece(k, unit, rest, "slot", slot))
+                slot *= rest
+    try:
+        made = Fragment(tuple(shape), tuple(pieces), fragment.threads)
+    except TileValueError:
+        return None
+    vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
+    return Loop(vars_, (*nest.extents, *(1 for _ in fixed)), made, (*shifts, *fixed)) if made.covers else None
+
+
+def _share_copies(pieces: list[Piece], axis: int, extent: int) -> tuple[list[Piece], int]:
+    """Copies turned into digits of an axis, and how many threads it has then."""
+    out, unit = [], 1
+    for p in sorted(pieces, key=lambda p: p.stride):
+        if p.axis is None and unit * p.extent < 2 * extent:
+            out.append(Piece(axis, unit, p.extent, "thread", p.stride))
+            unit *= p.extent
+        else:
+            out.append(p)
+    return out, unit
+
+
+# ---- a fragment from a loop
+
+
+def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
+    """The fragment that ``access`` wants: its elements where their iterations run. None where the access does not name a whole tile,
+    element by element."""
+    if len(loop.vars) > len(nest.vars):
+        return None
+    shape = [int(e) for e in access.buffer.ty.shape]
+    where: dict[int, int] = {}
+    whole = [1] * len(shape)
+    for axis, e in enumerate(access.indices):
+        found = plain_index(e, nest.vars)
+        if found is None:
+            return None
+        k, shift = found
+        if k < 0:
+            if shape[axis] != 1:
+                return None
+            continue
+        if k in where or shift or loop.shifts[k] or loop.extents[k] != shape[axis]:
+            return None
+        where[k], whole[axis] = axis, loop.fragment.shape[k]
+    if access.mode != "read" and any(e > 1 for k, e in enumerate(loop.extents) if k not in where):
+        return None
+    pieces = []
+    for p in loop.fragment.pieces:
+        if p.axis in where:
+            pieces.append(replace(p, axis=where[p.axis]))
+        elif p.to == "thread":
+            pieces.append(replace(p, axis=None))
+    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads)
+
+
+# ---- a loop from nothing
+
+
+def contiguous(nest: Nest) -> tuple[int, int]:
+    """``(k, widest)``: the variable along which most accesses to memory walk, and how many neighbours one access may take."""
+    votes: dict[int, list[int]] = {}
+    own = own_buffers(nest)
+    for a in nest.accesses:
+        if a.buffer in own or in_registers(a.buffer) or not a.indices:
+            continue
+        last = plain_index(a.indices[-1], nest.vars)
+        k = last[0] if last is not None else _steps(a.indices[-1], nest.vars)
+        if k >= 0:
+            row = a.buffer.ty.shape[-1]
+            run = 128 // bits_of(a.buffer)
+            length = int(row.value) if isinstance(row, tirx.IntImm) else 1
+            while length % run:
+                run //= 2
+            votes.setdefault(k, []).append(run)
+    if not votes:
+        return len(nest.vars) - 1, 1
+    k = max(votes, key=lambda k: (len(votes[k]), k))
+    return k, min(votes[k])
+
+
+def _steps(e: Any, variables: Sequence[Any]) -> int:
+    """Which variable an index walks along in steps of one; -1 where none."""
+    found = sym.detect_linear_equation(e, list(variables))
+    parts = list(found) if found is not None else []
+    for k, c in enumerate(parts[:-1]):
+        if isinstance(c, tirx.IntImm) and int(c.value) == 1:
+            return k
+    return -1
+
+
+def from_memory(nest: Nest, threads: int) -> Loop | None:
+    """The loop of a nest that no fragment decides: neighbours to neighbouring threads. None where its extents are not constant."""
+    if not nest.is_static:
+        return None
+    if not nest.vars:
+        return Loop((), (), best((), threads, 32), ())
+    along, widest = contiguous(nest)
+    bits = max((bits_of(a.buffer) for a in nest.accesses), default=32)
+    made = best(tuple(nest.extents), threads, bits, along, widest)
+    return Loop(nest.vars, tuple(nest.extents), made, tuple(0 for _ in nest.vars))
+
+
+# ---- the choice
+
+
+def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop | None, list[tuple[Element, str]]]:
+    """The loop of a nest whose fragments all have layouts, and the accesses that do not fit it (each with the reason): the loop with the
+    fewest of those; among equals one that follows a fragment that is written, then one that reads most."""
+    known = [a for a in fragments_of(nest) if isinstance(layouts.get(a.buffer), Fragment)]
+    layouts = {a.buffer: seen_by(layouts[a.buffer], threads) if a.mode == "read" else layouts[a.buffer] for a in known}
+    tries: list[Loop] = []
+    for a in sorted(known, key=lambda a: (a.mode == "read", -prod(layouts[a.buffer].shape))):
+        for share in (True, False) if a.mode == "read" else (False,):
+            made = from_fragment(nest, a, layouts[a.buffer], share)
+            if made is not None and made not in tries:
+                tries.append(made)
+    free = from_memory(nest, threads)
+    if free is not None:
+        tries.append(free)
+    if not nest.is_static:
+        why = "the loop's extents are known only at run time"
+        return None, [(a, why) for a in known if a.mode != "read" or not is_replicated(layouts[a.buffer])]
+    found: tuple[Loop | None, list[tuple[Element, str]]] = None, []
+    first = True
+    for loop in tries:
+        bad = []
+        for a in known:
+            fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")
+            if isinstance(fits, str):
+                bad.append((a, fits))
+            elif nest.alone and a.mode != "read" and loop.fragment.copies != (0,):
+                bad.append((a, "an iteration runs once, and more threads have a copy of the element"))
+        if first or len(bad) < len(found[1]):
+            found, first = (loop, bad), False
+        if not found[1] and loop.fragment.copies == (0,):
+            break
+    return found

@@ -1,0 +1,186 @@
+"""Where an iteration of a nest finds an element of a fragment: in which slot, and whether its thread has it at all.
+
+The loop's own layout is a fragment over the iterations: thread and slot of an iteration. An access fits if every thread that runs an
+iteration holds the element that it touches, in a slot that is the same for all threads. Checked by counting, over all threads and
+slots: nothing is assumed of the index expressions but that they can be evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.ir import numeric
+from tilescale.compiler.layout.fragment import Fragment
+from tilescale.compiler.layout.pieces import Piece, radix
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How the iterations of a nest are shared: iteration ``i`` runs where ``fragment`` has element ``i + shifts``. The fragment may be
+    larger than the nest: what lies outside ``extents`` does not run."""
+
+    vars: tuple[Any, ...]
+    extents: tuple[int, ...]
+    fragment: Fragment
+    shifts: tuple[int, ...]
+
+    @cached_property
+    def digits(self) -> list[Piece]:
+        """The slots' digits, the slowest first: the loops that a thread runs."""
+        found = radix(self.fragment.pieces, "slot")
+        assert found is not None
+        return list(reversed(found))
+
+    @cached_property
+    def thread_digits(self) -> list[Piece]:
+        """The threads' digits."""
+        found = radix(self.fragment.pieces, "thread")
+        assert found is not None
+        return found
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        return tuple(p.extent for p in self.digits)
+
+    @cached_property
+    def values(self) -> tuple[list[Any], Any]:
+        """The nest's indices, int arrays (threads, rounds), and where they lie inside the nest, bool (threads, rounds)."""
+        threads = np.arange(self.fragment.threads)[:, None]
+        slots = np.zeros((1, prod(self.counts)), np.int64)
+        for p, at in zip(self.digits, self._counters(), strict=True):
+            slots = slots + at[None] * p.stride
+        index = self.fragment.index(threads, slots)
+        shape = np.broadcast_shapes(threads.shape, slots.shape)
+        made = [np.broadcast_to(np.asarray(i) - s, shape) for i, s in zip(index, self.shifts, strict=True)]
+        inside = np.ones(shape, bool)
+        for i, extent in zip(made, self.extents, strict=True):
+            inside &= (i >= 0) & (i < extent)
+        return made, inside
+
+    def _counters(self) -> list[Any]:
+        """The value of each digit in every round, the last one fastest."""
+        grid = np.indices(self.counts) if self.counts else np.zeros((0, 1), np.int64)
+        return [g.ravel() for g in grid]
+
+    @property
+    def covers(self) -> bool:
+        return self.fragment.covers
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where an access finds its element: slot ``base + Σ digit · coefficient`` (over ``Loop.digits``) if it is that regular, else
+    ``table``, one slot a round. ``dynamic``: what an index adds that is known only at run time: (index, unit, extent, stride)."""
+
+    base: int
+    coefficients: tuple[int, ...] | None
+    table: tuple[int, ...]
+    dynamic: tuple[tuple[Any, int, int, int], ...] = ()
+
+
+def is_replicated(fragment: Fragment) -> bool:
+    """Whether every thread holds the whole tile."""
+    return all(p.axis is None or p.to == "slot" for p in fragment.pieces)
+
+
+def seen_by(fragment: Fragment, threads: int) -> Fragment:
+    """A fragment as the threads of an executor see it: what all threads of a block hold, all threads of a warp hold."""
+    if fragment.threads == threads or not is_replicated(fragment):
+        return fragment
+    kept = tuple(p for p in fragment.pieces if p.axis is not None)
+    return Fragment(fragment.shape, (*kept, Piece(None, 0, threads, "thread", 1)), threads)
+
+
+def everywhere(indices: Sequence[Any], fragment: Fragment) -> Slots:
+    """The slot of an element of a replicated fragment, computed when the kernel runs."""
+    return Slots(0, None, (), tuple((indices[p.axis], p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis is not None))
+
+
+def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
+    """Where the iterations of ``loop`` find ``fragment[indices]``, or why they do not."""
+    found = _match(loop, indices, fragment, writes)
+    if isinstance(found, str) and not writes and is_replicated(fragment):
+        return everywhere(indices, fragment)
+    return found
+
+
+def _match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str:
+    if loop.fragment.threads != fragment.threads:
+        return "it is spread over other threads"
+    values, inside = loop.values
+    env = dict(zip(loop.vars, values, strict=True))
+    at: list[Any] = []
+    dynamic: list[tuple[Any, int, int, int]] = []
+    for axis, e in enumerate(indices):
+        try:
+            at.append(np.broadcast_to(np.asarray(numeric.evaluate(e, env)), inside.shape))
+        except numeric.Unknown:
+            if numeric.variables(e) & set(loop.vars) or any(p.axis == axis and p.to == "thread" for p in fragment.pieces):
+                return "its index is not known before the kernel runs"
+            dynamic += [(e, p.unit, p.extent, p.stride) for p in fragment.pieces if p.axis == axis]
+            at.append(np.zeros(inside.shape, np.int64))
+    outside = [(i < 0) | (i >= n) for i, n in zip(at, fragment.shape, strict=True)]
+    good = inside & ~np.any(outside, axis=0) if outside else inside
+    held = np.asarray(fragment.thread(*at)) if at else np.zeros(inside.shape, np.int64)
+    threads = np.arange(fragment.threads)[:, None]
+    holds = np.zeros(inside.shape, bool)
+    for copy in fragment.copies:
+        holds |= held + copy == threads
+    if not holds[good].all():
+        return "a thread needs an element that another thread has"
+    if writes and not _all_copies(loop, fragment, held, good):
+        return "not every thread that has a copy of the element would write it"
+    slots = np.broadcast_to(np.asarray(fragment.slot(*at)) if at else np.zeros((), np.int64), inside.shape)
+    return _slots(loop, slots, good, tuple(dynamic))
+
+
+def _all_copies(loop: Loop, fragment: Fragment, held: Any, good: Any) -> bool:
+    """Whether an iteration runs in every thread that holds the element it writes: as many threads as there are copies, since each of
+    them was found to hold it."""
+    return not good.any() or len(loop.fragment.copies) >= len(fragment.copies)
+
+
+def _slots(loop: Loop, slots: Any, good: Any, dynamic: tuple[tuple[Any, int, int, int], ...]) -> Slots | str:
+    rounds = slots.shape[1]
+    table = np.zeros(rounds, np.int64)
+    for r in range(rounds):
+        mine = slots[good[:, r], r]
+        if mine.size and not (mine == mine[0]).all():
+            return "its slot differs from thread to thread"
+        table[r] = mine[0] if mine.size else -1
+    counters = loop._counters()
+    known = table >= 0
+    if not known.any():
+        return Slots(0, tuple(0 for _ in counters), tuple(0 for _ in table), dynamic)
+    base, coefficients = _linear(table, known, counters)
+    if coefficients is None:
+        return Slots(0, None, tuple(int(max(t, 0)) for t in table), dynamic)
+    return Slots(base, coefficients, tuple(int(max(t, 0)) for t in table), dynamic)
+
+
+def _linear(table: Any, known: Any, counters: list[Any]) -> tuple[int, tuple[int, ...] | None]:
+    """``table`` as a linear function of the counters, where it is one and stays a slot in every round."""
+    first = int(np.flatnonzero(known)[0])
+    if first != 0:
+        return 0, None
+    base = int(table[0])
+    coefficients = []
+    for counter in counters:
+        only = np.ones(len(table), bool)
+        for other in counters:
+            only &= other == (1 if other is counter else 0)
+        where = np.flatnonzero(only)
+        if not len(where):
+            coefficients.append(0)
+        elif not known[where[0]]:
+            coefficients.append(0)
+        else:
+            coefficients.append(int(table[where[0]]) - base)
+    made = base + sum((c * k for c, k in zip(counters, coefficients, strict=True)), np.zeros(len(table), np.int64))
+    return (base, tuple(coefficients)) if (made[known] == table[known]).all() and (made >= 0).all() else (0, None)

@@ -1,0 +1,30 @@
+"""The fences that a GPU's threads need and no author writes: put by passes/fences.py between statements at the scheduled level."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.ops.base import VOID, Access, TileOp, register
+from tilescale.compiler.tvm_compat import ir, tirx
+
+
+def fence(scope: str, why: str, span: Any) -> Any:
+    """``ts.sync()``: the threads of an executor meet, and see what each wrote to shared and global memory before.
+
+    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people.
+    """
+    return tirx.Evaluate(ir.Call("ts.sync", [], attrs={"scope": scope, "why": why}, ret_ty=VOID, span=span), span)
+
+
+@register
+class Sync(TileOp):
+    name = "sync"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        return cx.sync(str(call.attrs["scope"]), str(call.attrs["why"]))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None  # one statement of an executor follows the other there

@@ -1,0 +1,348 @@
+"""Every meeting of a block's threads, derived: two statements that touch the same memory, one of them writing, need one between them
+unless each thread touches only what it touched itself.
+
+The pass walks the program with the list of accesses since the last meeting. In front of a statement that conflicts with one of them it
+puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those of its next round: its body is walked until the list at
+its end brings nothing new. Conditions are uniform among an executor's threads (they compute them from the same values), so a meeting may
+stand in a branch. Inside T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
+what the author wrote, and by a meeting of the block in front of and behind the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir import numeric
+from tilescale.compiler.ir.nests import Element, Nest, nest_of
+from tilescale.compiler.layout.infer import WIDTHS, Executor, scalar_reads
+from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
+from tilescale.compiler.layout.match import Loop
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.tvm_compat import structural_walk, sym, tirx
+
+#: coordinates are packed into one number, so many bits each
+COORDINATE = 20
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Who touches which elements: ``ids`` sorted, the one thread of each, or -1 where several do. Relative to ``origin``, the parts of
+    the indices that are the same for all threads, which depend on ``depends``."""
+
+    ids: Any
+    threads: Any
+    origin: tuple[str, ...]
+    depends: frozenset[Any]
+
+
+@dataclass(frozen=True)
+class Touch:
+    """An access of a statement to memory that threads share. ``stale``: variables that have other values by now than they had then."""
+
+    memory: Any
+    mode: str
+    owners: Owners | None
+    what: str
+    node: Any
+    key: tuple[Any, int]
+    stale: frozenset[Any] = frozenset()
+
+    def conflicts(self, other: Touch) -> bool:
+        """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing."""
+        if self.memory is not other.memory or (self.mode == "read" and other.mode == "read"):
+            return False
+        if self.mode == other.mode == "update":
+            return False  # atomic: any order is right
+        mine, theirs = self.owners, other.owners
+        if mine is None or theirs is None or mine.origin != theirs.origin:
+            return True
+        if mine.depends != theirs.depends or mine.depends & self.stale:
+            return True
+        _, i, j = np.intersect1d(mine.ids, theirs.ids, assume_unique=True, return_indices=True)
+        return bool(((mine.threads[i] < 0) | (mine.threads[i] != theirs.threads[j])).any())
+
+
+def fences(program: Any) -> Any:
+    """The program with every meeting that its accesses ask for."""
+    done = program.with_body(_Walk(program).run())
+    return done
+
+
+class _Walk:
+    def __init__(self, program: Any):
+        self.program = program
+        self.layouts, self.arena = program.layouts, program.arena
+        self.bases: dict[Any, Any] = {}
+        self.cache: dict[Any, list[Touch]] = {}
+        structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0])))
+        self.published = published(program)
+        self.pending: list[Touch] = []
+
+    def run(self) -> Any:
+        return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+    def _overlap(self, a: Any, b: Any) -> bool:
+        """Whether two tiles share bytes of the arena."""
+        if a not in self.arena or b not in self.arena:
+            return False
+        (first, length), (second, other) = self.arena[a], self.arena[b]
+        return first < second + other and second < first + length
+
+    def memory(self, buffer: Any) -> Any:
+        """What an access touches: tiles of the arena that share bytes are one memory, tensors are one each."""
+        while buffer in self.bases:
+            buffer = self.bases[buffer]
+        return buffer
+
+    def clash(self, a: Touch, b: Touch) -> bool:
+        if a.memory is b.memory or a.memory.same_as(b.memory):
+            return replace(a, memory=b.memory).conflicts(b)
+        if _publishes(a, b, self.published) or _publishes(b, a, self.published):
+            return True
+        return not (a.mode == b.mode == "read") and self._overlap(a.memory, b.memory)
+
+    # -- what a statement touches -------------------------------------------------------------------------------------
+    def touches(self, s: Any, ex: Executor) -> list[Touch]:
+        if s not in self.cache:
+            self.cache[s] = self._touches(s, ex)
+        return self.cache[s]
+
+    def _touches(self, s: Any, ex: Executor) -> list[Touch]:
+        nest = nest_of(s)
+        found: list[tuple[Any, str, Owners | None, str]] = []
+        if nest is not None:
+            loop, _ = choose(nest, self.layouts, ex.threads)
+            own = own_buffers(nest)
+            for a in nest.accesses:
+                if not in_registers(a.buffer) and a.buffer not in own:
+                    found.append((a.buffer, a.mode, owners_of(nest, loop, a), nest.what))
+        elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
+            for access in op.effects(s.value):
+                buffer = access.region.source
+                if not in_registers(buffer):
+                    found.append((buffer, access.mode, None, f"T.{op.name}"))
+        for r in scalar_reads(s) if nest is None else ():
+            if not in_registers(r.buffer):
+                found.append((r.buffer, "read", None, "a scalar"))
+        return [Touch(self.memory(b), mode, owners, what, s, (s, k)) for k, (b, mode, owners, what) in enumerate(found)
+                if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+    def visit(self, s: Any, ex: Executor) -> Any:
+        if isinstance(s, tirx.SeqStmt):
+            return sequence([self.visit(x, ex) for x in s.seq])
+        if isinstance(s, tirx.AttrStmt):
+            return self._attribute(s, ex)
+        if nest_of(s) is None and isinstance(s, tirx.For):
+            before = self.meet(self.touches(s, ex), ex)
+            notes = dict(s.annotations) if s.annotations else {}
+            runs = isinstance(s.extent, tirx.IntImm) and int(s.extent.value) > 0
+            body = self._rounds(s.body, ex, [], runs, s.loop_var)
+            made = tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
+            return sequence([*before, made])
+        if isinstance(s, tirx.While):
+            before = self.meet(self.touches(s, ex), ex)
+            body = self._rounds(s.body, ex, self.touches(s, ex), False)
+            return sequence([*before, tirx.While(s.condition, body, s.span)])
+        if isinstance(s, tirx.IfThenElse):
+            before = self.meet(self.touches(s, ex), ex)
+            start = list(self.pending)
+            then = self.visit(s.then_case, ex)
+            after, self.pending = self.pending, start
+            other = None if s.else_case is None else self.visit(s.else_case, ex)
+            self.pending = _union(after, self.pending)
+            return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
+        if _is_barrier(s):
+            self.pending = []
+            return s
+        before = self.meet(self.touches(s, ex), ex)
+        return sequence([*before, s]) if before else s
+
+    def meet(self, touches: list[Touch], ex: Executor) -> list[Any]:
+        """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
+        out: list[Any] = []
+        if ex.threads > 1:
+            pair = next(((a, b) for b in touches for a in self.pending if self.clash(a, b)), None)
+            if pair is not None:
+                out.append(fence(ex.name, _reason(*pair), pair[1].node.span))
+                self.pending = []
+        self.pending = _union(self.pending, touches)
+        return out
+
+    def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
+        """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
+        start = list(self.pending)
+        defined = _defined(body, index)
+        carried: list[Touch] = []
+        while True:
+            self.pending = _union(start, carried)
+            made = self.visit(body, ex)
+            tail = self.meet(again, ex) if again else []
+            late = [replace(t, stale=t.stale | defined) for t in self.pending]
+            if all(any(t.key == c.key and t.stale <= c.stale for c in carried) for t in late):
+                break
+            carried = _union(carried, late)
+        self.pending = late if runs else _union(start, late)
+        return sequence([made, *tail]) if tail else made
+
+    def _attribute(self, s: Any, ex: Executor) -> Any:
+        name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
+        if name not in WIDTHS:
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
+        inner = ex.within(name)
+        every = self._all(s.body, inner)
+        pair = next(((a, b) for b in every for a in self.pending if self.clash(a, b)), None)
+        before = [fence(ex.name, _reason(*pair), s.span)] if pair is not None else []
+        outer = [] if pair is not None else self.pending
+        self.pending = []
+        body = self.visit(s.body, inner)
+        # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
+        apart = [replace(t, owners=None) for t in every]
+        self.pending = _union(outer, apart)
+        return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span)])
+
+    def _all(self, s: Any, ex: Executor) -> list[Touch]:
+        """Everything that is touched in a statement."""
+        from tilescale.compiler.layout.infer import walk
+
+        return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+
+
+def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
+    """Whether ``a`` is an atomic update that orders ``b`` for other blocks: what all threads did before must be done before it, and what
+    they read behind it must come behind it."""
+    return a.mode == "update" and a.memory.ty.storage_scope.startswith("global") and b.memory in seen
+
+
+def published(program: Any) -> set[Any]:
+    """Tensors that a kernel both writes and reads: through those blocks can tell each other something."""
+    from tilescale.compiler.layout.infer import walk
+
+    bases: dict[Any, Any] = {}
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+    modes: dict[Any, set[str]] = {}
+
+    def note(buffer: Any, mode: str) -> None:
+        while buffer in bases:
+            buffer = bases[buffer]
+        if buffer.ty.storage_scope.startswith("global"):
+            modes.setdefault(buffer, set()).add(mode)
+
+    for s, _ in walk(program.func.body, Executor("block", program.launch.threads)):
+        nest = nest_of(s)
+        if nest is not None:
+            for a in nest.accesses:
+                note(a.buffer, a.mode)
+            continue
+        op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+        for access in op.effects(s.value) if op is not None else ():
+            note(access.region.source, access.mode)
+        for r in scalar_reads(s):
+            note(r.buffer, r.mode)
+    return {b for b, m in modes.items() if "read" in m and m != {"read"}}
+
+
+def _is_barrier(s: Any) -> bool:
+    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.barrier"
+
+
+def _defined(body: Any, index: Any) -> frozenset[Any]:
+    """The variables that have a new value in every round of a loop."""
+    found: set[Any] = set() if index is None else {index}
+    structural_walk(body, (tirx.Bind, lambda s: found.add(s.var)))
+    structural_walk(body, (tirx.For, lambda s: found.add(s.loop_var)))
+    return frozenset(found)
+
+
+def _union(a: Iterable[Touch], b: Iterable[Touch]) -> list[Touch]:
+    """Both lists; of the same access of a statement the one that knows less is kept."""
+    out: dict[Any, Touch] = {}
+    for t in (*a, *b):
+        before = out.get(t.key)
+        if before is None:
+            out[t.key] = t
+        else:
+            owners = None if before.owners is None or t.owners is None else t.owners
+            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners)
+    return list(out.values())
+
+
+def _reason(first: Touch, second: Touch) -> str:
+    """``reads a after T.copy (kernel.py:12) writes it``."""
+    loc = loc_of(getattr(first.node, "span", None))
+    place = f", line {loc.line}" if loc else ""
+    verb = {"read": "reads", "write": "writes", "update": "updates"}
+    name = second.memory.name if first.memory.same_as(second.memory) else f"{second.memory.name}, where {first.memory.name} was,"
+    return f"{second.what} {verb[second.mode]} {name} that {first.what}{place} {verb[first.mode]}"
+
+
+def owners_of(nest: Nest, loop: Loop | None, a: Element) -> Owners | None:
+    """Who touches what by an access of a nest; None where that is not known before the kernel runs."""
+    if loop is None or not a.indices:
+        return None
+    values, inside = loop.values
+    env = dict(zip(loop.vars, values, strict=True))
+    ids = np.zeros(inside.shape, np.int64)
+    origin, depends = [], set()
+    for e in a.indices:
+        part = _split(e, loop.vars, env)
+        if part is None or len(a.indices) * COORDINATE > 60:
+            return None
+        number, text, used = part
+        number = np.broadcast_to(np.asarray(number) + (1 << COORDINATE - 1), inside.shape)
+        if (number < 0).any() or (number >> COORDINATE).any():
+            return None
+        ids = (ids << COORDINATE) + number
+        origin.append(text)
+        depends |= used
+    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None], inside.shape)
+    if a.mode != "read" or nest.alone:
+        inside = inside & first_holders(loop)[:, None]
+    if not inside.any():
+        return Owners(np.zeros(0, np.int64), np.zeros(0, np.int64), tuple(origin), frozenset(depends))
+    flat, who = ids[inside], threads[inside]
+    unique, where = np.unique(flat, return_inverse=True)
+    low = np.full(len(unique), 1 << 30)
+    high = np.full(len(unique), -1)
+    np.minimum.at(low, where, who)
+    np.maximum.at(high, where, who)
+    return Owners(unique, np.where(low == high, low, -1), tuple(origin), frozenset(depends))
+
+
+def first_holders(loop: Loop) -> Any:
+    """The threads that stand for all copies of an iteration: those that write memory. Bool, one a thread."""
+    threads = np.arange(loop.fragment.threads)
+    first = np.ones(loop.fragment.threads, bool)
+    for p in loop.thread_digits:
+        if p.axis is None:
+            first &= threads // p.stride % p.extent == 0
+    return first
+
+
+def _split(e: Any, variables: tuple[Any, ...], env: dict[Any, Any]) -> tuple[Any, str, set[Any]] | None:
+    """An index as a number for each thread and round, and the rest, which is the same for all: as text, and what it depends on."""
+    try:
+        return numeric.evaluate(e, env), "", set()
+    except numeric.Unknown:
+        pass
+    used = numeric.variables(e)
+    if None in used:
+        return None
+    if not used & set(variables):
+        return 0, str(sym.Analyzer().simplify(e)), used
+    found = sym.detect_linear_equation(e, list(variables))
+    parts = list(found) if found is not None else []
+    if len(parts) != len(variables) + 1 or any(not isinstance(c, tirx.IntImm) for c in parts[:-1]):
+        return None
+    number = sum((int(c.value) * env[v] for c, v in zip(parts[:-1], variables, strict=True)), 0)
+    rest = sym.Analyzer().simplify(parts[-1])
+    return number, str(rest), numeric.variables(rest)

@@ -1,0 +1,174 @@
+"""Shared memory of a block as one arena: tiles that are never alive together share bytes.
+
+A tile lives from its first use to its last; a use inside a loop that does not hold the tile's allocation makes it live through the
+whole loop, since its value may be wanted in the next round. Executors below the block run side by side, in no order: what they use lives
+through their whole T.Scale, and what one of them allocates is there once for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.layout.infer import WIDTHS, Executor
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import TileValueError
+
+#: bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities")
+LIMITS = {70: 96 << 10, 72: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
+          100: 227 << 10, 120: 99 << 10}  # fmt: skip
+ALIGN = 16
+
+
+def limit_of(arch: str) -> int:
+    """Shared memory of a block on ``sm_90a`` and its like.
+
+    Raises:
+        TileValueError: an architecture that is not known.
+    """
+    number = arch.removeprefix("sm_").rstrip("af")
+    if not number.isdigit() or int(number) not in LIMITS:
+        raise TileValueError(f"there is no architecture {arch!r}", expected="one of " + ", ".join(f"sm_{n}" for n in LIMITS))
+    return LIMITS[int(number)]
+
+
+@dataclass
+class Resident:
+    """A tile in shared memory: its bytes (of all executors that have one), when it lives, and where it lies."""
+
+    buffer: Any
+    bytes: int
+    align: int
+    span: Any
+    first: int = -1
+    last: int = -1
+    offset: int = 0
+
+    def touches(self, start: int, end: int) -> None:
+        self.first = start if self.first < 0 else min(self.first, start)
+        self.last = max(self.last, end)
+
+
+class _Lifetimes:
+    """Numbers the statements of a program and notes when tiles are used."""
+
+    def __init__(self, program: Any):
+        self.layouts = program.layouts
+        self.clock = 0
+        self.tiles: dict[Any, Resident] = {}
+        self.bases: dict[Any, Any] = {}
+        self.open: list[tuple[int, list[Any]]] = []  # loops and scales around: their start, the tiles used inside
+        self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
+        self.visit(program.func.body, Executor("block", program.launch.threads))
+
+    def visit(self, s: Any, ex: Executor) -> None:
+        if isinstance(s, tirx.SeqStmt):
+            for inner in s.seq:
+                self.visit(inner, ex)
+        elif isinstance(s, tirx.AttrStmt):
+            name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
+            if name in WIDTHS:
+                self.scope(s.body, ex.within(name), scale=True)
+            else:
+                self.visit(s.body, ex)
+        elif isinstance(s, (tirx.For, tirx.While)):
+            self.uses(s.extent if isinstance(s, tirx.For) else s.condition)
+            self.scope(s.body, ex)
+            self.uses(s.extent if isinstance(s, tirx.For) else s.condition)
+        elif isinstance(s, tirx.IfThenElse):
+            self.uses(s.condition)
+            self.visit(s.then_case, ex)
+            if s.else_case is not None:
+                self.visit(s.else_case, ex)
+        elif isinstance(s, tirx.AllocBuffer):
+            self.allocate(s, ex)
+        elif isinstance(s, tirx.DeclBuffer):
+            self.bases[s.buffer] = s.data.args[0]
+            self.uses(s)
+        else:
+            self.uses(s)
+
+    def allocate(self, s: Any, ex: Executor) -> None:
+        if not s.buffer.ty.storage_scope.startswith("shared"):
+            return
+        layout = self.layouts[s.buffer]
+        align = max(ALIGN, layout.alignment)
+        each = -(-layout.bytes // align) * align
+        self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
+        self.inside[s.buffer] = len(self.open)
+        if s.buffer.ty.storage_scope == "shared.signal":  # others may reach it from the first statement to the last
+            self.tiles[s.buffer].touches(0, 1 << 30)
+
+    def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:
+        """A loop's or a scale's body: what it uses and did not allocate lives through all of it; in a scale all that it uses."""
+        start = self.clock
+        used: list[Any] = []
+        self.open.append((start, used))
+        self.visit(body, ex)
+        self.open.pop()
+        for b in used:
+            if scale or self.inside[b] <= len(self.open):
+                self.tiles[b].touches(start, self.clock)
+
+    def uses(self, node: Any) -> None:
+        self.clock += 1
+        if isinstance(node, int):
+            return
+
+        def note(buffer: Any) -> None:
+            while buffer in self.bases:
+                buffer = self.bases[buffer]
+            if buffer in self.tiles:
+                self.tiles[buffer].touches(self.clock, self.clock)
+                for _, used in self.open:
+                    used.append(buffer)
+
+        structural_walk(node, ((ir.TensorRegion, ir.TensorLoad), lambda n: note(n.source)))
+        structural_walk(node, (tirx.BufferStore, lambda n: note(n.buffer)))
+        structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))
+
+
+def gpu_arena(program: Any, limit: int = LIMITS[90]) -> Any:
+    """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
+
+    Raises:
+        TileValueError: more than ``limit`` bytes; the text is a table of who uses what.
+    """
+    tiles = list(_Lifetimes(program).tiles.values())
+    placed: list[Resident] = []
+    for t in sorted(tiles, key=lambda t: (-t.align, -t.bytes)):
+        t.offset = _lowest(t, [p for p in placed if t.first <= p.last and p.first <= t.last])
+        placed.append(t)
+    program.arena = {t.buffer: (t.offset, t.bytes) for t in tiles}
+    program.arena_bytes = max((t.offset + t.bytes for t in tiles), default=0)
+    if program.arena_bytes > limit:
+        raise _too_much(program, tiles, limit)
+    return program
+
+
+def _lowest(t: Resident, others: list[Resident]) -> int:
+    """The lowest offset at which a tile does not overlap any of ``others``."""
+    at = 0
+    for p in sorted(others, key=lambda p: p.offset):
+        if at + t.bytes <= p.offset:
+            break
+        at = max(at, -(-(p.offset + p.bytes) // t.align) * t.align)
+    return at
+
+
+def _too_much(program: Any, tiles: list[Resident], limit: int) -> TileValueError:
+    rows = []
+    for t in sorted(tiles, key=lambda t: -t.bytes):
+        loc = loc_of(t.span)
+        place = f"{loc.file}:{loc.line}" if loc else ""
+        rows.append(f"  {t.buffer.name:<20} {t.bytes:>9}  {place}")
+    table = "\n".join([f"  {'tile':<20} {'bytes':>9}  allocated at", *rows])
+    largest = max(tiles, key=lambda t: t.bytes)
+    return TileValueError(
+        f"{program.name} needs {program.arena_bytes} bytes of shared memory, and a block has {limit}:\n{table}",
+        loc=loc_of(largest.span) or program.launch.loc,
+        expected=f"at most {limit} bytes alive at once",
+        hint="smaller tiles, or fewer stages",
+    )

@@ -1,0 +1,135 @@
+"""Where threads need what other threads hold: the data goes through shared memory, as statements of the program, so that fences are
+derived for it like for everything else. Operations split themselves (``TileOp.exchange``); accesses of loops that do not fit the loop's
+layout are directed to a copy in shared memory, which is said at log level info."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.rewrite import rebuild
+from tilescale.compiler.layout import Fragment
+from tilescale.compiler.layout.infer import Executor, scalar_reads
+from tilescale.compiler.layout.loops import bits_of, choose, element_dtype, in_registers
+from tilescale.compiler.layout.match import is_replicated
+from tilescale.compiler.layout.shared import strided
+from tilescale.compiler.ops import base
+from tilescale.compiler.passes.gpu_stage import copy_statement, whole
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.errors import TileSyntaxError, TileValueError
+
+
+class Exchange:
+    """What `TileOp.exchange` works with."""
+
+    def __init__(self, program: Any):
+        self.program = program
+        self.layouts: dict[Any, Any] = dict(program.layouts)
+        self.executor = Executor("block", program.launch.threads)
+        self.made: list[Any] = []
+
+    def scratch(self, name: str, shape: Any, dtype: str, span: Any = None) -> Any:
+        """A new tile in shared memory, all of it as a region; its allocation stands in front of the statements that are returned."""
+        extents = tuple(int(e) for e in shape) or (1,)
+        var = tirx.decl_buffer(extents, dtype, name, scope="shared", data_alignment=64, layout=None)
+        self.layouts[var] = strided(extents, bits_of(var))
+        self.made.append(tirx.AllocBuffer(var, {}, span))
+        return whole(var)
+
+
+def gpu_exchange(program: Any) -> Any:
+    """The program with every exchange between threads written out."""
+    cx = Exchange(program)
+
+    def leaf(s: Any, ex: Executor) -> list[Any] | None:
+        cx.executor, cx.made = ex, []
+        nest = nest_of(s)
+        if nest is not None:
+            return _nest(s, nest, cx)
+        if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None:
+            op = base.find(s.value)
+            done = op.exchange(s.value, cx) if op is not None else None
+            if done is not None:
+                return [*cx.made, *done]
+        return _scalar(s, cx)
+
+    _refuse_whiles(program)
+    done = program.with_body(rebuild(program.func.body, cx.executor, leaf))
+    done.layouts = cx.layouts
+    return done
+
+
+def _refuse_whiles(program: Any) -> None:
+    """A condition that is computed anew in every round cannot have statements in front of it."""
+
+    def look(s: Any) -> None:
+        apart = [a for a in scalar_reads(s) if in_registers(a.buffer) and isinstance(program.layouts.get(a.buffer), Fragment)
+                 and not is_replicated(program.layouts[a.buffer])]  # fmt: skip
+        if apart:
+            found.append((s, apart[0].buffer.name))
+
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.While, look))
+    if found:
+        s, name = found[0]
+        raise TileSyntaxError(
+            f"the condition of this while reads {name}, which is spread over threads", loc=loc_of(getattr(s, "span", None)),
+            hint=f"a T.alloc_var that is set to {name}[…] at the end of the body",
+        )  # fmt: skip
+
+
+def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
+    _, bad = choose(nest, cx.layouts, cx.executor.threads)
+    if not bad:
+        return None
+    reasons = {a.buffer: why for a, why in bad}
+    written = {a.buffer for a, _ in bad if a.mode != "read"}
+    there: dict[Any, Any] = {}
+    before, after = [], []
+    for buffer, why in reasons.items():
+        held = cx.layouts[buffer]
+        if held.threads != cx.executor.threads:
+            raise TileValueError(
+                f"{buffer.name} is spread over {held.threads} threads and touched by a {cx.executor.name} of {cx.executor.threads}",
+                loc=loc_of(getattr(s, "span", None)),
+                hint=f"allocate {buffer.name} inside the T.Scale, or in shared memory",
+            )
+        tile = cx.scratch(f"{buffer.name}_shared", buffer.ty.shape, element_dtype(buffer), nest.node.span)
+        there[buffer] = tile.source
+        _say(cx, buffer, why, nest.what, nest.node)
+        before.append(copy_statement(whole(buffer), tile, nest.node))
+        if buffer in written:
+            after.append(copy_statement(tile, whole(buffer), nest.node))
+    return [*cx.made, *before, _redirected(s, there), *after]
+
+
+def _scalar(s: Any, cx: Exchange) -> list[Any] | None:
+    wanted = {a.buffer: a for a in scalar_reads(s) if in_registers(a.buffer) and isinstance(cx.layouts.get(a.buffer), Fragment)}
+    apart = [b for b in wanted if not is_replicated(cx.layouts[b])]
+    if not apart:
+        return None
+    there = {}
+    before = []
+    for buffer in apart:
+        tile = cx.scratch(f"{buffer.name}_shared", buffer.ty.shape, element_dtype(buffer), s.span)
+        there[buffer] = tile.source
+        _say(cx, buffer, "every thread reads one element", "a scalar", s)
+        before.append(copy_statement(whole(buffer), tile, s))
+    return [*cx.made, *before, _redirected(s, there)]
+
+
+def _redirected(s: Any, there: dict[Any, Any]) -> Any:
+    """A statement with the accesses to some tiles directed to others of the same shape."""
+    load = lambda e: tirx.BufferLoad(there[e.source], list(e.indices)) if e.source in there else e  # noqa: E731
+    region = lambda r: tirx.BufferRegion(there[r.source], list(r.region)) if r.source in there else r  # noqa: E731
+    store = lambda x: tirx.BufferStore(there[x.buffer], x.value, list(x.indices), x.span) if x.buffer in there else x  # noqa: E731
+    made = structural_map(s, (ir.TensorLoad, load))
+    made = structural_map(made, (ir.TensorRegion, region))
+    return structural_map(made, (tirx.BufferStore, store))
+
+
+def _say(cx: Exchange, buffer: Any, why: str, what: str, node: Any) -> None:
+    loc = loc_of(getattr(node, "span", None))
+    place = f"{loc.file}:{loc.line}: " if loc else ""
+    cx.program.notes.append(f"{place}{buffer.name} goes through shared memory for {what}: {why}")

@@ -1,0 +1,62 @@
+"""Layouts of a block's tiles on a GPU, beside the IR: ``program.layouts``. Registers by inference (layout/infer.py); shared memory by
+what reads it: a swizzle where ldmatrix does, row-major rows elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilescale.compiler.layout import Fragment, Shared
+from tilescale.compiler.layout.infer import Demand, gather, infer
+from tilescale.compiler.layout.loops import bits_of, in_registers
+from tilescale.compiler.layout.shared import strided
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import structural_walk, tirx
+from tilescale.errors import TileTypeError, TileValueError
+
+
+def gpu_layouts(program: Any) -> Any:
+    """The program with a layout for each allocated tile.
+
+    Raises:
+        TileValueError: two statements demand different layouts of one tile.
+    """
+    uses = gather(program)
+    annotated = _annotated(program, uses.owners)
+    chosen: dict[Any, Any] = infer(program, {b: d for b, d in annotated.items() if isinstance(d.layout, Fragment)})
+    shared = {b: d.layout for b, d in annotated.items() if isinstance(d.layout, Shared)}
+    viewed: set[Any] = set()
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: viewed.add(s.data.args[0])))
+    for use in uses.items:
+        op = base.find(use.call) if use.call is not None else None
+        for b, layout in (op.shared_layouts(use.call) if op is not None else {}).items():
+            if b not in viewed:  # a view reads the same bytes in row-major order
+                shared.setdefault(b, layout)
+    for b in uses.owners:
+        if not in_registers(b):
+            chosen[b] = shared.get(b) or strided(tuple(int(e) for e in b.ty.shape), bits_of(b))
+    program.layouts = chosen
+    return program
+
+
+def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:
+    """What T.annotate_layout fixes. A tile that became a ring keeps its layout in every stage."""
+    found: dict[Any, Demand] = {}
+    stages = program.schedule.stages if program.schedule is not None else {}
+    for var, (layout, loc) in program.hints.get("layouts", {}).items():
+        shape = [int(e) for e in var.ty.shape]
+        kind = Fragment if in_registers(var) else Shared
+        if not isinstance(layout, kind) or any(e > w for e, w in zip(shape, layout.shape, strict=True)):
+            raise TileTypeError(
+                f"T.annotate_layout gives {var.name} of {tuple(shape)} {layout!r}", loc=loc, expected=f"a {kind.__name__} of that shape"
+            )
+        if isinstance(layout, Fragment) and not (layout.covers and var in owners and layout.threads == owners[var].threads):
+            raise TileValueError(
+                f"T.annotate_layout gives {var.name} a fragment over {layout.threads} threads", loc=loc,
+                expected="one that covers all threads of the executor that allocates the tile",
+            )  # fmt: skip
+        ring = next((s for s in stages if s.name == var.name and [int(e) for e in s.ty.shape[1:]] == shape), None)
+        if isinstance(layout, Shared) and ring is not None:
+            var, layout = ring, layout.staged(int(ring.ty.shape[0]))
+        found[var] = Demand(var, layout, "T.annotate_layout", loc)
+    return found

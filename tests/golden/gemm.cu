@@ -1,0 +1,117 @@
+#include <cuda_fp16.h>
+#include <ts/ts.cuh>
+
+extern "C" __global__ void __launch_bounds__(128) gemm(
+    const half* __restrict__ A,
+    const half* __restrict__ B,
+    half* C,
+    int m) {
+  const int tid = threadIdx.x;
+  const int bx = blockIdx.x;
+  const int by = blockIdx.y;
+  extern __shared__ __align__(1024) uint8_t smem[];  // 8192 bytes
+  // test_cuda.py:26  A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+  half* const A_s = (half*)(smem + 4096);
+  half* const B_s = (half*)smem;
+  // test_cuda.py:27  C_l = T.alloc_fragment((64, 64), "float32")
+  float C_l[32];
+  // test_cuda.py:28  T.clear(C_l)
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      #pragma unroll
+      for (int u2 = 0; u2 < 2; ++u2) {
+        #pragma unroll
+        for (int u3 = 0; u3 < 2; ++u3) {
+          C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3] = 0.0f;
+        }
+      }
+    }
+  }
+  // test_cuda.py:29  for k in T.Pipelined(3, num_stages=3):
+  for (int k = 0; k < 3; ++k) {
+    __syncthreads();
+    const int i0 = tid >> 2;
+    const int j0 = (tid & 3) * 8;
+    // test_cuda.py:30  T.copy(A[by * 64, k * 32], A_s)
+    #pragma unroll
+    for (int u0 = 0; u0 < 2; ++u0) {
+      const int i = u0 * 32 + i0;
+      if (by * 64 + i < m) {
+        *(uint4*)&A_s[(i * 32 + j0) ^ ((i & 7) >> 1) * 8] = *(const uint4*)&A[int64_t(by) * 6144 + int64_t(i) * 96 + int64_t(k) * 32 + j0];
+      } else {
+        *(uint4*)&A_s[(i * 32 + j0) ^ ((i & 7) >> 1) * 8] = uint4{};
+      }
+    }
+    const int i0_1 = tid >> 3;
+    const int j0_1 = (tid & 7) * 8;
+    // test_cuda.py:31  T.copy(B[k * 32, bx * 64], B_s)
+    #pragma unroll
+    for (int u0 = 0; u0 < 2; ++u0) {
+      const int i = u0 * 16 + i0_1;
+      *(uint4*)&B_s[(i * 64 + j0_1) ^ (i & 7) * 8] = *(const uint4*)&B[k * 4096 + i * 128 + bx * 64 + j0_1];
+    }
+    __syncthreads();
+    const int lane = tid & 31;
+    const int row0 = ((tid & 63) >> 5) * 32;
+    const int col0 = (tid >> 6) * 32;
+    // test_cuda.py:32  T.gemm(A_s, B_s, C_l)
+    for (int k_1 = 0; k_1 < 2; ++k_1) {
+      half a[16];
+      half b[16];
+      #pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        ts::ldmatrix_x4(&a[t * 8], &A_s[(t * 512 + row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) ^ (((row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) & 255) >> 6) * 8]);
+      }
+      #pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        ts::ldmatrix_x4_trans(&b[t * 8], &B_s[(k_1 * 1024 + (lane & 15) * 64 + t * 16 + (lane >> 4) * 8 + col0) ^ (lane & 7) * 8]);
+      }
+      #pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          ts::mma_m16n8k16_f16(&C_l[i * 16 + j * 4], &a[i * 8], &b[j * 4]);
+        }
+      }
+    }
+  }
+  // test_cuda.py:33  for i, j in T.Parallel(64, 64):
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      #pragma unroll
+      for (int u2 = 0; u2 < 2; ++u2) {
+        #pragma unroll
+        for (int u3 = 0; u3 < 2; ++u3) {
+          // test_cuda.py:34  C_l[i, j] = T.max(C_l[i, j], 0)
+          C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3] = ts::max(C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3], 0.0f);
+        }
+      }
+    }
+  }
+  const int i0 = ((tid & 63) >> 5) * 32 + ((tid & 31) >> 2);
+  const int j0 = (tid >> 6) * 32 + (tid & 3) * 2;
+  // test_cuda.py:35  T.copy(C_l, C[by * 64, bx * 64])
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      #pragma unroll
+      for (int u2 = 0; u2 < 2; ++u2) {
+        const int i = u0 * 16 + u2 * 8 + i0;
+        const int j = u1 * 8 + j0;
+        alignas(4) half C_out[2];
+        #pragma unroll
+        for (int u = 0; u < 2; ++u) {
+          C_out[u] = half(C_l[u0 * 16 + u1 * 4 + u2 * 2 + u]);
+        }
+        if (by * 64 + i < m) {
+          *(uint32_t*)&C[int64_t(by) * 8192 + int64_t(i) * 128 + int64_t(bx) * 64 + j] = *(const uint32_t*)&C_out[0];
+        }
+      }
+    }
+  }
+}

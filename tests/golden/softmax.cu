@@ -1,0 +1,108 @@
+#include <ts/ts.cuh>
+
+extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restrict__ A, float* C) {
+  const int tid = threadIdx.x;
+  const int bx = blockIdx.x;
+  extern __shared__ __align__(1024) uint8_t smem[];  // 16 bytes
+  // test_cuda.py:43  T.reduce_max(x, top)
+  float* const top_parts = (float*)smem;
+  // test_cuda.py:46  T.reduce_sum(x, total)
+  float* const total_parts = (float*)smem;
+  // test_cuda.py:41  x, top, total = T.alloc_fragment((1000,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+  alignas(16) float x[8];
+  float top;
+  float total;
+  const int i0 = tid * 4;
+  // test_cuda.py:42  T.copy(A[row, 0], x)
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    const int i = u0 * 512 + i0;
+    if (i < 1000) {
+      *(uint4*)&x[u0 * 4] = *(const uint4*)&A[bx * 1000 + i];
+    }
+  }
+  // test_cuda.py:43  T.reduce_max(x, top)
+  float total_1 = __int_as_float(0xff800000);
+  #pragma unroll
+  for (int r0 = 0; r0 < 2; ++r0) {
+    #pragma unroll
+    for (int r1 = 0; r1 < 4; ++r1) {
+      total_1 = ts::max(total_1, r0 * 512 + tid * 4 + r1 < 1000 ? x[r0 * 4 + r1] : __int_as_float(0xff800000));
+    }
+  }
+  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 1));
+  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 2));
+  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 4));
+  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 8));
+  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 16));
+  if ((tid & 31) == 0) {
+    top_parts[tid >> 5] = total_1;
+  }
+  __syncthreads();
+  float total_2 = top_parts[0];
+  #pragma unroll
+  for (int g = 0; g < 3; ++g) {
+    total_2 = ts::max(total_2, top_parts[g + 1]);
+  }
+  top = total_2;
+  const int i0_1 = tid * 4;
+  // test_cuda.py:44  for i in T.Parallel(1000):
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      const int i = u0 * 512 + i0_1 + u1;
+      if (i < 1000) {
+        // test_cuda.py:45  x[i] = T.exp(x[i] - top[0])
+        x[u0 * 4 + u1] = expf(x[u0 * 4 + u1] - top);
+      }
+    }
+  }
+  __syncthreads();
+  // test_cuda.py:46  T.reduce_sum(x, total)
+  float total_3 = 0.0f;
+  #pragma unroll
+  for (int r0 = 0; r0 < 2; ++r0) {
+    #pragma unroll
+    for (int r1 = 0; r1 < 4; ++r1) {
+      total_3 = total_3 + (r0 * 512 + tid * 4 + r1 < 1000 ? x[r0 * 4 + r1] : 0.0f);
+    }
+  }
+  total_3 = total_3 + ts::shuffle_xor(total_3, 1);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 2);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 4);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 8);
+  total_3 = total_3 + ts::shuffle_xor(total_3, 16);
+  if ((tid & 31) == 0) {
+    total_parts[tid >> 5] = total_3;
+  }
+  __syncthreads();
+  float total_4 = total_parts[0];
+  #pragma unroll
+  for (int g = 0; g < 3; ++g) {
+    total_4 = total_4 + total_parts[g + 1];
+  }
+  total = total_4;
+  const int i_10 = tid * 4;
+  // test_cuda.py:47  for i in T.Parallel(1000):
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    #pragma unroll
+    for (int u1 = 0; u1 < 4; ++u1) {
+      const int i_1 = u0 * 512 + i_10 + u1;
+      if (i_1 < 1000) {
+        // test_cuda.py:48  x[i] = x[i] / total[0]
+        x[u0 * 4 + u1] = x[u0 * 4 + u1] / total;
+      }
+    }
+  }
+  const int i0_2 = tid * 4;
+  // test_cuda.py:49  T.copy(x, C[row, 0])
+  #pragma unroll
+  for (int u0 = 0; u0 < 2; ++u0) {
+    const int i = u0 * 512 + i0_2;
+    if (i < 1000) {
+      *(uint4*)&C[bx * 1000 + i] = *(const uint4*)&x[u0 * 4];
+    }
+  }
+}

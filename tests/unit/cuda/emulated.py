@@ -1,0 +1,93 @@
+"""Kernels on the emulated GPU against the simulator: ``agree(kernel, args)``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.cuda import emulate
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
+from tilescale.compiler.layout.infer import Executor, walk
+from tilescale.compiler.layout.loops import choose
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.passes.fences import first_holders
+from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim.run import launch
+
+#: relative to the greatest magnitude of a result: sums of a few hundred terms in another order
+TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2, "float8_e4m3fn": 0.13, "float8_e5m2": 0.26}
+
+
+def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
+    """Runs a launch on both; integers agree to the bit, floats to their dtype's tolerance, all of them to the bit with ``exact``."""
+    got = run(kernel, args, arch, seed)
+    want = launch(kernel, 1, args).arrays[0]
+    for name, array in got.items():
+        same(array, want[name], name, exact)
+    return got
+
+
+def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, Any]:
+    """A launch on the emulated threads, its layouts counted first."""
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    check_layouts(program)
+    return emulate.run(Lowering(program, arch).run(), program, args, seed)
+
+
+def check_layouts(program: Any) -> None:
+    """Every layout holds each element, in a place of its own; every nest runs each iteration in as many threads as hold it, and one of
+    them stands for all."""
+    for buffer, layout in program.layouts.items():
+        shape = [int(e) for e in buffer.ty.shape]
+        index = np.indices(layout.shape)
+        assert all(e <= w for e, w in zip(shape, layout.shape, strict=True)), buffer.name
+        if isinstance(layout, Fragment):
+            held = layout.holders()
+            assert layout.covers and set(held[held >= 0].tolist()) == set(range(int(np.prod(layout.shape)))), buffer.name
+        else:
+            assert len(np.unique(layout.byte(*index))) == index[0].size if shape else True, buffer.name
+            assert int(layout.byte(*index).max()) + layout.bits // 8 <= layout.bytes, buffer.name
+    for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
+        nest = nest_of(s)
+        loop = choose(nest, program.layouts, ex.threads)[0] if nest is not None else None
+        if loop is None:
+            continue
+        values, inside = loop.values
+        flat = np.zeros(inside.shape, np.int64)
+        for i, extent in zip(values, loop.extents, strict=True):
+            flat = flat * extent + i
+        copies, total = len(loop.fragment.copies), int(np.prod(loop.extents))
+        assert (np.bincount(flat[inside], minlength=total) == copies).all(), s
+        once = inside & first_holders(loop)[:, None]
+        assert (np.bincount(flat[once], minlength=total) == 1).all(), s
+
+
+def same(a: Any, b: Any, name: str, exact: bool) -> None:
+    dtype = str(a.dtype)
+    if exact or dtype not in TOLERANCE:
+        assert np.array_equal(a.view(np.uint8) if a.ndim else a, b.view(np.uint8) if b.ndim else b), f"{name}:\n{a}\n{b}"
+        return
+    x, y = (v.astype(np.float64) for v in (a, b))
+    assert np.array_equal(np.isnan(x), np.isnan(y)), name
+    scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(y), y, 0)))) if y.size else 1.0)
+    finite = np.isfinite(x) & np.isfinite(y)
+    assert np.array_equal(x[~finite], y[~finite], equal_nan=True), name
+    worst = np.abs(x - y)[finite].max() if finite.any() else 0.0
+    assert worst <= TOLERANCE[dtype] * scale, f"{name}: {worst} of {scale}"
+
+
+def data(shape: tuple[int, ...], dtype: str, seed: int = 0, scale: float = 1.0) -> Any:
+    """Random numbers: normal floats, small integers."""
+    draw = np.random.default_rng(seed)
+    if dtype in numerics.FLOATS:
+        return numerics.encode(draw.standard_normal(shape) * scale, dtype)
+    if dtype == "bool":
+        return draw.integers(0, 2, shape).astype(bool)
+    return draw.integers(0 if dtype.startswith("u") else -5, 6, shape).astype(dtype)
+
+
+def empty(shape: tuple[int, ...], dtype: str) -> Any:
+    return np.zeros(shape, numerics.storage(dtype))

@@ -1,0 +1,254 @@
+"""Every operation's lowering for GPUs on the emulated threads, against the simulator, over shapes that divide nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree, data, empty
+
+SHAPES = [(1,), (7,), (128,), (1000,), (48, 80), (3, 5), (64, 64), (1, 33), (17, 1), (2, 3, 40), (5, 1, 7), (130, 3)]
+THREADS = [32, 64, 96, 128, 256]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("threads", [1, 100, 128])
+def test_copies(shape, threads):
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(shape, "float16")):
+        with T.Kernel(1, threads=threads):
+            f, s = T.alloc_fragment(shape, "float32"), T.alloc_shared(shape, "bfloat16")
+            T.copy(A, f)
+            T.copy(f, s)
+            T.copy(s, B)
+
+    agree(kernel, {"A": data(shape, "float32"), "B": empty(shape, "float16")}, exact=True)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "float64", "float8_e4m3fn", "float8_e5m2", "bool", "float16"])
+def test_dtypes(dtype):
+    @T.prim_func
+    def kernel(A: T.Tensor((5, 40), dtype), B: T.Tensor((5, 40), dtype), C: T.Tensor((5, 40), "float32")):
+        with T.Kernel(1, threads=64):
+            f, s = T.alloc_fragment((5, 40), dtype), T.alloc_shared((5, 40), dtype)
+            T.copy(A, s)
+            T.copy(s, f)
+            T.copy(f, B)
+            T.copy(f, C)
+
+    agree(kernel, {"A": data((5, 40), dtype), "B": empty((5, 40), dtype), "C": empty((5, 40), "float32")}, exact=True)
+
+
+@pytest.mark.parametrize("m, n", [(50, 70), (64, 64), (1, 200)])
+def test_tiles_over_the_edge(m, n):
+    M = T.dynamic("m")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((M, n), "float32"), B: T.Tensor((M, n), "float32"), S: T.StridedTensor((M, n), (n + 3, 1), "float32")):
+        with T.Kernel(T.ceildiv(n, 32), T.ceildiv(M, 24), threads=64) as (bx, by):
+            s = T.alloc_shared((24, 32), "float32")
+            T.copy(A[by * 24 - 1, bx * 32 - 2], s)
+            for i, j in T.Parallel(24, 32):
+                s[i, j] = s[i, j] + 1
+            T.copy(s, B[by * 24, bx * 32])
+
+    agree(kernel, {"A": data((m, n), "float32"), "B": empty((m, n), "float32"), "S": empty((m, n), "float32")}, exact=True)
+
+
+def test_transposes_go_through_shared_memory():
+    @T.prim_func
+    def kernel(A: T.Tensor((24, 40), "float32"), B: T.Tensor((40, 24), "float32")):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_fragment((24, 40), "float32"), T.alloc_fragment((40, 24), "float32")
+            T.copy(A, a)
+            for i, j in T.Parallel(40, 24):
+                b[i, j] = a[j, i] * 2
+            T.copy(b, B)
+
+    agree(kernel, {"A": data((24, 40), "float32"), "B": empty((40, 24), "float32")}, exact=True)
+
+
+def test_fragments_indexed_at_run_time_and_from_scalars():
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 64), "float32"), B: T.Tensor((64,), "float32"), C: T.Tensor((8,), "float32"), n: T.int32):
+        with T.Kernel(1, threads=32):
+            a, total, few = T.alloc_fragment((8, 64), "float32"), T.alloc_fragment((64,), "float32"), T.alloc_local((8,), "float32")
+            T.copy(A, a)
+            T.clear(total)
+            for k in T.serial(n):
+                for j in T.Parallel(64):
+                    total[j] += a[k, j]
+                few[k] = a[k, 5] + few[0] if k > 0 else 1
+            for i in T.serial(8):
+                C[i] = few[i] + total[i * 3]
+            T.copy(total, B)
+
+    agree(kernel, {"A": data((8, 64), "float32"), "B": empty((64,), "float32"), "C": empty((8,), "float32"), "n": 8})
+
+
+@pytest.mark.parametrize("shape, axis", [((8, 100), 1), ((8, 100), 0), ((1000,), 0), ((3, 4, 50), 1), ((64, 1), 1), ((1, 130), 0), ((16, 16, 16), 0)])
+@pytest.mark.parametrize("threads", [32, 96, 100, 256])
+def test_reductions(shape, axis, threads):
+    left = shape[:axis] + shape[axis + 1 :] or (1,)
+
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(left, "float32"), C: T.Tensor(left, "float32"), D: T.Tensor(left, "int32")):
+        with T.Kernel(1, threads=threads):
+            a, b, s = T.alloc_fragment(shape, "float32"), T.alloc_fragment(left, "float32"), T.alloc_shared(shape, "int32")
+            most, d = T.alloc_fragment(left, "float32"), T.alloc_shared(left, "int32")
+            T.copy(A, a)
+            T.fill(most, 0.5)
+            T.reduce_sum(a, b, dim=axis)
+            T.reduce_max(a, most, dim=axis, clear=False)
+            T.copy(b, B)
+            T.copy(most, C)
+            T.copy(A, s)
+            T.reduce_bitxor(s, d, dim=axis)
+            T.copy(d, D)
+
+    args = {"A": data(shape, "float32", scale=4), "B": empty(left, "float32"), "C": empty(left, "float32"), "D": empty(left, "int32")}
+    agree(kernel, args)
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "abssum", "absmax", "prod"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int32", "uint8"])
+def test_kinds_of_reductions(op, dtype):
+    @T.prim_func
+    def kernel(A: T.Tensor((6, 48), dtype), B: T.Tensor((6,), dtype)):
+        with T.Kernel(1, threads=64):
+            a, b = T.alloc_fragment((6, 48), dtype), T.alloc_fragment((6,), dtype)
+            T.copy(A, a)
+            T.reduce(a, b, op, dim=1)
+            T.copy(b, B)
+
+    agree(kernel, {"A": data((6, 48), dtype, scale=0.9), "B": empty((6,), dtype)})
+
+
+@pytest.mark.parametrize("shape, axis", [((40,), 0), ((6, 30), 1), ((6, 30), 0), ((2, 3, 9), 1)])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scans(shape, axis, reverse):
+    @T.prim_func
+    def kernel(A: T.Tensor(shape, "float32"), B: T.Tensor(shape, "float32"), C: T.Tensor(shape, "float32")):
+        with T.Kernel(1, threads=64):
+            a, s = T.alloc_fragment(shape, "float32"), T.alloc_shared(shape, "float32")
+            T.copy(A, a)
+            T.copy(A, s)
+            T.cumsum(a, dim=axis, reverse=reverse)
+            T.cummax(s, dim=axis, reverse=reverse)
+            T.copy(a, B)
+            T.copy(s, C)
+
+    agree(kernel, {"A": data(shape, "float32"), "B": empty(shape, "float32"), "C": empty(shape, "float32")})
+
+
+def product(dtypes, shape, threads, trans_a=False, trans_b=False, policy=T.GemmWarpPolicy.Square, clear=False):
+    (da, db, dc), (m, n, k) = dtypes, shape
+    a_shape, b_shape = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
+
+    @T.prim_func
+    def kernel(A: T.Tensor(a_shape, da), B: T.Tensor(b_shape, db), C: T.Tensor((m, n), dc)):
+        with T.Kernel(1, threads=threads):
+            a, b, c = T.alloc_shared(a_shape, da), T.alloc_shared(b_shape, db), T.alloc_fragment((m, n), dc)
+            T.copy(A, a)
+            T.copy(B, b)
+            T.copy(C, c)
+            T.gemm(a, b, c, transpose_A=trans_a, transpose_B=trans_b, policy=policy, clear_accum=clear)
+            T.copy(c, C)
+
+    return kernel, {"A": data(a_shape, da), "B": data(b_shape, db, 1), "C": data((m, n), dc, 2)}
+
+
+@pytest.mark.parametrize("shape", [(16, 8, 16), (64, 64, 32), (48, 80, 20), (1, 1, 1), (17, 24, 33), (128, 16, 64)], ids=str)
+@pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16", "bfloat16", "bfloat16"),
+                                    ("int8", "int8", "int32"), ("float64",) * 3, ("float8_e4m3fn", "float8_e5m2", "float32")], ids=str)  # fmt: skip
+def test_products(shape, dtypes):
+    for threads, trans_a, trans_b in ((128, False, False), (96, True, True), (32, False, True), (128, True, False)):
+        agree(*product(dtypes, shape, threads, trans_a, trans_b))
+
+
+@pytest.mark.parametrize("policy", list(T.GemmWarpPolicy))
+def test_policies(policy):
+    agree(*product(("float16", "float16", "float32"), (64, 64, 32), 256, policy=policy, clear=True))
+
+
+def test_products_on_older_architectures_have_no_mma():
+    kernel, args = product(("float16", "float16", "float32"), (32, 32, 16), 64)
+    agree(kernel, args, arch="sm_70")
+
+
+def test_operands_and_accumulators_elsewhere():
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 32), "float16"), C: T.Tensor((40, 40), "float32")):
+        with T.Kernel(1, threads=64):
+            a, f, c = T.alloc_shared((2, 32, 32), "float16"), T.alloc_fragment((32, 32), "float16"), T.alloc_shared((40, 40), "float32")
+            T.copy(A, a[1, :, :])
+            T.copy(A, f)
+            T.clear(c)
+            T.gemm(f, a[1, :, :], c[3:35, 5:37])
+            T.copy(c, C)
+
+    agree(kernel, {"A": data((32, 32), "float16"), "C": empty((40, 40), "float32")})
+
+
+def test_atomics_are_done_once():
+    @T.prim_func
+    def kernel(A: T.Tensor((50,), "float32"), H: T.Tensor((8,), "int32"), S: T.Tensor((50,), "float32"), last: T.Tensor((3,), "int32")):
+        with T.Kernel(3, threads=64) as bx:
+            f, h = T.alloc_fragment((50,), "float32"), T.alloc_shared((8,), "int32")
+            T.clear(h)
+            T.copy(A, f)
+            T.atomic_add(S, f)
+            for i in T.Parallel(50):
+                T.atomic_add(h[i % 8], 1)
+            T.atomic_add(H, h)
+            prev = T.atomic_add(H[0], 0, return_prev=True)
+            if prev >= 0:
+                last[bx] = 1
+
+    args = {"A": data((50,), "float32"), "H": empty((8,), "int32"), "S": empty((50,), "float32"), "last": empty((3,), "int32")}
+    got = agree(kernel, args)
+    assert got["H"].sum() == 150 and (got["last"] == 1).all()
+
+
+@pytest.mark.parametrize("n", [1, 40, 1000])
+def test_loops_of_dynamic_extent(n):
+    N = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=96):
+            scale = T.alloc_var("float32", 2.0)
+            scale = scale + 1
+            for i in T.Parallel(N):
+                B[i] = A[i] * scale
+
+    agree(kernel, {"A": data((n,), "float32"), "B": empty((n,), "float32")})
+
+
+def test_scales_below_the_block():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 32), "float32"), B: T.Tensor((4, 32), "float32"), C: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((4, 32), "float32")
+            T.copy(A, s)
+            with T.Scale("warp") as (w, n):
+                f, top, own = T.alloc_fragment((32,), "float32"), T.alloc_fragment((1,), "float32"), T.alloc_shared((32,), "float32")
+                T.copy(s[w, :], f)
+                T.reduce_max(f, top)
+                for i in T.Parallel(32):
+                    own[31 - i] = f[i] - top[0]
+                for i in T.Parallel(32):
+                    s[w, i] = own[i] + n
+            with T.Scale("thread") as (t, m):
+                C[t] = t * m
+            T.copy(s, B)
+
+    args = {"A": data((4, 32), "float32"), "B": empty((4, 32), "float32"), "C": empty((128,), "int32")}
+    agree(kernel, args, exact=True)
+
+
+def test_the_same_bits_on_every_run():
+    kernel, args = product(("float32",) * 3, (33, 20, 50), 64)
+    first, second = (agree(kernel, args, seed=s) for s in (0, 1))
+    assert np.array_equal(first["C"], second["C"])

@@ -1,0 +1,64 @@
+"""Kernels of the target ``cuda``: on tensors that lie on an NVIDIA GPU, on the current stream."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tilescale import log, native
+from tilescale.cache import Entry
+from tilescale.kernel import Kernel
+
+
+@functools.lru_cache(maxsize=1)
+def architecture() -> str:
+    """What kernels are compiled for when only "cuda" is said: this machine's first GPU, or Hopper (sm_90a) where there is none, so that
+    anyone can compile and read the code."""
+    from tilescale.compiler.cuda import toolchain
+
+    found = native.cuda_capability()
+    return toolchain.DEFAULT_ARCH if found is None else toolchain.arch_of(*found)
+
+
+def code_key(target: str) -> tuple[str, ...]:
+    """What decides a kernel's code beside its program, for the cache's key.
+
+    Raises:
+        TileError: there is no CUDA compiler.
+    """
+    from tilescale.compiler.cuda import toolchain
+
+    return (toolchain.fingerprint(target.partition(":")[2]),)
+
+
+class CudaKernel(Kernel):
+    """A `Kernel` of the target ``cuda``.
+
+    A call returns when the launch is on torch's current stream of the arguments' device; it may be captured in a CUDA graph. Without a
+    GPU it raises LaunchError; everything that only looks at the code works.
+
+    Attributes:
+        arch: the architecture, such as "sm_90a".
+        resources: what ptxas and the launch take: ``registers`` and ``stack`` (bytes) a thread, ``spill_stores`` and ``spill_loads``
+            (bytes), ``shared`` and ``dynamic_shared`` (bytes a block), ``threads`` a block; ``blocks`` a multiprocessor holds,
+            ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the architecture's limits are known.
+    """
+
+    device_type: ClassVar[str] = "cuda"
+    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled", "thread", "cuda", "ptx", "sass")
+    default_source: ClassVar[str] = "cuda"
+
+    def _launcher(self, entry: Entry) -> Callable[..., Any]:
+        self.arch: str = entry.meta["arch"]
+        self.resources: dict[str, Any] = entry.meta["resources"]
+        if self.instrument:
+            log.say("warning", f"{self.label}: launches on a GPU log no events (instrument=True has no effect)", once=True)
+        desc = struct.pack(f"<{len(entry.desc)}q", *entry.desc)
+        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, self.label, entry.meta["symbol"])
+
+    @property
+    def built_for(self) -> str:
+        return f"cuda:{self.arch}"
