@@ -67,6 +67,9 @@ class Block:
 class Backend(Protocol):
     """A rank's part of its job. Calls with a team are collective among it."""
 
+    #: the teams that this rank is in, by their members
+    teams: dict[tuple[int, ...], Team]
+
     @property
     def place(self) -> World:
         """This rank among the ranks."""

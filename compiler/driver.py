@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tilescale.compiler import static
 from tilescale.compiler.backend import Backend, Lowered
 from tilescale.compiler.description import Artifact
 
@@ -40,8 +41,9 @@ def lower(program: Any, target: str = "cpu", *, instrument: bool = False, keep: 
 
 
 def compile_program(
-    program: Any, path: str | os.PathLike[str], *, target: str = "cpu", instrument: bool = False, fingerprint: int | None = None
-) -> Artifact:
+    program: Any, path: str | os.PathLike[str], *, target: str = "cpu", instrument: bool = False, fingerprint: int | None = None,
+    ranks: int | None = None, world: int | None = None,
+) -> Artifact:  # fmt: skip
     """Compiles a traced kernel to the file ``path``: a shared object, or a GPU's code.
 
     Args:
@@ -49,12 +51,14 @@ def compile_program(
         target: see `backend`.
         instrument: log remote operations and waits (tilescale.native.events).
         fingerprint: what ranks compare when they launch together; by default made from the tile IR.
+        ranks, world: on how many ranks the kernel will run, and on how many at most, for the static checks; open without.
 
     Raises:
-        TileError: anything that the target refuses, placed in the user's source.
+        TileError: anything that the target refuses, and what the static checks refute, placed in the user's source.
     """
     with _lock:
         lowered = lower(program, target, instrument=instrument)
+        static.require(program, ranks, world)  # behind the refusals of the passes, which say the same of constants, and before the code
         made = backend(target)
         number = _own_fingerprint(program) if fingerprint is None else fingerprint
         artifact = made.describe(lowered, instrument=instrument, fingerprint=number)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from tilescale import simulator
 from tilescale.comm import bootstrap, sim
 from tilescale.errors import FindingError
 from tilescale.launch import personas
@@ -25,13 +26,19 @@ MAX_RANKS = 64
 @click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks to simulate.")
 @click.option("--schedule", default="adversary", show_default=True, help="Who runs when: see docs/LANGUAGE.md.")
 @click.option("--seeds", type=click.IntRange(0), default=10, show_default=True, help="How many runs of each launch under the schedule.")
+@click.option(
+    "--level", type=click.Choice(["tile", "scheduled", "both"]), default="tile", show_default=True,
+    help="What runs: the program, what a schedule with rings and roles makes of it, or both, compared.",
+)  # fmt: skip
+@click.option("--bound", type=click.IntRange(1), default=10_000, show_default=True, help="At most so many runs of an exhaustive schedule.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, schedule: str, seeds: int, module: bool, as_json: bool, program: str, args: tuple[str, ...]
+    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, module: bool, as_json: bool, program: str,
+    args: tuple[str, ...],
 ) -> None:
     """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
 
@@ -45,19 +52,18 @@ def command(
 
     if schedule.partition(":")[0] not in SCHEDULES:
         raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
-    ctx.exit(Check(count, schedule, seeds, module, program, args, as_json).run())
+    if level != "tile" and schedule.startswith("exhaustive"):
+        raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
+    ctx.exit(Check(count, simulator.Checking(schedule, seeds, level, bound=bound), module, program, args, as_json).run())
 
 
 class Check:
     """One run of the command."""
 
-    def __init__(self, count: int, schedule: str, seeds: int, module: bool, program: str, args: tuple[str, ...], as_json: bool):
+    def __init__(self, count: int, checking: simulator.Checking, module: bool, program: str, args: tuple[str, ...], as_json: bool):
         from tqdm import tqdm
 
-        from tilescale import simulator
-
-        self.count, self.module, self.program, self.as_json = count, module, program, as_json
-        self.checking = simulator.Checking(schedule, seeds)
+        self.count, self.module, self.program, self.as_json, self.checking = count, module, program, as_json, checking
         self.world = simulator.world(count, self.checking)
         personas.Persona.share()
         self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr))
@@ -113,18 +119,23 @@ class Check:
         else:
             runpy.run_path(str(Path(self.program).absolute()), run_name="__main__")
 
-    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
-        checking = self.checking
-        findings, kernels = checking.report.findings, sorted(checking.kernels)
-        for finding in findings:
+    def _tell(self, failed: sim.Ending | None) -> None:
+        """Findings and failures, on stderr."""
+        for finding in self.checking.report.findings:
             click.echo(f"{finding}\n", err=True)
         if failed is not None:
             click.echo(_why(failed), err=True)
+
+    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
+        checking = self.checking
+        findings, kernels = checking.report.findings, sorted(checking.kernels)
+        self._tell(failed)
         if self.as_json:
             facts = {
-                "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "kernels": kernels,
+                "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "level": checking.level, "kernels": kernels,
                 "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
-                "incomplete": checking.incomplete, "varying": sorted(checking.report.varying), "findings": [f.to_dict() for f in findings],
+                "traces": checking.report.traces, "incomplete": checking.incomplete, "varying": sorted(checking.report.varying),
+                "findings": [f.to_dict() for f in findings],
                 "failure": None if failed is None else _why(failed),
             }  # fmt: skip
             click.echo(json.dumps(facts, indent=2))

@@ -17,6 +17,7 @@ from tilescale.errors import TileError
 COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("start", "Run a program as N ranks on this machine."),
     "check": ("check", "Run a program as N simulated ranks and say what is wrong with its kernels."),
+    "trace": ("trace", "Write who did what when, on simulated ranks or on processes, as a file for Perfetto."),
     "doctor": ("doctor", "Say what this machine has, and what is missing for which feature."),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -73,6 +74,15 @@ def number_of(key: str) -> int:
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
 
 
+def ranks() -> tuple[int | None, int | None]:
+    """On how many ranks a kernel will run, and on how many at most, for the static checks: all, or at most all where this rank is in
+    smaller teams too. Nothing is known where nobody has called `comm.init` (nor imported it: then this does not either)."""
+    comm = sys.modules.get("tilescale.comm")
+    if comm is None or not comm.is_initialized():
+        return None, None
+    return (comm.world_size() if comm.team_count() == 1 else None), comm.world_size()
+
+
 def compiled(
     key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, *, locked: bool = False
 ) -> tuple[Entry, bool]:
@@ -84,7 +94,10 @@ def compiled(
 
         start = time.perf_counter()
         number = None if key is None else number_of(key)
-        made = driver.compile_program(program(), path, target=target, instrument=instrument, fingerprint=number)
+        exactly, most = ranks()
+        made = driver.compile_program(
+            program(), path, target=target, instrument=instrument, fingerprint=number, ranks=exactly, world=most
+        )
         by = f" by {made.meta['compiler']}" if "compiler" in made.meta else ""
         log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
         for note in made.meta.pop("notes", ()):  # what the passes did that the author may not expect

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilescale import cache, env, log
+from tilescale import cache, env, log, tracing
 from tilescale.build import code_key, compiled, digest, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
@@ -42,7 +42,7 @@ class Eager(Jit):
     """
 
     def __init__(self, func: Any, out_idx: Any, target: Any, instrument: bool):
-        super().__init__(func, out_idx, target, instrument)
+        super().__init__(func, out_idx, target, instrument or tracing.wanted())
         #: parameter → its axes whose extents are part of the code; None until a trace, or the disk, has said so
         self.baked: Baked | None = None
         self.dispatch: dict[Any, Callable[..., Any]] = {}

@@ -178,8 +178,16 @@ TARGET: Var[str] = Var(
     "what kernels are compiled for that name no target; auto: cuda where an eager kernel's tensors lie on a GPU, else cpu; "
     "sim: the simulator, for one rank (`tilescale check` runs several); default auto",
 )
+TRACE: Var[Path | None] = Var(
+    "TILESCALE_TRACE",
+    _nothing,
+    _folder,
+    "a folder",
+    "kernels of the target cpu are instrumented, and each process leaves what they logged in this folder when it ends; set by "
+    "`tilescale trace --target cpu`; default: no log",
+)
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET, TRACE)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

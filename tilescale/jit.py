@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env
+from tilescale import env, tracing
 from tilescale.comm import sim as comm_sim
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 from tilescale.watch import Watch
@@ -97,7 +97,7 @@ def compile(  # the name that users know
         outputs = normal_out_idx(out_idx, len(func.params), func)
         if chosen == "sim":
             return simulator.from_prim_func(func, outputs, instrument, name)
-        return build.from_prim_func(func, outputs, instrument, name, chosen)
+        return build.from_prim_func(func, outputs, instrument or tracing.wanted(), name, chosen)
 
 
 @contextlib.contextmanager

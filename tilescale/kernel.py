@@ -219,13 +219,13 @@ class Kernel:
         return driver.source_text(self._program(), kind, self.built_for, instrument=self.instrument)
 
     def check(
-        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, level: str = "tile",
-        depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
+        level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
     ) -> Report:  # fmt: skip
         """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed.
 
         Args:
-            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py.
+            ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
             args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
                 copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
             level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
@@ -237,7 +237,8 @@ class Kernel:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self.program(), ranks, arguments(args or {}), schedule=schedule, seeds=seeds, level=level, depth=depth, roles=roles)
+        given = arguments(args or {})
+        return check(self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, level=level, depth=depth, roles=roles)
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""

@@ -7,10 +7,11 @@ every rank of the team has made it, and the last one runs the machine for all. B
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from tilescale import comm, log
@@ -37,6 +38,26 @@ class Program:
         self.meta = {**description.metadata(traced), "target": "sim"}
 
 
+    @functools.cached_property
+    def scheduled(self) -> Any:
+        """The same as a target with asynchronous copies would have it: rings of two stages, for a producer and a consumer."""
+        from tilescale.compiler.sim.levels import Plan
+        from tilescale.compiler.sim.prepare import prepare
+
+        return prepare(Plan().of(self.prepared.program))
+
+    def launch(self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str) -> Any:
+        """A launch at a level, with the arguments of every rank: see compiler/sim/levels.py."""
+        from tilescale.compiler.sim.levels import Both, Plan
+        from tilescale.compiler.sim.run import Launch
+
+        if level == "both":
+            return Both(self.prepared, self.scheduled, args, Plan(), only=only, whose=whose)
+        if level == "scheduled":
+            return Launch(self.scheduled, args, only=only, whose=f"{whose}, {Plan()}")
+        return Launch(self.prepared, args, only=only, whose=whose)
+
+
 _programs: dict[str, Program] = {}
 _numbers = itertools.count()
 
@@ -56,20 +77,26 @@ class Checking:
     """What launches do beside computing, and what came of it.
 
     Attributes:
-        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py.
+        schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
+            level: "tile", "scheduled" or "both".
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
+        record: the timeline of every launch is kept in ``timelines``, its ranks numbered as in the job.
     """
 
     schedule: str = "adversary"
     seeds: int = 10
+    level: str = "tile"
     report: Any = None
     kernels: set[str] = field(default_factory=set)
     launches: int = 0
     incomplete: int = 0
     progress: Callable[[], None] = lambda: None
     seen: set[bytes] = field(default_factory=set)
+    bound: int = 10_000
+    record: bool = False
+    timelines: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -85,6 +112,8 @@ class Checking:
         for finding in report.findings:
             self.report.add(finding)
         self.report.varying |= {f"{name} of {label}" for name in report.varying}
+        if report.traces is not None:
+            self.report.traces = (self.report.traces or 0) + report.traces
         if report.complete is False:
             self.incomplete += 1
 
@@ -233,7 +262,10 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
             checking.report.add(finding)
         raise FindingError(report)
     everyone = len(members) == size
-    return _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+    made = _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+    if checking is not None and checking.record and not everyone:
+        checking.timelines.append(checking.timelines.pop().renumbered(members, size))
+    return made
 
 
 def _show(lines: list[str]) -> None:
@@ -279,19 +311,21 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
         FindingError: something is wrong with it, and nobody gathers findings.
     """
     from tilescale.compiler.sim.findings import Report
-    from tilescale.compiler.sim.run import Launch
 
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
-    launch, report = Launch(kernel.simulated.prepared, args, only=only, whose=whose), Report()
-    done = launch.run(into=report)
+    level = "tile" if checking is None else checking.level
+    launch, report = kernel.simulated.launch(args, level, only, whose), Report()
+    done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
+        if done.timeline is not None:
+            checking.timelines.append(replace(done.timeline, name=kernel.label))
         checking.progress()
         mark = _mark(kernel, calls, only is None)
         if mark not in checking.seen:
             checking.seen.add(mark)
-            launch.explore(checking.schedule, checking.seeds, report, checking.progress)
+            launch.explore(checking.schedule, checking.seeds, report, checking.progress, bound=checking.bound)
         checking.take(kernel.label, report)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:

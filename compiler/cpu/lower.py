@@ -299,8 +299,25 @@ class Lowering(Scalars, ParallelLoops, Scales):
                 inside = tirx.max(tirx.min(valid[1], inside) - tirx.max(valid[0], lit(0, "int32")), lit(0, "int32"))
             nbytes = nbytes * widened(inside, "int64")
         rank = narrow(peer, "int32")
-        begin = self.call("ts_event", site, lit(0, "int32"), rank, lit(0, "int64"))
-        return [begin, *body, self.call("ts_event", site, lit(1, "int32"), rank, nbytes)]
+        begin, end = (self.call("ts_event", site, lit(phase, "int32"), rank, nbytes) for phase in (0, 1))
+        return [begin, *body, end]
+
+    def signalled(self, call: Any, region: Any, value: Any, op: str, peer: Any, site: Any) -> list[Any]:
+        """A signal of a counter (that ``peer`` owns), in instrumented kernels behind an event: whoever awaits it ends later."""
+        reach = str(call.attrs["reach"])
+        done = self.signal(self.address(region, peer=peer, reach=reach, site=site), self.scalar(value), op)
+        if not self.instrument:
+            return [done]
+        rank = lit(-1, "int32") if peer is None or reach != "device" else narrow(peer, "int32")
+        told = self.site("signal", self.name_of(region), call, self.counter_of(region, reach))
+        return [self.call("ts_event", told, lit(2, "int32"), rank, lit(8, "int64")), done]
+
+    def counter_of(self, region: Any, reach: str) -> str:
+        """The index of a counter that all blocks of a rank share, where it is a constant: by it a wait finds its signals in a log."""
+        known = [r.min for r in region.region]
+        if reach not in ("grid", "device") or not all(isinstance(i, tirx.IntImm) for i in known):
+            return ""
+        return ", ".join(str(int(i.value)) for i in known)
 
     # -- proofs ---------------------------------------------------------------------------------------------------
     def proven(self, condition: Any) -> bool:

@@ -155,7 +155,7 @@ class Copy(TileOp):
 
         side, reach = call.attrs["side"], call.attrs["reach"]
         peer = cx.scalar(call.args[2])
-        site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call)
+        site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call, "pull" if side == "src" else "")
         src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
         dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
         if not side and cx.forward(call.args[1], src):
@@ -164,8 +164,7 @@ class Copy(TileOp):
         if side:
             body = cx.transferred(body, src if side == "src" else dst, peer, site)
         if len(call.args) > 3:
-            flag = cx.address(call.args[3], peer=peer, reach=reach, site=site)
-            body.append(cx.signal(flag, cx.scalar(call.args[4]), call.attrs["signal_op"]))
+            body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
         return bld.sequence(body)
 
     def simulate(self, call: Any, cx: Any) -> Any:

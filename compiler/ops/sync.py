@@ -123,7 +123,7 @@ class Barrier(TileOp):
         if reach == "device":
             cx.device = True
         site = cx.site("barrier", reach, call)
-        return cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site)
+        return cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         reach = str(call.attrs["reach"])
@@ -146,7 +146,8 @@ class TeamSync(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         cx.waits = cx.device = True
-        return cx.call("ts_team_sync", cx.site("collective", "", call))
+        site = cx.site("collective", "", call)
+        return cx.observed(cx.call("ts_team_sync", site), site)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         site = cx.site(call, "the collective")
@@ -164,8 +165,7 @@ class Signal(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
         site = cx.site("signal", cx.name_of(call.args[0]), call)
-        flag = cx.address(call.args[0], peer=peer, reach=str(call.attrs["reach"]), site=site)
-        return cx.signal(flag, cx.scalar(call.args[1]), str(call.attrs["op"]))
+        return bld.sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
@@ -183,7 +183,7 @@ class Wait(TileOp):
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         cx.waits = True
-        site = cx.site("wait", cx.name_of(call.args[0]), call)
+        site = cx.site("wait", cx.name_of(call.args[0]), call, cx.counter_of(call.args[0], str(call.attrs["reach"])))
         code = COMPARISONS.index(str(call.attrs["cmp"]))
         waiting = cx.call("ts_wait", cx.address(call.args[0]), cx.scalar(call.args[1]), as_expr(code), site)
         return cx.observed(waiting, site)

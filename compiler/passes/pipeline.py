@@ -97,6 +97,17 @@ def run(program: Any, *, keep: bool = False, passes: Sequence[Pass] | None = Non
     return program, trace
 
 
+def tile_level(kernel: Any) -> Any:
+    """A kernel behind the passes that stay at the tile level: a ``@T.prim_func`` or a traced program; a scheduled one as it is."""
+    program = kernel.trace() if hasattr(kernel, "trace") else kernel
+    if program.schedule is not None:
+        return program
+    for step in PASSES:
+        if step.level == spec.TILE:
+            program = step.run(program)
+    return program
+
+
 def _show(trace: Trace, program: Any, name: str, took: float, keep: bool, folder: Any) -> None:
     if not keep and not folder:
         trace.steps.append((name, "", took))

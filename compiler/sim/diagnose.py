@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,8 +73,8 @@ def race(machine: Machine, found: Race) -> Finding:
     there, their_site, other, their_key = said[found.other]
     bad = elements(found.bad, storage.cells, their_key if found.too_early else key)
     at = describe(storage.name, their_key if found.too_early else key, bad if bad.ndim else None)
-    this = Where(site.what, site.loc, *here, at)
-    that = Where(their_site.what, their_site.loc, *there, describe(storage.name, their_key))
+    this = replace(Where(site.what, site.loc, *here), region=at)
+    that = replace(Where(their_site.what, their_site.loc, *there), region=describe(storage.name, their_key))
     text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
@@ -130,7 +130,7 @@ def unwritten(machine: Machine, found: Early) -> Finding:
     at = describe(storage.name, tuple(slice(0, n) for n in storage.shape), cells)
     text = f"{at} is read, and nothing has written it{owned(storage)}"
     first = "a write of all that is read, in front of this" if storage.is_global else f"T.clear({storage.name}) or T.fill in front of this"
-    return Finding("uninitialised", text, Where(site.what, site.loc, *who, at), hint=first)
+    return Finding("uninitialised", text, replace(Where(site.what, site.loc, *who), region=at), hint=first)
 
 
 def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:

@@ -190,7 +190,7 @@ class Expressions:
                 y = b(ex) if others else None
             if x is None or y is None:
                 return y if x is None else x
-            return np.where(chosen, x, y).astype(kind, copy=False)  # of two Python numbers NumPy makes 64 bits
+            return np.asarray(np.where(chosen, x, y)).astype(kind, copy=False)  # of two Python numbers NumPy makes 64 bits
 
         return run
 

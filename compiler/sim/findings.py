@@ -145,4 +145,5 @@ class Report:
         if not self.findings:
             varying = f"; {', '.join(sorted(self.varying))} came out different" if self.varying else ""
             return f"no finding in {self.explored}{varying}"
-        return "\n\n".join(map(str, self.findings))
+        told = [str(f) for f in self.findings]
+        return "\n\n".join(told if self.complete is None else [*told, f"found in {self.explored}"])

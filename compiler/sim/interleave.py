@@ -165,7 +165,7 @@ class Interleaving(Schedule, Observer):
                 return ex
         for ex in ready:
             text = "a loop polls for ever: nobody is left who could change what it reads"
-            ex.machine.report.add(Finding("endless", text, ex.where(ex.machine.prepared.site)))
+            ex.machine.report.add(Finding("endless", text, ex.where(ex.loop or ex.machine.prepared.site)))
         return None
 
     def _begin(self, process: Process, ex: Executor | None) -> None:

@@ -19,8 +19,8 @@ from tilescale.compiler.ops import base
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.findings import Finding, Report, Where
-from tilescale.compiler.sim.prepare import prepare
-from tilescale.compiler.sim.run import Launch, Result
+from tilescale.compiler.sim.prepare import Prepared, prepare
+from tilescale.compiler.sim.run import STEPS, Launch, Result
 from tilescale.compiler.sim.schedule import Schedule
 from tilescale.compiler.tvm_compat import ir, structural_walk
 from tilescale.errors import TileValueError
@@ -56,12 +56,19 @@ class Plan:
 
 
 class Both(Launch):
-    """A launch at both levels: each run is one of the tile program and one of the scheduled one, and compares what they leave behind."""
+    """A launch at both levels: each run is one of the tile program and one of the scheduled one, and compares what they leave behind.
 
-    def __init__(self, program: Any, args: Sequence[dict[str, Any]], plan: Plan, limit: int):
-        super().__init__(prepare(program), args, limit=limit)
-        self.program, self.plan = program, plan
-        self.scheduled = Launch(prepare(plan.of(program)), args, limit=limit, whose=f", {plan}")
+    Args:
+        scheduled: what ``plan`` made of the program of ``made``. The others are those of :class:`Launch`.
+    """
+
+    def __init__(
+        self, made: Prepared, scheduled: Prepared, args: Sequence[dict[str, Any]], plan: Plan, *, only: int | None = None,
+        limit: int = STEPS, whose: str = "",
+    ):  # fmt: skip
+        super().__init__(made, args, only=only, limit=limit, whose=whose)
+        self.program, self.plan = made.program, plan
+        self.scheduled = Launch(scheduled, args, only=only, limit=limit, whose=f"{whose}, {plan}")
 
     def run(
         self, order: str | Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False
@@ -75,7 +82,7 @@ class Both(Launch):
             seen = f"{order}, seed {seed}, " if order != "round_robin" else f"{order}, "
             for finding in compare(self.program, tile.arrays, other.arrays):
                 for report in (tile.report, into) if into is not None else (tile.report,):
-                    report.add(replace(finding, schedule=f"{seen}{self.ranks} rank{'s' * (self.ranks != 1)}, {self.plan}"))
+                    report.add(replace(finding, schedule=f"{seen}{self.ranks} rank{'s' * (self.ranks != 1)}{self.scheduled.whose}"))
         return tile
 
 
@@ -90,7 +97,7 @@ def launches(program: Any, args: Sequence[dict[str, Any]], limit: int, level: st
     if level == "both":
         if program.schedule is not None:
             raise TileValueError("the program is scheduled already", expected="a kernel or a tile program", hint='level="scheduled"')
-        return Both(program, args, plan, limit)
+        return Both(prepare(program), prepare(plan.of(program)), args, plan, limit=limit)
     if level == "scheduled":
         return Launch(prepare(plan.of(program)), args, limit=limit, whose=f", {plan}")
     return Launch(prepare(program), args, limit=limit)

@@ -67,7 +67,7 @@ class Counter:
         machine, value = ex.machine, None if adds else amount
         if not (adds and self.grows):
             other = next((s for s in self.history if s.where and (s.amount is None) is adds and s.at > ex.vc[s.who]), None)
-            if other is not None:
+            if other is not None and other.where is not None:
                 machine.report.add(diagnose.mixed(ex.where(site, self.name), value, other.where, other.value))
         machine.signals.setdefault(ex.number, []).append(machine.note(self, site))
         self.grows = self.grows and adds and amount >= 0
@@ -253,8 +253,9 @@ class Machine:
     """
 
     def __init__(
-        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int, observers: tuple[Observer, ...] = ()
-    ):
+        self, prepared: Any, grid: tuple[int, int, int], schedule: Schedule, events: Events, limit: int,
+        observers: tuple[Observer, ...] = (),
+    ):  # fmt: skip
         self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
         self.late, self.observers = schedule.late, observers
         self.report = Report()

@@ -96,6 +96,7 @@ class Preparation(Expressions):
         self.slots: dict[Any, int] = self.made.slots
         self.buffers: list[BufferInfo] = self.made.buffers
         self.lane_buffers: set[Any] = set()
+        self.contended: set[Any] = set()
         self.tested: set[Any] = set()
         self.loops: list[Any] = []
         self.scales: list[tuple[str, int]] = []
@@ -115,7 +116,9 @@ class Preparation(Expressions):
                 info = BufferInfo(p.name, str(p.spec.dtype), (), p.var.ty.storage_scope, cells, p.var in written)
                 self._add(p.var, info)
         self.cell_bits = cell_bits
-        self.contended = {
+        if self.shared_tiles:  # what executors of a block update atomically; all else of its tiles is seen by the clocks alone
+            self.contended = _updated(func.body)
+        self.contended |= {
             p.var
             for p in program.params
             if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in _read(func.body))
@@ -567,6 +570,13 @@ def _cell_bits(body: Any) -> dict[Any, int]:
 
     structural_walk(body, (tirx.DeclBuffer, note))
     return {**{view: narrow[root] for view, root in roots.items()}, **narrow}
+
+
+def _updated(body: Any) -> set[Any]:
+    """Buffers that atomic operations update."""
+    found: set[Any] = set()
+    structural_walk(body, (ir.Call, lambda c: found.add(c.args[0].source) if c.op.name == "ts.atomic" else None))
+    return found
 
 
 def _read(body: Any) -> set[Any]:

@@ -69,7 +69,8 @@ class Recorder(Observer):
         if name in _TOLD or ex.lanes is not None or name.startswith("ring"):
             return
         start = self._now(ex)
-        moved = [(view, mode, owner if remote else None, *_extent(ex, view, owner if remote else None)) for view, mode, remote, _ in accesses]
+        owned = [(view, mode, owner if remote else None) for view, mode, remote, _ in accesses]
+        moved = [(view, mode, whose, *_extent(ex, view, whose)) for view, mode, whose in owned]
         if not moved:
             return
         far = next((m for m in moved if m[2] is not None and m[0].reach == "device" and m[2] != ex.rank.number), None)
@@ -82,13 +83,14 @@ class Recorder(Observer):
         if name == "gemm" and len(counts) >= 3:  # |A||B||C| = (MNK)²
             cost = int(2 * math.sqrt(math.prod(float(c) for c in counts[:3]))) // FLOPS
         regions = ", ".join(f"{'reads' if mode == 'read' else 'writes'} {region}" for _, mode, _, _, region in moved)
-        self._slice(ex, name, moved[-1][0].info.name, site, start, max(1, cost), bytes=nbytes, regions=regions)
+        self._slice(ex, name, moved[-1][-1], site, start, max(1, cost), bytes=nbytes, regions=regions)
 
     def _transfer(self, ex: Executor, site: Site, far: tuple[Any, ...], start: int, name: str) -> None:
         view, mode, peer, count, region = far
         me, nbytes = ex.rank.number, count * width(view)
         pulled = mode == "read"
-        self.timeline.traffic.add(*((peer, me) if pulled else (me, peer)), nbytes, pulled=pulled)
+        source, target = (peer, me) if pulled else (me, peer)
+        self.timeline.traffic.add(source, target, nbytes, pulled=pulled)
         cost = max(1, -(-nbytes // REMOTE))
         self._slice(ex, name, region, site, start, cost, bytes=nbytes, peer=peer, direction="pull" if pulled else "put")
         self.timeline.flight.append((me, start, nbytes))

@@ -214,7 +214,8 @@ class Launch:
             TileValueError: there is no such schedule.
         """
         if order == "exhaustive":
-            into.complete = exhaust(self, into, bound, progress)
+            whole = exhaust(self, into, bound, progress)
+            into.complete = whole and into.complete is not False
             return
         schedule.make(order, 0)
         drawn = range(seeds) if isinstance(seeds, int) else seeds

@@ -8,8 +8,8 @@ ended, a counter for the bytes on their way.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,18 @@ class Timeline:
         """Waits and barriers, the longest first."""
         return sorted((s for s in self.slices if s.kind in ("wait", "barrier")), key=lambda s: (-s.duration, s.rank, s.thread, s.start))
 
+    def renumbered(self, members: Sequence[int], ranks: int) -> Timeline:
+        """The same where this launch's rank r is rank ``members[r]`` of ``ranks``."""
+        traffic = Traffic(ranks)
+        for kind in ("bytes", "messages", "pulls"):
+            getattr(traffic, kind)[np.ix_(members, members)] = getattr(self.traffic, kind)
+        arrows = [Arrow(a.name, (members[a.source[0]], *a.source[1:]), (members[a.target[0]], *a.target[1:])) for a in self.arrows]
+        return Timeline(
+            self.name, traffic, self.unit, [replace(s, rank=members[s.rank]) for s in self.slices], arrows,
+            {(members[r], thread): name for (r, thread), name in self.threads.items()},
+            [(members[r], when, more) for r, when, more in self.flight],
+        )  # fmt: skip
+
     def summary(self, most: int = 8) -> str:
         """The matrix, and the longest waits by signal and line: how long in all, how often, and the longest of them."""
         lines = [f"{self.name}: {self.end - self.start:,.6g} {self.unit}, {len(self.slices)} operations"]
@@ -109,7 +121,7 @@ class Timeline:
             lines += ["  bytes (messages) between ranks:", *("    " + line for line in str(self.traffic).splitlines())]
         places: dict[tuple[str, str], list[Slice]] = {}
         for s in self.waits:
-            places.setdefault((s.name, s.place), []).append(s)
+            places.setdefault((s.name.partition("[")[0], s.place), []).append(s)
         ranked = sorted(places.items(), key=lambda p: -sum(s.duration for s in p[1]))[:most]
         if ranked:
             lines.append("  waits:")
@@ -118,7 +130,7 @@ class Timeline:
             where = f"rank {longest.rank}, {self.threads.get((longest.rank, longest.thread), longest.thread)}"
             lines.append(
                 f"    {name} at {place}: {total:,.6g} {self.unit} in {len(waits)} wait{'s' * (len(waits) != 1)}, "
-                f"at most {longest.duration:,.6g} ({where})"
+                f"at most {longest.duration:,.6g} for {longest.name} ({where})"
             )
         return "\n".join(lines)
 

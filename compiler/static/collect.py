@@ -15,8 +15,9 @@ from tilescale.compiler.cpu.scales import WIDTHS
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
+from tilescale.compiler.static.prove import Clock
 from tilescale.compiler.static.reading import Reading
-from tilescale.compiler.static.terms import EXECUTION, ONE, ZERO, Cond, Poly, at_least, negation, number
+from tilescale.compiler.static.terms import FALSE, ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
@@ -24,7 +25,8 @@ from tilescale.language.symbolic import Sym, SymExpr, settle
 
 @dataclass
 class Memory:
-    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that it is allocated in."""
+    """A buffer: a parameter, an allocation, or a view of one (``base``). ``nest``: the T.Parallel nest that it is allocated in.
+    ``keep``: counters that hold more than the signals of this launch add."""
 
     name: str
     scope: str
@@ -128,6 +130,7 @@ class Facts:
     waits: list[Wait] = field(default_factory=list)
     peers: list[Peer] = field(default_factory=list)
     nests: dict[int, Nest] = field(default_factory=dict)
+    ranks: Poly = ONE
     #: executors below the block run at once, or blocks reach into one another's shared memory: the text's order is not that of time
     concurrent: bool = False
 
@@ -135,21 +138,26 @@ class Facts:
 class Collector(Reading):
     """One reading of one program."""
 
-    def __init__(self, program: Any, ranks: int | None, world: int | None, values: dict[str, int]):
+    def __init__(self, program: Any, ranks: int | None, world: int | None, values: dict[str, int], clock: Clock):
         super().__init__()
-        self.program, self.found = program, Facts()
+        self.program, self.found, self.clock = program, Facts(), clock
         self.memories: dict[Any, Memory] = {}
         t = self.terms
         self.symbols: dict[str, Poly] = {}
+        alike = _shared_extents(program)
         for name, var in program.symbols.items():
-            self.symbols[name] = number(values[name]) if name in values else t.var(name, "extent", 1)
+            role = "extent" if name in alike else "own extent"
+            self.symbols[name] = number(values[name]) if name in values else t.var(name, role, 1)
             self.names[var] = self.symbols[name]
+        if ranks is None and not _names_ranks(program.func.body):
+            ranks = 1  # what one rank does says all
         self.count = number(ranks) if ranks is not None else t.var("n", "ranks", 1, world)
+        self.found.ranks = self.count
         self.rank = ZERO if ranks == 1 else t.var("rank", "rank", 0, self.count - 1)
         self.conds: list[Cond] = []
         self.scope: list[int] = [next(iter(self.rank.atoms))] if self.rank.terms else []
         self.loops: list[int] = []
-        self.executors: list[tuple[str, Poly, int]] = []
+        self.executors: list[tuple[str, Poly, Poly]] = []
         self.order = 0
         self.phase: int | None = 0
         self.endless = 0
@@ -190,6 +198,8 @@ class Collector(Reading):
     # -- where we are ---------------------------------------------------------------------------------------------
     def place(self, node: Any, what: str) -> Place:
         self.order += 1
+        if self.order % 64 == 0:
+            self.clock.check()
         self.here = loc_of(getattr(node, "span", None)) or self.here
         return Place(
             self.here, what, tuple(self.conds), tuple(self.scope), self.order, self.terms.nest, tuple(self.loops), self.phase,
@@ -212,14 +222,15 @@ class Collector(Reading):
     def _single(self, memory: Memory, mode: str, indices: Any, at: Place) -> None:
         if memory.scope == "global.signal" or memory.scope == "shared.signal":
             self._lose_order()
+            memory.root.keep = memory.root.keep or mode != "read"
         low = [self.term(i) for i in indices]
         self.found.accesses.append(Access(memory, mode, low, [ONE] * len(low), at))
 
     def scale_value(self, name: str, which: int) -> Poly:
         """The own index (0) or the count (1) at a scale."""
-        for scale, count, atom in self.executors:
+        for scale, count, own in self.executors:
             if scale == name:
-                return count if which else Poly({(atom,): 1})
+                return count if which else own
         if name == "device":
             return self.count if which else self.rank
         if name in ("grid", "block"):
@@ -262,7 +273,10 @@ class Collector(Reading):
         if dtype == "bool":
             self.tests[s.var] = self.cond(s.value)
         elif "int" in dtype:
-            self.names[s.var] = self.term(s.value)
+            made = self.names[s.var] = self.term(s.value)
+            atoms = [k for k in made.atoms if self.terms.atoms[k].name == s.var.name + "_n"]
+            if len(atoms) == 1:
+                self.terms.atoms[atoms[0]].shown = (s.var.name, made)
 
     def _s_BufferStore(self, s: Any) -> None:
         self.visit(s.value)
@@ -284,7 +298,7 @@ class Collector(Reading):
         self._lose_order()
         self.visit(s.condition)
         self.endless += 1
-        with self.given(Cond("opaque")):
+        with self.given(self.nobody_knows()):
             self.stmt(s.body)
         self.endless -= 1
 
@@ -297,20 +311,24 @@ class Collector(Reading):
         with self._loop(s, "lane" if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED) else "loop"):
             self.stmt(s.body)
 
+    def _number(self, name: str, role: str, extent: Poly) -> tuple[Poly, list[int], list[Cond]]:
+        """A variable from 0 to ``extent`` - 1, its atom, and that there is such a number. Of one alone there is no variable."""
+        if extent.const == 1:
+            return ZERO, [], []
+        var = self.terms.var(name, role, 0, extent - 1)
+        known = extent.const
+        return var, list(var.atoms), [at_least(extent - 1)] if known is None else [FALSE] if known < 1 else []
+
     @contextmanager
-    def _loop(self, s: Any, role: str) -> Iterator[int]:
-        extent = self.term(s.extent)
-        var = self.terms.var(s.loop_var.name, role, 0, extent - 1)
-        atom = next(iter(var.atoms))
-        self.names[s.loop_var] = var
-        self.scope.append(atom)
-        if role == "loop":
-            self.loops.append(atom)
-        with self.given(*([] if extent.const is not None else [at_least(extent - 1)])):
-            yield atom
-        self.scope.pop()
-        if role == "loop":
-            self.loops.pop()
+    def _loop(self, s: Any, role: str) -> Iterator[list[int]]:
+        self.names[s.loop_var], atoms, conds = self._number(s.loop_var.name, role, self.term(s.extent))
+        before = len(self.scope), len(self.loops)
+        self.scope += atoms
+        self.loops += atoms if role == "loop" else []
+        with self.given(*conds):
+            yield atoms
+        del self.scope[before[0] :]
+        del self.loops[before[1] :]
 
     def _nest(self, s: Any) -> None:
         """All loops of a nest at once; what reads memory inside is numbered as the nest's."""
@@ -329,8 +347,8 @@ class Collector(Reading):
 
     def _lanes(self, s: Any, depth: int, nest: Nest) -> None:
         self.visit(s.extent)
-        with self._loop(s, "lane") as atom:
-            nest.lanes.append(atom)
+        with self._loop(s, "lane") as atoms:
+            nest.lanes += atoms
             inner = s.body
             if depth > 1 and isinstance(inner, tirx.For):
                 self._lanes(inner, depth - 1, nest)
@@ -339,12 +357,11 @@ class Collector(Reading):
 
     def _s_AttrStmt(self, s: Any) -> None:
         if s.attr_key == "thread_extent":
-            extent = self.term(s.value)
-            var = self.terms.var(s.node.var.name, "block", 0, extent - 1)
+            var, atoms, conds = self._number(s.node.var.name, "block", self.term(s.value))
             self.names[s.node.var] = var
             self.blocks.append(var)
-            self.scope += var.atoms
-            with self.given(*([] if extent.const is not None else [at_least(extent - 1)])):
+            self.scope += atoms
+            with self.given(*conds):
                 self.stmt(s.body)
             return
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
@@ -355,11 +372,12 @@ class Collector(Reading):
         self.found.concurrent = True
         outer = next((WIDTHS[scale] for scale, _, _ in reversed(self.executors)), self.program.launch.threads)
         count = number(outer // WIDTHS[name])
-        atom = next(iter(self.terms.var(name, "exec", 0, count - 1).atoms))
-        self.executors.insert(0, (name, count, atom))
-        self.scope.append(atom)
+        index, atoms, _ = self._number(name, "exec", count)
+        self.executors.insert(0, (name, count, index))
+        depth = len(self.scope)
+        self.scope += atoms
         self.stmt(s.body)
-        self.scope.pop()
+        del self.scope[depth:]
         self.executors.pop(0)
         del self.conds[before:]
 
@@ -386,6 +404,7 @@ class Collector(Reading):
             owner = whose if whose is not None else owner
             memory = self.memories[a.region.source]
             if memory.scope.endswith("signal"):
+                memory.root.keep = memory.root.keep or a.mode != "read" and op.name not in ("signal", "copy")
                 continue
             low, extent = [self.term(r.min) for r in a.region.region], [self.term(r.extent) for r in a.region.region]
             when = () if a.when is None else (self.cond(a.when),)
@@ -430,7 +449,10 @@ class Collector(Reading):
             self.phase = None
 
     def _under_a_condition(self) -> bool:
-        return any(any(self.terms.atoms[a].role in EXECUTION for a in self.terms.leaves_of_cond(c)) or c.kind == "opaque" for c in self.conds)
+        """Whether executors may differ in whether they come here."""
+        t = self.terms
+        leaves = {a for c in self.conds for a in t.leaves_of_cond(c) if t.atoms[a].kind in ("var", "opaque")}
+        return any(t.atoms[a].role not in ("ranks", "extent", "own extent") for a in leaves)
 
     def _around(self, s: Any) -> None:
         if s in self.acquires:
@@ -459,4 +481,33 @@ def _acquires(body: Any) -> bool:
 
     structural_walk(body, (ir.Call, look))
     structural_walk(body, (tirx.While, found.append))
+    return bool(found)
+
+
+def _shared_extents(program: Any) -> set[str]:
+    """Symbols in shapes of symmetric memory: a launch compares those between ranks."""
+    out: set[str] = set()
+    work = [e for p in program.params if getattr(p.spec, "kind", "tensor") in ("symm", "signal") for e in p.spec.shape]
+    while work:
+        e = settle(work.pop())
+        if isinstance(e, Sym):
+            out.add(e.name)
+        elif isinstance(e, SymExpr):
+            work += e.args
+    return out
+
+
+def _names_ranks(body: Any) -> bool:
+    """Whether a program says anything of other ranks."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        name = getattr(call.op, "name", "")
+        if name in ("ts.scale_index", "ts.scale_count"):
+            if str(call.args[0].value) == "device":
+                found.append(call)
+        elif base.find(call) is not None and call.attrs is not None and "reach" in call.attrs and str(call.attrs["reach"]) == "device":
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
     return bool(found)

@@ -141,7 +141,7 @@ class Prover:
             return False
         if c.kind == "not":
             return self.holds(c.parts[0])
-        return c.kind != "opaque" and self.holds(negation(c))
+        return self.holds(negation(c))
 
     # -- elimination ----------------------------------------------------------------------------------------------
     def _nonneg(self, p: Poly, depth: int) -> bool:
@@ -167,10 +167,8 @@ class Prover:
             x, y = a.args if a.kind == "min" else a.args[::-1]  # the atom is x where y ≥ x
             return all(self._given(cond, factor * one + rest, depth) for cond, one in ((y - x, a.args[0]), (x - y, a.args[1])))
         if a.kind == "ite":
-            yes, no = a.args[0], negation(a.args[0])
-            return all(
-                self._given(c.term if c.kind == "ge" else None, factor * one + rest, depth) for c, one in ((yes, a.args[1]), (no, a.args[2]))
-            )
+            cases = ((a.args[0], a.args[1]), (negation(a.args[0]), a.args[2]))
+            return all(self._given(c.term if c.kind == "ge" else None, factor * one + rest, depth) for c, one in cases)
         sign = self._sign(factor, depth)
         if sign == 0:
             return False
@@ -239,6 +237,8 @@ class Equations:
         self.impossible = self.prover.contradiction
         self.open: list[Poly] = []
         work = [*equal, *self.prover.equal]
+        inside = {k for e in (*work, *self.prover.facts) for k in terms.leaves_of(e)}
+        self.remainders = [a for k in sorted(inside) if (a := terms.atoms[k]).kind == "mod" and a.args[1].const is not None]
         rounds = 0
         while work and not self.impossible and rounds < 200:
             rounds += 1
@@ -248,7 +248,8 @@ class Equations:
 
     def same(self, a: Poly, b: Poly) -> bool:
         """Whether two terms are equal wherever the equations hold."""
-        return self.impossible or not self.reduced(a - b).terms
+        left = self.reduced(a - b)
+        return self.impossible or not left.terms or (self.prover.nonneg(left) and self.prover.nonneg(-left))
 
     def reduced(self, p: Poly) -> Poly:
         return self.terms.replace(p, self.solved)
@@ -284,9 +285,8 @@ class Equations:
 
     def _closure(self) -> list[Poly]:
         """Terms with equal quotients and equal remainders are equal."""
-        found = [a for a in self.terms.atoms if a.kind == "mod" and a.args[1].const is not None]
-        for k, a in enumerate(found):
-            for b in found[:k]:
+        for k, a in enumerate(self.remainders):
+            for b in self.remainders[:k]:
                 if a.args[1] != b.args[1] or not self.reduced(a.args[0] - b.args[0]).terms:
                     continue
                 x, y = (self.terms.mod(self.reduced(o.args[0]), o.args[1]) for o in (a, b))
@@ -313,8 +313,8 @@ class Equations:
             pair = e.split(atom)
             if pair is None or not any(m for m in pair[0].terms) or not pair[1].terms:
                 continue
-            g = Poly({(atom,): 1})
-            if self.prover.nonneg(g - 1) and self._small(pair[1], g):
+            one = Poly({(atom,): 1})
+            if self.prover.nonneg(one - 1) and self._small(pair[1], one):
                 return [pair[1], pair[0]]
         return None
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tilescale.compiler.ops import base
-from tilescale.compiler.static.terms import OPAQUE, TRUE, Cond, Poly, Terms, at_least, equals, negation, number
+from tilescale.compiler.static.terms import TRUE, Cond, Poly, Terms, at_least, equals, negation, number
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir
 
 _WIDE = {"int32": 1 << 31, "int64": 1 << 63}
@@ -61,6 +61,10 @@ class Reading:
             return self._call(e)
         return self._unknown("a value in memory" if kind in ("TensorLoad", "BufferLoad") else "a value")
 
+    def nobody_knows(self) -> Cond:
+        """A condition of which nothing is known."""
+        return at_least(self.terms.opaque("a condition"))
+
     def _unknown(self, name: str) -> Poly:
         return self.terms.opaque(name)
 
@@ -91,10 +95,6 @@ class Reading:
             return self.scale_value(str(e.args[0].value), int(name == "ts.scale_count"))
         if name == IF_THEN_ELSE:
             return self.terms.choice(self.cond(e.args[0]), self.term(e.args[1]), self.term(e.args[2]))
-        args = {"tirx.bitwise_and": "BitwiseAnd", "tirx.bitwise_or": "BitwiseOr", "tirx.bitwise_xor": "BitwiseXor",
-                "tirx.shift_left": "LShift", "tirx.shift_right": "RShift"}  # fmt: skip
-        if name in args:
-            return self._fits(self._pair(args[name], self.term(e.args[0]), self.term(e.args[1])), str(e.ty))
         return self._unknown("a value")
 
     # -- conditions -----------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Reading:
         kind = type(e).__name__
         if kind in ("LT", "LE", "GT", "GE", "EQ", "NE"):
             if str(e.a.ty) not in _WIDE:
-                return OPAQUE
+                return self.nobody_knows()
             a, b = self.term(e.a), self.term(e.b)
             made = {
                 "LT": lambda: at_least(b - a - 1), "LE": lambda: at_least(b - a), "GT": lambda: at_least(a - b - 1),
@@ -118,8 +118,8 @@ class Reading:
         if kind == "IntImm":
             return TRUE if int(e.value) else negation(TRUE)
         if kind == "Var":
-            return self.tests.get(e, OPAQUE)
-        return OPAQUE
+            return self.tests[e] if e in self.tests else self.nobody_knows()
+        return self.nobody_knows()
 
     # -- reads ----------------------------------------------------------------------------------------------------
     def visit(self, e: Any) -> None:

@@ -7,7 +7,7 @@ and bounds have lower numbers than the atom itself. Arithmetic is that of the in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,14 +123,15 @@ ZERO, ONE = number(0), number(1)
 
 @dataclass(frozen=True)
 class Cond:
-    """A condition: kind ``ge`` (term ≥ 0), ``eq`` (term = 0), ``and``, ``or``, ``not``, ``true``, or ``opaque`` (nobody knows)."""
+    """A condition: kind ``ge`` (term ≥ 0), ``eq`` (term = 0), ``and``, ``or``, ``not`` or ``true``. One of which nothing is known is that
+    an unknown value is at least zero."""
 
     kind: str
     term: Poly | None = None
     parts: tuple[Cond, ...] = ()
 
 
-TRUE, FALSE, OPAQUE = Cond("true"), Cond("not", parts=(Cond("true"),)), Cond("opaque")
+TRUE, FALSE = Cond("true"), Cond("not", parts=(Cond("true"),))
 
 
 def at_least(term: Poly) -> Cond:
@@ -149,7 +150,7 @@ def negation(c: Cond) -> Cond:
         return c.parts[0]
     if c.kind in ("and", "or"):
         return Cond("or" if c.kind == "and" else "and", parts=tuple(negation(p) for p in c.parts))
-    return c if c.kind == "opaque" else Cond("not", parts=(c,))
+    return Cond("not", parts=(c,))
 
 
 def conjuncts(c: Cond) -> list[Cond]:
@@ -158,7 +159,8 @@ def conjuncts(c: Cond) -> list[Cond]:
 
 @dataclass
 class Atom:
-    """One atom. kind: var, div, mod, min, max, ite, fun, opaque. role of a var: rank, ranks, block, exec, loop, lane, extent, arg."""
+    """One atom. kind: var, div, mod, min, max, ite, fun, opaque. role of a var: rank, ranks, block, exec, loop, lane, extent,
+    own extent, arg, unclear."""
 
     kind: str
     args: tuple[Any, ...] = ()
@@ -167,10 +169,14 @@ class Atom:
     low: Poly | None = None
     high: Poly | None = None
     nest: int = 0
+    #: what the author calls it, where a loop counts from zero in steps of one and the author's does not: (name, value)
+    shown: tuple[str, Poly] | None = None
 
 
 #: roles of variables that take every value within their bounds in each launch; the caller of a kernel chooses all others
 EXECUTION = ("rank", "block", "exec", "loop", "lane")
+#: of these, what each rank's own caller chooses: numbers, and extents of tensors that need not be alike on all ranks
+OF_A_RANK = ("arg", "own extent")
 _FUN: dict[str, Callable[[int, int], int]] = {"^": lambda a, b: a ^ b, "&": lambda a, b: a & b, "|": lambda a, b: a | b}
 
 
@@ -195,6 +201,24 @@ class Terms:
 
     def opaque(self, name: str) -> Poly:
         return self.atom(Atom("opaque", (), name, nest=self.nest))
+
+    def twin(self, k: int, by: dict[int, Poly]) -> Poly:
+        """Another variable like ``k``, its bounds with atoms replaced; told apart by a prime."""
+        a = self.atoms[k]
+        low, high = (None if b is None else self.replace(b, by) for b in (a.low, a.high))
+        shown = None
+        made = self.atom(Atom(a.kind, (), a.name + "'", a.role, low, high, a.nest))
+        if a.shown is not None:
+            shown = (a.shown[0] + "'", self.replace(a.shown[1], {**by, k: made}))
+            self.atoms[-1].shown = shown
+        return made
+
+    def twins(self, atoms: Iterable[int]) -> dict[int, Poly]:
+        """Twins of several variables, older before younger: what other executions of a statement have instead."""
+        by: dict[int, Poly] = {}
+        for k in sorted(atoms):
+            by[k] = self.twin(k, by)
+        return by
 
     def _shared(self, kind: str, *args: Any) -> Poly:
         key = (kind, *args)
@@ -397,9 +421,7 @@ class Terms:
             return any(self.holds(p, env) for p in c.parts)
         if c.kind == "not":
             return not self.holds(c.parts[0], env)
-        if c.kind == "true":
-            return True
-        raise Unevaluable
+        return True
 
     def replace(self, p: Poly, by: Mapping[int, Poly]) -> Poly:
         """The term with atoms replaced, also inside quotients, choices and the like."""
@@ -429,7 +451,7 @@ class Terms:
         return self.bitwise(a.args[0], self.replace(a.args[1], by), self.replace(a.args[2], by))
 
     def replace_cond(self, c: Cond, by: Mapping[int, Poly]) -> Cond:
-        if not by or c.kind in ("true", "opaque"):
+        if not by or c.kind == "true":
             return c
         if c.term is not None:
             term = self.replace(c.term, by)
@@ -459,6 +481,20 @@ class Terms:
             out |= self.leaves_of_cond(p)
         return out
 
+    def with_bounds(self, atoms: Iterable[int]) -> list[int]:
+        """The variables and unknown values among ``atoms``, in them, and in their bounds; older before younger."""
+        seen: set[int] = set()
+        work = [x for k in atoms for x in self.leaves(k)]
+        while work:
+            k = work.pop()
+            if k in seen:
+                continue
+            seen.add(k)
+            for bound in (self.atoms[k].low, self.atoms[k].high):
+                if bound is not None:
+                    work += self.leaves_of(bound) - seen
+        return sorted(k for k in seen if self.atoms[k].kind in ("var", "opaque"))
+
     def is_unknown(self, c: Cond) -> bool:
         """Whether a condition hangs on something that nothing is known of."""
-        return c.kind == "opaque" or any(map(self.is_unknown, c.parts)) or any(self.atoms[a].kind == "opaque" for a in self.leaves_of_cond(c))
+        return any(self.atoms[a].kind == "opaque" for a in self.leaves_of_cond(c))

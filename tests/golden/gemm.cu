@@ -59,11 +59,11 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
     // test_cuda.py:32  T.gemm(A_s, B_s, C_l)
     for (int k_1 = 0; k_1 < 2; ++k_1) {
       half a[16];
-      half b[16];
       #pragma unroll
       for (int t = 0; t < 2; ++t) {
         ts::ldmatrix_x4(&a[t * 8], &A_s[(t * 512 + row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) ^ (((row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) & 255) >> 6) * 8]);
       }
+      half b[16];
       #pragma unroll
       for (int t = 0; t < 2; ++t) {
         ts::ldmatrix_x4_trans(&b[t * 8], &B_s[(k_1 * 1024 + (lane & 15) * 64 + t * 16 + (lane >> 4) * 8 + col0) ^ (lane & 7) * 8]);

@@ -396,6 +396,32 @@ def test_every_interleaving(check):
     assert done.exit_code == 0 and "no finding, all interleavings, " in done.stdout, done.stderr
 
 
+def test_both_levels(check):
+    body = """
+@T.prim_func
+def gemm(A: T.Tensor((40, 48), "float32"), B: T.Tensor((48, 32), "float32"), C: T.SymmTensor((40, 32), "float32")):
+    with T.Kernel(2, 3) as (bx, by):
+        a, b, c = T.alloc_shared((16, 16), "float32"), T.alloc_shared((16, 16), "float32"), T.alloc_fragment((16, 16), "float32")
+        T.clear(c)
+        for k in T.Pipelined(3, num_stages=2):
+            T.copy(A[by * 16, k * 16], a)
+            T.copy(B[k * 16, bx * 16], b)
+            T.gemm(a, b, c)
+        T.copy(c, C[by * 16, bx * 16])
+
+x, w = np.random.rand(40, 48).astype("float32"), np.random.rand(48, 32).astype("float32")
+c = comm.empty((40, 32), like="numpy")
+tilescale.compile(gemm)(x, w, c)
+assert np.abs(c - x @ w).max() < 1e-4
+"""
+    for level, runs in (("both", 6), ("scheduled", 3)):
+        done = check(2, body, "--level", level)
+        assert done.exit_code == 0 and f"1 launch, {runs} runs, no finding" in done.stdout, done.stderr + done.stdout
+    done = check(2, "ring(8, wait=False)(a, inbox, got, b)\n", "--level", "scheduled")
+    assert done.exit_code == 1 and "scheduled with rings of 2 for producer and consumer" in done.stderr
+    assert check(2, "", "--level", "both", "--schedule", "exhaustive").exit_code == 2
+
+
 def test_tuning_and_timing(check, tmp_path, monkeypatch):
     monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "cache"))
     body = """
@@ -476,3 +502,26 @@ def test_from_a_shell(clean_env, tmp_path):
         done = subprocess.run([*command, *args], cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=60)
         assert done.returncode == code, done.stderr
         assert "[0] no newline\n" in done.stdout and "[1] no newline\n" in done.stdout
+
+
+COUNTING = """
+@tilescale.jit
+def count():
+    @T.prim_func
+    def main(x: T.Tensor((1,), "int32")):
+        with T.Kernel(4):
+            T.atomic_add(x[0], 1)
+    return main
+
+count()(np.zeros(1, "int32"))
+"""
+
+
+def test_how_much_of_an_exploration_was_run_is_told(check):
+    """Four atomic updates of one element come in 24 orders."""
+    options = ("--schedule", "exhaustive", "--json")
+    facts = json.loads(check(1, COUNTING, *options).stdout)
+    assert (facts["traces"], facts["incomplete"]) == (24, 0)
+    facts = json.loads(check(1, COUNTING, *options, "--bound", "5").stdout)
+    assert (facts["traces"], facts["incomplete"], facts["runs"]) == (5, 1, 6)
+    assert "not all interleavings of 1 launch" in check(1, COUNTING, "--schedule", "exhaustive", "--bound", "5").stdout

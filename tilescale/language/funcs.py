@@ -34,12 +34,14 @@ class PrimFunc:
 
         return trace(self)
 
-    def check(self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10) -> Any:
+    def check(
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000
+    ) -> Any:
         """Runs the kernel on the simulator under many schedules: :meth:`tilescale.kernel.Kernel.check`."""
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds)
+        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds, bound=bound)
 
     def script(self) -> str:
         """The tile IR as text."""

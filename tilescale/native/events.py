@@ -28,7 +28,8 @@ class _Event(ctypes.Structure):
 class Event:
     """``ns``: the machine's monotonic clock, the same for all ranks of one machine. ``block``: the block's linear index.
     ``phase``: one of PHASES. ``rank``: the world rank of the peer, -1 without one. ``kind``, ``name``, ``file``, ``line``: the
-    operation's place in the program."""
+    operation's place in the program. ``text``: of a copy "pull" where it read the peer's memory; of a signal or a wait the counter's index,
+    where the program names it with a constant."""
 
     ns: int
     kernel: str
@@ -42,6 +43,7 @@ class Event:
     name: str
     file: str
     line: int
+    text: str = ""
 
 
 def _read() -> tuple[int, int, int | None, list[int]]:
@@ -62,7 +64,7 @@ def events() -> list[Event]:
         parts = (sites[e.site] if 0 <= e.site < len(sites) else "").split("|", 4) + [""] * 5
         line = int(parts[3]) if parts[3].isdigit() else 0
         phase = PHASES[e.phase] if 0 <= e.phase < len(PHASES) else str(e.phase)
-        out.append(Event(e.ns, name, e.block, phase, e.rank, e.bytes, e.worker, e.site, parts[0], parts[1], parts[2], line))
+        out.append(Event(e.ns, name, e.block, phase, e.rank, e.bytes, e.worker, e.site, parts[0], parts[1], parts[2], line, parts[4]))
     return sorted(out, key=lambda e: e.ns)
 
 

@@ -303,21 +303,22 @@ def test_a_signal_that_never_comes_is_reported(monkeypatch: pytest.MonkeyPatch):
     from tilescale.native import configure
 
     @T.prim_func
-    def kernel(C: T.Tensor((2,), "int32")):
+    def kernel(C: T.Tensor((2,), "int32"), k: T.int32):
         with T.Kernel(2, threads=64) as b:
             s = T.alloc_signal((3,))
             with T.Scale("warp") as (w, n):
                 if w == 0:
                     T.signal(s[2], 4)
                 elif b == 1:
-                    T.wait(s[2], 7)
+                    # a number of the caller's: a constant 7 would not compile, since nothing adds more than 4
+                    T.wait(s[2], k)
 
     made = run(kernel)
     monkeypatch.setenv("TILESCALE_WAIT_TIMEOUT", "0.3")
     configure()
     try:
-        with refused(LaunchError, "", at="T.wait(s[2], 7)") as report:
-            made(ints(2))
+        with refused(LaunchError, "", at="T.wait(s[2], k)") as report:
+            made(ints(2), 7)
     finally:
         monkeypatch.undo()
         configure()

@@ -316,6 +316,22 @@ def test_news_passed_on_brings_the_writes_along():
     assert check(main, 3, args, schedule="adversary", seeds=20)
 
 
+def test_warps_update_a_shared_tile_in_every_order():
+    """Two updates by each of two warps: six orders, and each update is a step of its own."""
+
+    @T.prim_func
+    def main(out: T.Tensor((2, 2), "int32")):
+        with T.Kernel(1, threads=64):
+            x = T.alloc_shared((1,), "int32")
+            T.fill(x, 0)
+            with T.Scale("warp") as w, warps:
+                out[w, 0] = T.atomic_add(x[0], 1, return_prev=True)
+                out[w, 1] = T.atomic_add(x[0], 1, return_prev=True)
+
+    outcomes, report = reduced(made(main))
+    assert len(outcomes) == report.traces == 6 and report.complete and report
+
+
 def test_a_load_orders_nothing_behind_it():
     """Block 1 stores where block 0 has loaded: that says nothing of what block 0 did before its load."""
 

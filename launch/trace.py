@@ -1,0 +1,175 @@
+"""`tilescale trace`: a program's launches as a timeline that Perfetto opens, simulated or as they really ran on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tilescale.comm import sim
+from tilescale.compiler.sim.timeline import Arrow, Slice, Timeline, Traffic, write
+from tilescale.launch import ranks
+from tilescale.launch.check import MAX_RANKS, Check
+from tilescale.simulator import Checking
+
+#: launches of which the summary tells; the file has all
+SHOWN = 12
+_KINDS = {"collective": "barrier"}
+
+
+@click.command("trace", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--ranks", "count", type=click.IntRange(1, MAX_RANKS), required=True, help="How many ranks.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("trace.json"), show_default=True)
+@click.option(
+    "--target", type=click.Choice(["sim", "cpu"]), default="sim", show_default=True,
+    help="sim: simulated ranks, in logical time; cpu: processes, in real time.",
+)  # fmt: skip
+@click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
+@click.argument("program")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    ctx: click.Context, count: int, output: Path, target: str, module: bool, program: str, args: tuple[str, ...]
+) -> None:
+    """Run PROGRAM as N ranks and write who did what when, and what went between the ranks, for ui.perfetto.dev or chrome://tracing.
+
+    On the simulator each launch is run in turn; times are logical (a step is shown as a microsecond), findings are reported as by
+    `tilescale check`, and so is the exit code. On the CPU the program's kernels are instrumented, its file is not touched; times are this
+    machine's, one clock for all ranks, and the exit code is the program's.
+    """
+    if not module and not Path(program).exists():
+        raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
+    if target == "sim":
+        ctx.exit(Simulated(count, module, program, args, output).run())
+    ctx.exit(_real(count, module, program, args, output))
+
+
+class Simulated(Check):
+    """A run on the simulator, one interleaving a launch, whose timelines are kept."""
+
+    def __init__(self, count: int, module: bool, program: str, args: tuple[str, ...], output: Path):
+        super().__init__(count, Checking("round_robin", 0, record=True), module, program, args, False)
+        self.output = output.absolute()
+
+    def _report(self, failed: sim.Ending | None, seconds: float) -> None:
+        self._tell(failed)
+        timelines = self.checking.timelines
+        write(self.output, timelines)
+        _summarize(timelines, self.output)
+
+
+def _summarize(timelines: list[Timeline], output: Path) -> None:
+    for timeline in timelines[:SHOWN]:
+        click.echo(timeline.summary())
+    if len(timelines) > SHOWN:
+        click.echo(f"and {len(timelines) - SHOWN} more launches")
+    events = sum(len(t.slices) for t in timelines)
+    click.echo(f"tilescale: {events} operations of {len(timelines)} launch{'es' * (len(timelines) != 1)} are in {output}")
+
+
+# ---- real times
+
+
+def _real(count: int, module: bool, program: str, args: tuple[str, ...], output: Path) -> int:
+    with tempfile.TemporaryDirectory(prefix="tilescale-trace-") as folder:
+        os.environ["TILESCALE_TRACE"] = folder
+        argv = [sys.executable, *(["-m"] if module else []), program, *args]
+        code = ranks.run(argv, count)
+        logs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank-*.json"))]
+    missing = set(range(count)) - {log["rank"] for log in logs}
+    if missing:
+        click.echo(f"tilescale: nothing is known of rank {', '.join(map(str, sorted(missing)))}: it was killed or used no kernel", err=True)
+    if lost := sum(log["lost"] for log in logs):
+        click.echo(f"tilescale: {lost} events did not fit into the log: trace a smaller problem", err=True)
+    timelines = merged(logs, count)
+    write(output, timelines)
+    _summarize(timelines, output)
+    return code
+
+
+def merged(logs: list[dict[str, Any]], count: int) -> list[Timeline]:
+    """The logs of all ranks, which share a clock, as one timeline a kernel: all its launches. Times are µs behind the first event."""
+    start = min((e["ns"] for log in logs for e in log["events"]), default=0)
+    by_kernel: dict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    for log in logs:
+        for event in log["events"]:
+            by_kernel[event["kernel"]].append((log["rank"], event))
+    threads: dict[tuple[int, str], int] = {}  # (rank, who) → thread, for all kernels
+    return [_Merging(name, count, start, threads).of(events) for name, events in sorted(by_kernel.items())]
+
+
+class _Merging:
+    """One kernel's events on their way to a timeline."""
+
+    def __init__(self, name: str, count: int, start: int, threads: dict[tuple[int, str], int]):
+        self.timeline = Timeline(name, Traffic(count), "µs")
+        self.start, self.threads = start, threads
+        self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(list)  # (rank, block, site) → its begun operations
+        self.busy: dict[tuple[int, int], list[float]] = defaultdict(list)  # (rank, block) → until when each of its threads is
+        self.signals: dict[tuple[int, str], list[tuple[float, tuple[int, int, float]]]] = defaultdict(list)  # (rank, counter) → when, who
+
+    def of(self, events: list[tuple[int, dict[str, Any]]]) -> Timeline:
+        waits = []
+        done: list[tuple[float, float, int, dict[str, Any]]] = []
+        for rank, e in sorted(events, key=lambda p: p[1]["ns"]):
+            now = (e["ns"] - self.start) / 1e3
+            key = (rank, e["block"], e["site"])
+            if e["phase"] == "begin":
+                self.open[key].append(e)
+            elif e["phase"] == "instant":
+                done.append((now, now, rank, e))
+            elif self.open[key]:
+                done.append(((self.open[key].pop(0)["ns"] - self.start) / 1e3, now, rank, e))
+        for begin, end, rank, e in sorted(done, key=lambda d: (d[0], -d[1])):
+            made = self._slice(begin, end, rank, e)
+            if made.kind == "wait":
+                waits.append((made, e))
+        for wait, e in waits:
+            self._arrow(wait, e)
+        return self.timeline
+
+    def _slice(self, begin: float, end: float, rank: int, e: dict[str, Any]) -> Slice:
+        peer, kind = e["rank"], _KINDS.get(e["kind"], e["kind"])
+        more: dict[str, Any] = {"block": e["block"], "worker": e["thread"]}
+        if e["bytes"]:
+            more["bytes"] = e["bytes"]
+        if peer >= 0:
+            more["peer"] = peer
+        name = e["name"]
+        if kind == "copy":
+            pulled = e["text"] == "pull"
+            more["direction"] = "pull" if pulled else "put"
+            source, target = (peer, rank) if pulled else (rank, peer)
+            self.timeline.traffic.add(source, target, e["bytes"], pulled=pulled)
+            self.timeline.flight += [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
+        elif kind in ("wait", "signal"):
+            name += f"[{e['text']}]" if e["text"] else ""
+            if kind == "signal" and peer >= 0:
+                self.timeline.traffic.add(rank, peer, e["bytes"])
+        made = Slice(kind, name, rank, self._thread(rank, e["block"], begin, end), begin, end - begin, e["file"], e["line"], more)
+        self.timeline.slices.append(made)
+        if kind == "signal" and e["text"]:
+            self.signals[rank if peer < 0 else peer, name].append((begin, (rank, made.thread, begin)))
+        return made
+
+    def _thread(self, rank: int, block: int, begin: float, end: float) -> int:
+        """A block's thread on which nothing else runs then: warps of a block run at once, and the log does not tell which is which."""
+        busy = self.busy[rank, block]
+        place = next((k for k, until in enumerate(busy) if until <= begin), len(busy))
+        busy[place:] = [end, *busy[place + 1 :]]
+        name = f"block {block}" + (f" ({place + 1})" if place else "")
+        number = self.threads.setdefault((rank, name), len(self.threads))
+        self.timeline.threads[rank, number] = name
+        return number
+
+    def _arrow(self, wait: Slice, e: dict[str, Any]) -> None:
+        """The last signal of the counter before the wait's end ended it, if it was sent while the wait lasted."""
+        sent = [s for s in self.signals.get((wait.rank, wait.name), ()) if wait.start <= s[0] <= wait.end] if e["text"] else []
+        if sent:
+            self.timeline.arrows.append(Arrow(wait.name, sent[-1][1], (wait.rank, wait.thread, wait.end)))
