@@ -95,17 +95,18 @@ def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the static checks know of a kernel on so many ranks, called with these integers and extents."""
+    """What the static checks know of a kernel on so many ranks (None: on any number), called with these integers and extents."""
 
     label: str
-    ranks: int
+    ranks: int | None
     values: dict[str, int]
     found: Any
 
     def __str__(self) -> str:
         """The table of obligations, and a line for each that is unknown."""
         values = "".join(f", {name} = {value}" for name, value in sorted(self.values.items()))
-        parts = [f"{self.label} on {self.ranks} rank{'s' * (self.ranks != 1)}{values}:", self.found.table(), self.found.open_questions()]
+        count = "any number of ranks" if self.ranks is None else f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        parts = [f"{self.label} on {count}{values}:", self.found.table(), self.found.open_questions()]
         return "\n".join(part for part in parts if part)
 
 
@@ -138,7 +139,7 @@ class Checking:
     timelines: list[Any] = field(default_factory=list)
     static: bool = True
     proofs: list[Proof] = field(default_factory=list)
-    spent: dict[tuple[str, int], float] = field(default_factory=dict)
+    spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -147,18 +148,19 @@ class Checking:
             self.report = Report()
 
     def prove(self, kernel: SimKernel, ranks: int, values: dict[str, int], report: Any) -> None:
-        """Asks the static checks of a kernel, unless they have been asked for the same ranks and values; refutations go into the report."""
-        program = kernel.simulated
-        mark = hashlib.blake2b(repr((program.key, ranks, sorted(values.items()))).encode(), digest_size=16).digest()
+        """Asks the static checks of a kernel, unless they have been asked for the same ranks and values; refutations go into the report.
+        Where ranks do not meet, not all need launch: then no number of them is taken for granted."""
+        program, count = kernel.simulated, ranks if kernel.collective else None
+        mark = hashlib.blake2b(repr((program.key, count, sorted(values.items()))).encode(), digest_size=16).digest()
         if not self.static or mark in self.seen:
             return
         self.seen.add(mark)
         from tilescale.compiler.static import check
 
-        spent = self.spent.get((program.key, ranks), 0.0)
-        found = check(program.traced, max(STATIC_BUDGET - spent, 0.0), ranks=ranks, values=values)
-        self.spent[program.key, ranks] = spent + found.milliseconds
-        self.proofs.append(Proof(kernel.label, ranks, values, found))
+        spent = self.spent.get((program.key, count), 0.0)
+        found = check(program.traced, max(STATIC_BUDGET - spent, 0.0), ranks=count, values=values)
+        self.spent[program.key, count] = spent + found.milliseconds
+        self.proofs.append(Proof(kernel.label, count, values, found))
         report.add_static(found)
 
     @property
