@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import sys
 import time
@@ -54,6 +55,8 @@ def command(
 
     if schedule.partition(":")[0] not in SCHEDULES:
         raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
+    if "@" in schedule and not re.fullmatch(r"exhaustive:[1-9]\d*@[^@]+", schedule):
+        raise click.UsageError(f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it")
     if level != "tile" and schedule.startswith("exhaustive"):
         raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
     ctx.exit(Check(count, simulator.Checking(schedule, seeds, level, bound=bound), module, program, args, as_json, table).run())

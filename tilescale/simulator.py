@@ -116,6 +116,7 @@ class Checking:
 
     Attributes:
         schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
+            ``exhaustive:3@4.2,9.1/0`` is one run of the third launch alone, as a finding names it.
             level: "tile", "scheduled" or "both".
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
@@ -146,6 +147,13 @@ class Checking:
             from tilescale.compiler.sim.findings import Report
 
             self.report = Report()
+
+    def schedule_of(self, number: int) -> str | None:
+        """The schedule of the launch ``number`` (the first is 1); None where it has no further runs."""
+        head, at, choices = self.schedule.partition("@")
+        if not at:
+            return self.schedule
+        return f"exhaustive:{choices}" if head == f"exhaustive:{number}" else None
 
     def prove(self, kernel: SimKernel, ranks: int, values: dict[str, int], report: Any) -> None:
         """Asks the static checks of a kernel, unless they have been asked for the same ranks and values; refutations go into the report.
@@ -394,10 +402,11 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
         if done.timeline is not None:
             checking.timelines.append(replace(done.timeline, name=kernel.label))
         checking.progress()
-        mark = _mark(kernel, calls, only is None)
-        if mark not in checking.seen:
+        mark, schedule = _mark(kernel, calls, only is None), checking.schedule_of(checking.launches + 1)
+        if mark not in checking.seen and schedule is not None:
             checking.seen.add(mark)
-            launch.explore(checking.schedule, checking.seeds, report, checking.progress, bound=checking.bound)
+            launch.explore(schedule, checking.seeds, report, checking.progress, bound=checking.bound)
+            report.findings = [_of_launch(f, checking.launches + 1) for f in report.findings]
         checking.prove(kernel, ranks, launch.known, report)
         checking.take(kernel.label, report)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
@@ -413,6 +422,15 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
         raise FindingError(report)
     lines = list(zip(done.printers, done.printed, strict=True))
     return [[text for rank, text in lines if rank == mine] for mine in (range(ranks) if only is None else (only,))]
+
+
+def _of_launch(finding: Any, number: int) -> Any:
+    """A finding of an interleaving, with the number of the launch that it belongs to and how to run it again."""
+    choices, comma, rest = finding.schedule.removeprefix("exhaustive:").partition(", ")
+    if choices == finding.schedule or not comma:
+        return finding
+    again = f"exhaustive:{number}@{choices}"
+    return replace(finding, schedule=f"{again}, {rest}; again: --schedule {again}")
 
 
 def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:

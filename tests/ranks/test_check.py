@@ -527,6 +527,33 @@ def test_how_much_of_an_exploration_was_run_is_told(check):
     assert "not all interleavings of 1 launch" in check(1, COUNTING, "--schedule", "exhaustive", "--bound", "5").stdout
 
 
+LATE = """
+@tilescale.jit
+def late():
+    @T.prim_func
+    def main(x: T.Tensor((1,), "int32")):
+        with T.Kernel(2) as b:
+            if b == 0:
+                T.atomic_add(x[0], 1)
+            else:
+                T.device_assert(T.atomic_load(x[0]) == 1)
+    return main
+
+late()(np.zeros(1, "int32"))
+"""
+
+
+def test_an_interleaving_is_run_again_in_the_launch_that_it_was_found_in(check):
+    (found,) = json.loads(check(1, COUNTING + LATE, "--schedule", "exhaustive", "--json").stdout)["findings"]
+    again = found["schedule"].partition("--schedule ")[2]
+    assert found["kind"] == "assertion" and again.startswith("exhaustive:2@") and found["schedule"].startswith(f"{again}, 1 rank; again: ")
+    facts = json.loads(check(1, COUNTING + LATE, "--schedule", again, "--json").stdout)
+    assert facts["runs"] == 3 and [f["kind"] for f in facts["findings"]] == ["assertion"]
+    other = again.replace("2@", "3@")
+    assert json.loads(check(1, COUNTING + LATE, "--schedule", other, "--json").stdout)["runs"] == 2
+    assert check(1, COUNTING, "--schedule", "exhaustive:x@-").exit_code == 2
+
+
 # ---- the static checks
 
 FAULTS = """
