@@ -68,6 +68,9 @@ class Early:
 
 def race(machine: Machine, found: Race) -> Finding:
     """Two accesses that nothing orders, and what would order them."""
+    sent = _sent_news(machine, found)
+    if sent is not None and not _waits_of(machine, found.other, sent):
+        found = replace(found, event=found.other, other=found.event, too_early=True)
     said, storage = machine.events.said, found.storage
     here, site, mode, key = said[found.event]
     there, their_site, other, their_key = said[found.other]
@@ -79,7 +82,27 @@ def race(machine: Machine, found: Race) -> Finding:
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
     news, hint = rings.race(machine, found) or _news(machine, found, that.who)
-    return Finding("race", text + news, this, (that,), hint or _ordering(here, there, storage))
+    hint = hint or _ordering(here, there, storage)
+    if sent is not None and not found.too_early and all(w.when > found.other for w in _waits_of(machine, found.other, sent)):
+        hint = f"T.wait({sent.counter}, …) in front of that read, if it is to see what is written here; else {hint}"
+    return Finding("race", text + news, this, (that,), hint)
+
+
+def _sent_news(machine: Machine, found: Race) -> Note | None:
+    """The signal by which the writer of a write behind a read tells the reader's rank of it. Where the reader waits for that nowhere in the
+    launch, it read too early: what it lacks is its wait. One that does wait for it before has its turns, and the writer came too early."""
+    said = machine.events.said
+    if found.too_early or found.storage.ring is not None or (said[found.event][2], said[found.other][2]) != ("write", "read"):
+        return None
+    home = said[found.other][0][:2]
+    sent = machine.signals.get(int(machine.events.who[found.event]), [])
+    return next((s for s in sent if s.when > found.event and s.home == home[: len(s.home)]), None)
+
+
+def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
+    """The waits for the counter of a signal by whoever did ``event``."""
+    waits = machine.waits.get(int(machine.events.who[event]), [])
+    return [w for w in waits if (w.counter, w.home) == (sent.counter, sent.home)]
 
 
 def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
