@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,6 +66,11 @@ class Early:
         return bool(np.any(hit))
 
 
+def _placed(site: Site, who: tuple[Any, ...], region: str) -> Where:
+    rank, block, path = who
+    return Where(site.what, site.loc, rank, block, path, region)
+
+
 def race(machine: Machine, found: Race) -> Finding:
     """Two accesses that nothing orders, and what would order them."""
     sent = _sent_news(machine, found)
@@ -76,8 +81,8 @@ def race(machine: Machine, found: Race) -> Finding:
     there, their_site, other, their_key = said[found.other]
     bad = elements(found.bad, storage.cells, their_key if found.too_early else key)
     at = describe(storage.name, their_key if found.too_early else key, bad if bad.ndim else None)
-    this = replace(Where(site.what, site.loc, *here), region=at)
-    that = replace(Where(their_site.what, their_site.loc, *there), region=describe(storage.name, their_key))
+    this = _placed(site, here, at)
+    that = _placed(their_site, there, describe(storage.name, their_key))
     text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
@@ -118,7 +123,12 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     if not heard:
         text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
         return text, ""
-    waits = [w for w in machine.waits.get(me, []) if w.when <= found.event and (w.counter, w.home) == (signal.counter, signal.home)]
+    each = machine.prepared.executors
+    first = me - (me - 1) % each
+    # a copy in flight has an executor of its own: its role's waits come before it, and those are its block's
+    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
+    waits = [w for k in near for w in machine.waits.get(k, []) if w.when <= found.event]
+    waits = [w for w in waits if (w.counter, w.home) == (signal.counter, signal.home)]
     if not waits:
         text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
         return text, f"T.wait({signal.counter}, …) before this"
@@ -153,7 +163,7 @@ def unwritten(machine: Machine, found: Early) -> Finding:
     at = describe(storage.name, tuple(slice(0, n) for n in storage.shape), cells)
     text = f"{at} is read, and nothing has written it{owned(storage)}"
     first = "a write of all that is read, in front of this" if storage.is_global else f"T.clear({storage.name}) or T.fill in front of this"
-    return Finding("uninitialised", text, replace(Where(site.what, site.loc, *who), region=at), hint=first)
+    return Finding("uninitialised", text, _placed(site, who, at), hint=first)
 
 
 def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:

@@ -212,7 +212,8 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
     if ring is None:
         places = [(int(events.who[e]) - 1) % made.executors for e in (found.event, found.other)]
         flying = [r for r, offset in made.engines.items() if offset in places]
-        if not flying:
+        apart = events.said[found.event][0][:2] != events.said[found.other][0][:2]
+        if not flying or mode == "read" and (apart or found.too_early):  # what it did not await says more
             return None
         text = f"; a copy into ring {flying[0]} reads it, which is in flight until its round is awaited"
         return text, f"the change behind the wait for the round of ring {flying[0]} that copies it, or in front of the copy"

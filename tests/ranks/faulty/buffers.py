@@ -333,6 +333,44 @@ def a_broadcast_to_itself_races_the_reader(n, bug):
     return main
 
 
+@case("race", "table")
+def everyone_puts_the_same(n, bug):
+    """Every rank fills rank 0's table with the same numbers, since one of them must: whose they are shows nowhere."""
+
+    @T.prim_func
+    def main(table: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
+            row = T.alloc_fragment((S,), "float32")
+            for i in T.Parallel(S):
+                row[i] = i * 2
+            with T.Scale("device") as rank, world:
+                if bug or rank == world - 1:
+                    T.copy(row, table, dst=0, signal=got[0])  # here
+                if rank == 0:
+                    T.wait(got[0], world if bug else 1)
+                    T.copy(table, B)
+
+    return main
+
+
+@case("race", "weights")
+def the_same_weights_sent_again(n, bug):
+    """Each round sends the weights anew; the second round's overwrite, with the same numbers, what the first round still reads."""
+
+    @T.prim_func
+    def main(W: T.Tensor((S,), "float32"), weights: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((2, S), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                for k in T.serial(2):
+                    T.copy(W, weights, dst=(rank + 1) % world, signal=got[0])  # here
+                    T.wait(got[0], k + 1)
+                    T.copy(weights, B[k, 0:S])  # here
+                    if not bug:
+                        T.barrier()
+
+    return main
+
+
 @case("uninitialised", "inbox[16:32]")
 def half_a_vector_sent(n, bug):
     """Half of the vector is put, all of it is read."""

@@ -39,9 +39,9 @@ class Case:
         source, first = inspect.getsourcelines(self.build)
         return {first + k for k, line in enumerate(source) if line.rstrip().endswith(MARK)}
 
-    def check(self, bug: bool, schedule: str, seeds: int | Iterable[int]) -> Report:
+    def check(self, bug: bool, schedule: str, seeds: int | Iterable[int], level: str = "tile") -> Report:
         made = self.build(self.ranks, bug)
-        return check(made, self.ranks, self.args(self.ranks), schedule=schedule, seeds=seeds, limit=self.limit)
+        return check(made, self.ranks, self.args(self.ranks), schedule=schedule, seeds=seeds, limit=self.limit, level=level)
 
     def belongs(self, finding: Finding) -> bool:
         """Whether a finding is of the fault's kind and all its statements are marked ones of this very function (a deadlock names

@@ -24,3 +24,13 @@ def test_the_fault_is_named_and_the_twin_is_clean(case: Case, seeds: int):
         assert case.named(report), f"{case.kind} with {case.says} expected, at lines {sorted(case.lines)}:\n{report}"
         report = case.check(False, schedule, seeds)
         assert report, report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_the_schedule_keeps_the_fault_and_adds_none(case: Case):
+    """With roles and rings the fault is found at its own statements as well, and both levels of the twin agree."""
+    report = case.check(True, "adversary", 3, "scheduled")
+    assert report.findings and all(map(case.belongs, report.findings)), report
+    report = case.check(False, "adversary", 3, "both")
+    assert report, report
