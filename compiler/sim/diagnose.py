@@ -75,7 +75,7 @@ def race(machine: Machine, found: Race) -> Finding:
     """Two accesses that nothing orders, and what would order them."""
     sent = _sent_news(machine, found)
     if sent is not None and not _waits_of(machine, found.other, sent):
-        found = replace(found, event=found.other, other=found.event, too_early=True)
+        found = Race(found.storage, found.other, found.event, found.bad, True)
     said, storage = machine.events.said, found.storage
     here, site, mode, key = said[found.event]
     there, their_site, other, their_key = said[found.other]
@@ -105,14 +105,17 @@ def _sent_news(machine: Machine, found: Race) -> Note | None:
 
 
 def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
-    """The waits for the counter of a signal by whoever did ``event``."""
-    waits = machine.waits.get(int(machine.events.who[event]), [])
-    return [w for w in waits if (w.counter, w.home) == (sent.counter, sent.home)]
+    """The waits for the counter of a signal by whoever did ``event``. A copy in flight has an executor of its own: its role's waits come
+    before it, and those are its block's."""
+    me, each = int(machine.events.who[event]), machine.prepared.executors
+    first = me - (me - 1) % each
+    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
+    return [w for k in near for w in machine.waits.get(k, []) if (w.counter, w.home) == (sent.counter, sent.home)]
 
 
 def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     """Which signal of ``who`` tells of its access, why this one does not hear it, and what to write."""
-    me, other = (int(machine.events.who[e]) for e in (found.event, found.other))
+    other = int(machine.events.who[found.other])
     mine = machine.events.said[found.event][0][:2]
     sent = [s for s in machine.signals.get(other, []) if s.when > found.other]
     heard = [s for s in sent if s.home == mine[: len(s.home)]]
@@ -123,12 +126,7 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     if not heard:
         text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
         return text, ""
-    each = machine.prepared.executors
-    first = me - (me - 1) % each
-    # a copy in flight has an executor of its own: its role's waits come before it, and those are its block's
-    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
-    waits = [w for k in near for w in machine.waits.get(k, []) if w.when <= found.event]
-    waits = [w for w in waits if (w.counter, w.home) == (signal.counter, signal.home)]
+    waits = [w for w in _waits_of(machine, found.event, signal) if w.when <= found.event]
     if not waits:
         text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
         return text, f"T.wait({signal.counter}, …) before this"
