@@ -426,9 +426,9 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
 
 def _of_launch(finding: Any, number: int) -> Any:
     """A finding of an interleaving, with the number of the launch that it belongs to and how to run it again."""
-    choices, comma, rest = finding.schedule.removeprefix("exhaustive:").partition(", ")
-    if choices == finding.schedule or not comma:
+    if not finding.schedule.startswith("exhaustive:"):
         return finding
+    choices, _, rest = finding.schedule.removeprefix("exhaustive:").partition(", ")
     again = f"exhaustive:{number}@{choices}"
     return replace(finding, schedule=f"{again}, {rest}; again: --schedule {again}")
 
