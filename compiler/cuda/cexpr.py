@@ -292,6 +292,9 @@ class Expressions:
     def extreme(self, name: str, e: Any) -> Text:
         """min, max. A NaN on either side of a float is the result. A function, never a condition: an operand may be a shuffle, which all
         lanes take part in, whatever the values, and once. Operands narrower than int are ints by then: one overload fits."""
+        if dtype_of(e) == "bool":
+            sign, p = _BITS["BitwiseAnd" if name == "min" else "BitwiseOr"]
+            return f"bool({self.value(e.a, p)} {sign} {self.value(e.b, p + 1)})", POSTFIX
         if not is_int(dtype_of(e)):
             self.used.add("ts")
             name = f"ts::{name}"

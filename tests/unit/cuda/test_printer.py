@@ -73,7 +73,8 @@ CASES = [
     (tirx.FloatImm("float64", float("inf")), "__longlong_as_double(0x7ff0000000000000ull)"), (x - f32(-2.0), "x - -2.0f"),
     (tk.int32(-(2**31)), "-2147483647 - 1"), (tirx.IntImm("uint32", 7), "7u"), (tirx.IntImm("uint64", 7), "7UL"), (tirx.IntImm("bool", 1), "true"),
     # what is narrower than int wraps
-    (b + b, "int8_t(b + b)"), (tirx.max(b, b * b), "int8_t(max(b, int8_t(b * b)))"), (b << b, "int8_t(b << b)"),
+    (b + b, "int8_t(b + b)"), (tirx.max(b, b * b), "int8_t(max(b, int8_t(b * b)))"),
+    (tirx.Max(p, tirx.LT(i, n)), "bool(p | i < n)"), (tirx.Min(p, tirx.Not(p)), "bool(p & !p)"), (b << b, "int8_t(b << b)"),
     # casts
     (cast("float32", i), "float(i)"), (cast("int32", x), "ts::to<int>(x)"), (cast("uint8", d), "ts::to<uint8_t>(d)"), (cast("int32", w), "int(w)"),
     (cast("bool", x), "x != 0"), (cast("int32", i < n), "int(i < n)"), (cast("float64", x), "double(x)"), (cast("float16", x), "float(half(x))"),
