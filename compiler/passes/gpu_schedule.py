@@ -125,18 +125,13 @@ def _check_place(program: Any) -> None:
 
 def _check_copies(program: Any) -> None:
     """Every fill of a ring is a copy that TMA can do."""
-    written: set[Any] = set()
-    params = {p.var: p for p in program.params}
-
-    def look(call: Any) -> None:
-        if call.op.name == "ts.copy" and call.attrs is not None and "ring" in call.attrs:
+    params = {p.var for p in program.params}
+    for call in splitting.calls(program.func.body):
+        if call.op.name == "ts.copy" and "ring" in call.attrs:
             _check_copy(call, params)
-            written.add(call.args[1].source)
-
-    structural_walk(program.func.body, (ir.Call, look))
 
 
-def _check_copy(call: Any, params: dict[Any, Any]) -> None:
+def _check_copy(call: Any, params: set[Any]) -> None:
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
     if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
@@ -159,32 +154,20 @@ def _check_copy(call: Any, params: dict[Any, Any]) -> None:
 def _check_readers(program: Any) -> None:
     """Nothing but products reads a ring, and wgmma can do each of them."""
     rings = program.schedule.ring_of
-    found: list[Any] = []
-
-    def look(e: Any) -> None:
-        if e.source in rings:
-            found.append(e)
-
-    def call(c: Any) -> None:
-        op = base.find(c)
-        if op is None:
-            return
-        regions = [a.region for a in op.effects(c)]
-        if any(r.source in rings for r in regions) and c.op.name != "ts.copy":
-            if c.op.name != "ts.gemm":
-                raise_later.append((f"T.{op.name} reads {next(r.source for r in regions if r.source in rings).name}", c))
-            elif why := _no_wgmma(c, program):
-                raise_later.append((why, c))
-        if c.op.name == "ts.copy" and c.args[0].source in rings:
-            raise_later.append((f"T.copy reads {c.args[0].source.name}", c))
-
-    raise_later: list[tuple[str, Any]] = []
-    structural_walk(program.func.body, (ir.TensorLoad, look))
-    structural_walk(program.func.body, (ir.Call, call))
-    if raise_later:
-        raise Unfit(*raise_later[0])
-    if found:
-        raise Unfit(f"{found[0].source.name} is read element by element", found[0])
+    loads: list[Any] = []
+    structural_walk(program.func.body, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: loads.append(s.data) if s.data.args[0] in rings else None))
+    if loads:
+        raise Unfit("a tile of a ring is read element by element, or viewed", loads[0])
+    for call in splitting.calls(program.func.body):
+        op = base.REGISTRY[call.op.name]
+        touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
+        if not touched or "ring" in call.attrs:
+            continue
+        if op.name != "gemm":
+            raise Unfit(f"T.{op.name} reads {touched[0]}", call)
+        if why := _no_wgmma(call, program):
+            raise Unfit(why, call)
 
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
