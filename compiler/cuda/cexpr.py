@@ -62,6 +62,7 @@ class Expressions:
         self.names: dict[Any, str] = {}
         self.scalars: set[Any] = set()  # buffers of one element, printed as plain variables
         self.used: set[str] = set()  # dtypes and prefixes of functions: what the text must include
+        self.called: set[str] = set()  # functions of ours by name
 
     # -- what the statements' half and targets give
     def name(self, var: Any) -> str:
@@ -125,6 +126,7 @@ class Expressions:
         if e.op.name == REINTERPRET:
             return self.reinterpreted(self.stored(e.args[0]), dtype_of(e)), POSTFIX
         self.used.add(str(e.args[0].value).rpartition("::")[0])
+        self.called.add(str(e.args[0].value))
         return f"{e.args[0].value}({', '.join(self.stored(a) for a in e.args[1:])})", POSTFIX
 
     def narrowed(self, text: str, dtype: str) -> str:

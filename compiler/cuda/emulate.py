@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.cuda import engines
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
+from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, TileValueError
 
 WARP, WARPGROUP = 32, 128
+#: the named barrier of a block's consumers (`lower.CONSUMERS`)
+CONSUMERS = 15
 Value = Callable[["Block", Any], Any]
-
-
-class EmulationError(AssertionError):
-    """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
 
 
 # ---- memory
@@ -80,6 +80,7 @@ class Block:
     memory: dict[Any, Any]
     stamps: Any  # (threads, 3): how often the block, the thread's warpgroup and its warp have met
     draw: Any
+    engines: Any
     failed: list[int] = field(default_factory=list)
 
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
@@ -128,14 +129,21 @@ class Emulator:
         self.thread_vars: dict[str, Any] = {}
         self.body = self.stmt(kernel.func.body)
 
-    def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0) -> None:
-        """Runs all blocks. ``args``: by parameter name flat arrays in storage dtypes, changed in place, and numbers."""
+    def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
+               shapes: dict[str, tuple[int, ...]] | None = None) -> None:
+        """Runs all blocks. ``args``: by parameter name flat arrays in storage dtypes, changed in place, and numbers. ``shapes``: the
+        arrays' extents, for tensor maps."""
+        shapes = shapes or {}
         draw = np.random.default_rng(seed)
         values: dict[Any, Any] = {}
         memory: dict[Any, Any] = {}
         for var, source in zip(self.kernel.func.params, self.kernel.sources, strict=True):
             if source.kind == "symbol":
                 values[var] = np.int32(symbols[source.index])
+            elif source.kind == "map":
+                m = self.kernel.maps[source.index]
+                name = self.names[m.param]
+                values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
@@ -144,16 +152,17 @@ class Emulator:
             for z in range(grid[2]):
                 for y in range(grid[1]):
                     for x in range(grid[0]):
-                        self._block((x, y, z), values, memory, draw)
+                        self._block((x, y, z), values, memory, draw, late=seed % 2 == 0)
 
-    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any) -> None:
+    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
         n = self.kernel.threads
-        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw)
+        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw, engines.Engines(draw, late))
         for tag, var in self.thread_vars.items():
             made.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
         for mem in memory.values():
             mem.clear()
         self.body(made, np.ones(n, bool))
+        made.engines.finish()
         if made.failed:
             raise EmulationError(f"the launch failed: {self.kernel.sites[made.failed[0]]}")
 
@@ -203,6 +212,8 @@ class Emulator:
     def s_IfThenElse(self, s: Any) -> Any:
         test, then = self.expr(s.condition), self.stmt(s.then_case)
         other = None if s.else_case is None else self.stmt(s.else_case)
+        if other is not None and _waits(s.then_case) and _waits(s.else_case):
+            return self._roles(test, then, other)
 
         def run(b: Block, m: Any) -> None:
             holds = np.broadcast_to(test(b, m), m.shape)
@@ -210,6 +221,21 @@ class Emulator:
                 then(b, yes)
             if other is not None and (no := m & ~holds).any():
                 other(b, no)
+
+        return run
+
+    def _roles(self, test: Value, then: Any, other: Any) -> Any:
+        """Both branches at once, each warpgroup on its own: they wait for one another."""
+
+        def run(b: Block, m: Any) -> None:
+            holds = np.broadcast_to(test(b, m), m.shape)
+            parts = []
+            for body, mask in ((then, m & holds), (other, m & ~holds)):
+                for g in np.unique(np.flatnonzero(mask) // WARPGROUP):
+                    own = replace(b, values=dict(b.values), memory=dict(b.memory))
+                    mine = mask & (np.arange(b.threads) // WARPGROUP == g)
+                    parts.append(lambda body=body, own=own, mine=mine: body(own, mine))
+            b.engines.together(parts)
 
         return run
 
@@ -334,8 +360,12 @@ class Emulator:
         if name == "tirx.address_of":
             index, buf = self.expr(e.args[0].indices[0]), e.args[0].source
             return lambda b, m: Pointer(b.memory[buf], np.broadcast_to(index(b, m), m.shape))
+        if name == "tirx.buffer_data":
+            whole = e.args[0]
+            return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
-            function, args = FUNCTIONS.get(str(e.args[0].value)), [self.expr(a) for a in e.args[1:]]
+            name = str(e.args[0].value)
+            function, args = FUNCTIONS.get(name) or engines.find(name), [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
             return lambda b, m: function(b, m, *(a(b, m) for a in args))
@@ -455,6 +485,26 @@ def _meet(column: int, width: int) -> Callable[..., None]:
     return run
 
 
+def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
+    """A warpgroup meets, or the consumers, who are the block's first threads."""
+    count = int(np.asarray(threads).ravel()[0])
+    if int(np.asarray(number).ravel()[0]) != CONSUMERS:
+        _meet(1, WARPGROUP)(b, m)
+        return
+
+    def met() -> None:
+        b.stamps[:count, 0] += 1
+
+    b.engines.meet(CONSUMERS, count, m, met)
+
+
+def _waits(s: Any) -> bool:
+    """Whether a statement waits for a phase of a barrier."""
+    found: list[Any] = []
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if c.op.name in EXTERN_CALLS and str(c.args[0].value) == "ts::mbarrier_wait" else None))
+    return bool(found)
+
+
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)
@@ -541,7 +591,7 @@ def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
-    "ts::barrier_sync": _meet(1, WARPGROUP),
+    "ts::barrier_sync": _barrier_sync,
     "__syncwarp": _meet(2, WARP),
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
@@ -600,5 +650,6 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
         values[var] = symbols[name]
     grid = [int(numeric.evaluate(e, values)) for e in kernel.grid]
     made = Emulator(kernel, [p.name for p in program.params])
-    made.launch((grid[0], grid[1], grid[2]), flat, [symbols[n] for n in program.symbols], seed)
+    shapes = {k: v.shape for k, v in arrays.items()}
+    made.launch((grid[0], grid[1], grid[2]), flat, [symbols[n] for n in program.symbols], seed, shapes)
     return arrays

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.compiler.cuda import wgmma
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.instructions import WARP, mma_a, mma_accumulator
+from tilescale.compiler.layout.instructions import WARP, accumulator, mma_a, mma_accumulator
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
@@ -49,7 +50,9 @@ def extents(call: Any) -> tuple[int, int, int]:
 
 
 def instruction(call: Any, threads: int, arch: str) -> str:
-    """``"mma"`` or ``"simt"``."""
+    """``"wgmma"`` (which passes/gpu_schedule.py decides), ``"mma"`` or ``"simt"``."""
+    if "wgmma" in call.attrs:
+        return "wgmma"
     a, b, _ = (element_dtype(r.source) for r in call.args[:3])
     recent = int(arch.removeprefix("sm_").rstrip("af") or 0) >= 80
     whole_warps = threads % WARP == 0
@@ -98,6 +101,9 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     m, n, _ = extents(call)
     threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
     c, loc = call.args[2].source, loc_of(call.span)
+    if instruction(call, threads, cx.uses.arch) == "wgmma":
+        made = wgmma_fragments(call, threads)
+        return [[Demand(c, f, f"T.gemm (wgmma, {down} × {across} warpgroups)", loc)] for f, down, across in made]
     if instruction(call, threads, cx.uses.arch) == "mma":
         out = []
         for f, wm, wn in mma_fragments(m, n, threads, policy):
@@ -116,6 +122,25 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
     """A from registers: every warp of a row of warps has the whole depth of its rows."""
     own = mma_a(16).repeated(1, k // 16).repeated(0, m // (16 * wm)).repeated(0, wm, "thread")
     return own.copied(wn).copied(warps // (wm * wn))
+
+
+def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
+    """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
+    part that begins inside a row of the swizzle has no descriptor."""
+    m, n, _ = extents(call)
+    groups, found = threads // 128, []
+    for down in divisors(groups):
+        across = groups // down
+        layouts = [(swizzled(r), whole) for r, whole in ((call.args[0], not call.attrs["trans_a"]), (call.args[1], bool(call.attrs["trans_b"])))]
+        if m % (64 * down) or n % (8 * across) or n // across > 256 or any(layout is None for layout, _ in layouts):
+            continue
+        (a, a_rows), (b, b_rows) = layouts
+        a_fits = a_rows or 64 * a.bits % (8 * a.swizzle) == 0
+        b_fits = b_rows or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
+        if a_fits and b_fits:
+            found.append((accumulator(m, n, (down, across)), down, across))
+    column = int(call.attrs["policy"]) == 2
+    return sorted(found, key=lambda f: f[1] if column else f[2])
 
 
 def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
@@ -222,6 +247,8 @@ def emit_gemm(cx: Any, call: Any) -> Any:
     held = in_registers(call.args[0].source)
     a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))  # B's "rows" are the product's columns
+    if instruction(call, cx.executor.threads, cx.arch) == "wgmma":
+        return wgmma.emit(cx, call, a, b, (m, n, k))
     c = cx.places[call.args[2].source]
     dtype = element_dtype(c.buf)
     mma = instruction(call, cx.executor.threads, cx.arch) == "mma"

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import Source, ThreadKernel, arena, placed
+from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.cuda.rings import Barriers, call, initialised
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -24,13 +25,16 @@ from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor
-from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.fences import published
-from tilescale.compiler.tvm_compat import ir, sym, tirx
+from tilescale.compiler.passes.gpu_schedule import REGISTERS
+from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
 _HUGE = 1 << 40
+#: the barrier at which consumers meet; 0 is that of __syncthreads, warpgroups have those behind it
+CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
@@ -61,6 +65,12 @@ class Lowering(Scalars, NestLowering):
         #: blocks can tell each other something through tensors: atomic updates carry what was written before them
         self.publishes = bool(published(program))
         self.arena = arena(max(1, program.arena_bytes))
+        #: who runs a statement where a block has a producer: "producer" or "consumer"; None where all threads are alike
+        self.role: str | None = None
+        self.maps: list[tuple[Any, TensorMap]] = []
+        self.barriers: dict[int, Barriers] = {}
+        #: threads beside the block's own
+        self.extra = 0
         self._parameters()
 
     # -- parameters -----------------------------------------------------------------------------------------------
@@ -78,7 +88,7 @@ class Lowering(Scalars, NestLowering):
                 var = tirx.Var(p.name, str(p.spec.dtype))
                 self.variables[p.var] = var
                 self.params.append((var, Source("param", k)))
-        self.params += symbols
+        self.symbols = symbols
 
     def _tensor(self, k: int, p: Any) -> None:
         buf = tirx.decl_buffer((_HUGE,), str(p.spec.dtype), p.name, scope=p.var.ty.storage_scope, layout=None)
@@ -247,7 +257,9 @@ class Lowering(Scalars, NestLowering):
         if self.executor.threads == 1:
             return NOTHING
         made: Any
-        if scope == "block":
+        if scope == "block" and self.role == "consumer":  # the producer goes its own way
+            made = tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", CONSUMERS), tirx.IntImm("int32", self.threads))
+        elif scope == "block":
             made = tirx.call_extern("void", "__syncthreads")
         elif scope == "warp":
             made = tirx.call_extern("void", "__syncwarp")
@@ -276,7 +288,43 @@ class Lowering(Scalars, NestLowering):
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
-        return sequence([self.stmt(x) for x in s.seq])
+        out, seq = [], list(s.seq)
+        for k, x in enumerate(seq):
+            if _role(x) == "producer":
+                out.append(self._roles(x, seq[k + 1]))
+            elif _role(x) != "consumer":
+                out.append(self.stmt(x))
+        return sequence(out)
+
+    def _roles(self, producer: Any, consumer: Any) -> Any:
+        """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
+        whole warpgroup where registers move from it to the consumers."""
+        plan = self.program.schedule
+        self.barriers = {r.number: Barriers(self, r) for r in plan.rings}
+        for b, number in plan.ring_of.items():
+            shape = [int(e) for e in b.ty.shape[1:]]
+            self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
+        head = initialised(self)
+        moved = REGISTERS[self.threads]
+        self.extra = 32 if moved is None else WIDTHS["warpgroup"]
+        self.role = "producer"
+        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), self.stmt(producer.body), None)
+        self.role = "consumer"
+        rest: Any = self.stmt(consumer.body)
+        self.role = None
+        if moved is not None:
+            fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
+            rest = sequence([call(f"more_registers<{moved[0]}>"), rest])
+        return sequence([*head, tirx.IfThenElse(self.tid >= self.threads, fill, rest)])
+
+    def tensor_map(self, wanted: TensorMap, name: str) -> Any:
+        """The parameter that is this tensor map."""
+        for var, made in self.maps:
+            if made == wanted:
+                return var
+        var = tirx.Var(name, "handle")
+        self.maps.append((var, wanted))
+        return var
 
     def _s_Evaluate(self, s: Any) -> Any:
         op = base.find(s.value)
@@ -366,13 +414,29 @@ class Lowering(Scalars, NestLowering):
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):
             whole = _thread_extent(self.block[axis], f"blockIdx.{'xyz'[axis]}", grid[axis], whole)
-        whole = _thread_extent(self.tid, "threadIdx.x", self.threads, whole)
+        threads = self.threads + self.extra
+        whole = _thread_extent(self.tid, "threadIdx.x", threads, whole)
         written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
-        func = tirx.PrimFunc([v for v, _ in self.params], whole)
+        maps = [(var, Source("map", k)) for k, (var, _) in enumerate(self.maps)]
+        params = [p for p in self.params if not maps or not is_buffer_var(p[0]) or _used(whole, p[0])] + maps + self.symbols
+        func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
-            func, self.program.name, tuple([*launch.grid, 1, 1][:3]), self.threads, tuple(s for _, s in self.params),
-            frozenset(written), self.program.arena_bytes, launch.cluster, sites=tuple(self.sites),
+            func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
+            self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra else None, maps=tuple(m for _, m in self.maps),
+            sites=tuple(self.sites),
         )  # fmt: skip
+
+
+def _role(s: Any) -> str:
+    return str(s.node.value) if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role" else ""
+
+
+def _used(body: Any, buffer: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(body, (ir.Var, lambda v: found.append(v) if v.same_as(buffer) else None))
+    structural_walk(body, (ir.TensorLoad, lambda e: found.append(e) if e.source.same_as(buffer) else None))
+    structural_walk(body, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(buffer) else None))
+    return bool(found)
 
 
 def all_of(tests: list[Any]) -> Any:

@@ -37,13 +37,18 @@ class InShared:
     base: Any
     name: str
 
-    def flat(self, at: list[Any]) -> Any:
-        """The flat index, in elements: digits times strides, then the swizzle, which moves whole 16-byte chunks."""
+    def linear(self, at: list[Any]) -> Any:
+        """The flat index in front of the swizzle, in elements: digits times strides."""
         total: Any = tirx.IntImm("int32", 0)
         for axis in range(len(at)):
             digits = [p for p in self.layout.pieces if p.axis == axis]
             for p in digits:
                 total = total + digit(at[axis], p.unit, p.extent, last=p.unit * p.extent >= self.layout.shape[axis]) * p.stride
+        return total
+
+    def flat(self, at: list[Any]) -> Any:
+        """The flat index, in elements; the swizzle moves whole 16-byte chunks."""
+        total = self.linear(at)
         bits = SWIZZLES[self.layout.swizzle]
         if bits:
             each = self.layout.bits // 8

@@ -9,6 +9,7 @@ from tilescale.compiler.cuda.cexpr import POSTFIX, SMALL, Text, dtype_of
 from tilescale.compiler.cuda.cprinter import CPrinter
 from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.cuda.wgmma import function_text
 from tilescale.compiler.tvm_compat import ir, is_buffer_var
 
 
@@ -54,7 +55,16 @@ class CudaPrinter(CPrinter):
         if "bfloat16" in self.used:
             yield "#include <cuda_bf16.h>"
         yield "#include <ts/ts.cuh>"
+        products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
+        if self.kernel.maps or products:
+            yield "#include <ts/hopper.cuh>"
         yield ""
+        if products:
+            yield "namespace ts {"
+            for name in products:
+                yield from function_text(name.removeprefix("ts::")).splitlines()
+            yield "}  // namespace ts"
+            yield ""
 
     def signature(self) -> Iterable[str]:
         """One line a parameter where they do not fit into one."""

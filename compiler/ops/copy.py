@@ -133,8 +133,8 @@ class Copy(TileOp):
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
         src, dst = call.args[:2]
-        if str(call.attrs["side"]):
-            return None  # a remote side is no loop of this executor alone
+        if str(call.attrs["side"]) or "ring" in call.attrs:
+            return None  # a remote side is no loop of this executor alone; a copy into a ring is an engine's
         from_axes, to_axes = long_axes(src), long_axes(dst)
         sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
                  for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
@@ -166,6 +166,11 @@ class Copy(TileOp):
         if len(call.args) > 3:
             body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
         return bld.sequence(body)
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.tma import load
+
+        return load(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import rings, tiles

@@ -13,9 +13,10 @@ from tilescale.compiler.ops.base import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
-    """``ts.ring_<kind>(counter)`` of a ring, as a statement."""
-    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
+def token(kind: str, ring: int, counter: Any, span: Any, back: int = 0) -> Any:
+    """``ts.ring_<kind>(counter)`` of a ring, as a statement. ``back``: it is about so many rounds before the counter's."""
+    attrs = {"ring": ring, "back": back} if back else {"ring": ring}
+    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
 class _Token(TileOp):
@@ -28,7 +29,11 @@ class _Token(TileOp):
         return tirx.Evaluate(as_expr(0))
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return tirx.Evaluate(as_expr(0))  # one role, one stage: order and the fences guard it
+        from tilescale.compiler.cuda import rings
+
+        if cx.role is None:
+            return tirx.Evaluate(as_expr(0))  # one role, one stage: order and the fences guard it
+        return getattr(rings, self.name[len("ring_") :])(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import rings

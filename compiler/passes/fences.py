@@ -84,6 +84,8 @@ class _Walk:
         self.cache: dict[Any, list[Touch]] = {}
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0])))
         self.published = published(program)
+        plan = program.schedule
+        self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
         self.pending: list[Touch] = []
 
     def run(self) -> Any:
@@ -128,7 +130,8 @@ class _Walk:
         elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
             for access in op.effects(s.value):
                 buffer = access.region.source
-                if not in_registers(buffer):
+                # Stages that a producer fills are guarded by their ring's barriers alone.
+                if not in_registers(buffer) and "ring" not in (s.value.attrs or {}) and buffer not in self.ringed:
                     found.append((buffer, access.mode, None, f"T.{op.name}"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):

@@ -58,7 +58,7 @@ class _Lifetimes:
     """Numbers the statements of a program and notes when tiles are used."""
 
     def __init__(self, program: Any):
-        self.layouts = program.layouts
+        self.layouts, self.rings = program.layouts, program.schedule
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
         self.bases: dict[Any, Any] = {}
@@ -101,6 +101,8 @@ class _Lifetimes:
         each = -(-layout.bytes // align) * align
         self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
         self.inside[s.buffer] = len(self.open)
+        if self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1:
+            self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
         # others may reach a signal from the first statement to the last
         if s.buffer.ty.storage_scope == "shared.signal" or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
@@ -147,6 +149,11 @@ def gpu_arena(program: Any, limit: int = LIMITS[90]) -> Any:
         placed.append(t)
     program.arena = {t.buffer: (t.offset, t.bytes) for t in tiles}
     program.arena_bytes = max((t.offset + t.bytes for t in tiles), default=0)
+    if program.schedule is not None and len(program.schedule.roles) > 1:
+        program.arena_bytes += -program.arena_bytes % 8
+        for ring in program.schedule.rings:  # full and empty, a word of 8 bytes for each stage
+            ring.barriers = program.arena_bytes
+            program.arena_bytes += 2 * 8 * ring.depth
     if program.arena_bytes > limit:
         raise _too_much(program, tiles, limit)
     return program

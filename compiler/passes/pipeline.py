@@ -15,6 +15,7 @@ from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
+from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.remove_unused import remove_unused
@@ -54,7 +55,10 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
     """The list for GPUs of an architecture (sm_90a, sm_80). What follows is compiler/cuda/lower.py."""
     limit = limit_of(arch)
     return (
-        *(p for p in PASSES if p.name != "layouts"),
+        *(p for p in PASSES if p.level == spec.TILE),
+        # Which copies run ahead, and who makes them, depends on what the architecture's copies and products can do.
+        Pass("schedule", partial(gpu_schedule, arch=arch), spec.SCHEDULED),
+        Pass("residency", residency, spec.SCHEDULED),
         # Operands first: the tiles that this adds take part in everything below.
         Pass("gpu_stage", partial(gpu_stage, arch=arch), spec.SCHEDULED),
         Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),

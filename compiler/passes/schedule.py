@@ -45,6 +45,8 @@ class Ring:
     depth: int
     buffers: list[str]
     form: str = TURN
+    #: on GPUs: where the barriers of its stages lie in the arena, in bytes
+    barriers: int = -1
 
 
 @dataclass(frozen=True)

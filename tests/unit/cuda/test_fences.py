@@ -13,7 +13,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 
 
 def scheduled(kernel):
-    return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_80"))[0]
 
 
 def reasons(program):

@@ -1,0 +1,453 @@
+"""What runs beside a block's threads on Hopper, for `emulate`: barriers with phases, tensor copies, products of warpgroups; and the roles of
+a block, which take turns.
+
+A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
+comes next is drawn, and copies arrive one by one, in any order: with an odd seed at any time, with an even one only when nobody else can go
+on. Until a copy has arrived its destination holds garbage. Products read their operands when they are issued and again when they are
+awaited, and must find the same; until then their accumulators hold NaN.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.layout.instructions import wgmma_accumulator
+from tilescale.compiler.sim import numerics
+
+WARP, WARPGROUP = 32, 128
+SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
+MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
+STEPS = 1_000_000
+
+
+class EmulationError(AssertionError):
+    """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
+
+
+class _Ended(BaseException):
+    """Another role failed."""
+
+
+@dataclass
+class Barrier:
+    """An mbarrier: arrivals and bytes that the current phase still expects."""
+
+    count: int
+    pending: int
+    bytes: int = 0
+    phases: int = 0
+
+    def settle(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phases += 1
+            self.pending = self.count
+
+
+@dataclass
+class TensorMap:
+    """A tensor map as TMA sees it."""
+
+    array: Any
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass
+class Load:
+    """A copy under way: its bytes and where each goes."""
+
+    barrier: Barrier
+    cells: Any
+    data: Any
+
+
+@dataclass
+class Product:
+    """A product under way."""
+
+    key: tuple[int, int, int]
+    a: tuple[int, int, bool]
+    b: tuple[int, int, bool]
+    keep: bool
+    seen: tuple[Any, Any]
+    dtype: str
+
+
+@dataclass
+class Flight:
+    """An accumulator that products are writing."""
+
+    registers: Any
+    lanes: Any
+    slots: Any
+    value: Any
+    left: int = 0
+
+
+@dataclass
+class Group:
+    """A warpgroup's queue of products."""
+
+    fenced: bool = False
+    open: list[Product] = field(default_factory=list)
+    committed: list[list[Product]] = field(default_factory=list)
+
+
+@dataclass
+class Role:
+    run: Callable[[], None]
+    turn: Any = field(default_factory=lambda: threading.Semaphore(0))
+    ready: Callable[[], bool] | None = None
+    ended: bool = False
+    error: BaseException | None = None
+
+
+class Engines:
+    """Those of one block."""
+
+    def __init__(self, draw: Any, late: bool):
+        self.draw, self.late = draw, late
+        self.arena: Any = None
+        self.barriers: dict[int, Barrier] = {}
+        self.loads: list[Load] = []
+        self.groups: dict[int, Group] = {}
+        self.flights: dict[tuple[int, int, int], Flight] = {}
+        self.roles: list[Role] = []
+        self.current: Role | None = None
+        self.back = threading.Semaphore(0)
+        self.meetings: dict[int, list[Any]] = {}
+        self.stop = False
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+    def together(self, functions: list[Callable[[], None]]) -> None:
+        """Runs roles until all have ended."""
+        self.roles = [Role(f) for f in functions]
+        threads = [threading.Thread(target=self._role, args=(r,), daemon=True) for r in self.roles]
+        for t in threads:
+            t.start()
+        try:
+            self._schedule()
+        finally:
+            self.stop = True
+            for r in self.roles:
+                if not r.ended:
+                    r.turn.release()
+            for t in threads:
+                t.join()
+            self.stop = False
+        self.roles = []
+
+    def _role(self, r: Role) -> None:
+        r.turn.acquire()
+        try:
+            if not self.stop:
+                with np.errstate(all="ignore"):
+                    r.run()
+        except _Ended:
+            pass
+        except BaseException as error:  # it is raised where the block runs
+            r.error = error
+        r.ended = True
+        self.back.release()
+
+    def _schedule(self) -> None:
+        for _ in range(STEPS):
+            ready = [r for r in self.roles if not r.ended and (r.ready is None or r.ready())]
+            if all(r.ended for r in self.roles):
+                return
+            deliver = bool(self.loads) and (not ready or not self.late and self.draw.random() < 0.3)
+            if deliver:
+                self._arrive(self.loads.pop(int(self.draw.integers(len(self.loads)))))
+                continue
+            if not ready:
+                raise EmulationError("no role of the block can go on: each waits for a phase that does not end")
+            r = self.current = ready[int(self.draw.integers(len(ready)))]
+            r.turn.release()
+            self.back.acquire()
+            if r.error is not None:
+                raise r.error
+        raise EmulationError("the roles of the block do not end")
+
+    def yields(self, ready: Callable[[], bool] | None = None) -> None:
+        """Gives the turn away, until ``ready``."""
+        r = self.current
+        if r is None or not self.roles:
+            if ready is not None and not ready():
+                raise EmulationError("a wait outside the roles of a block")
+            return
+        r.ready = ready
+        self.back.release()
+        r.turn.acquire()
+        if self.stop:
+            raise _Ended
+        r.ready = None
+
+    def finish(self) -> None:
+        """The block is over."""
+        if self.loads:
+            raise EmulationError("a block ends while copies into its shared memory are under way")
+        if self.flights:
+            raise EmulationError("a block ends while its products are under way")
+
+    # -- barriers -----------------------------------------------------------------------------------------------------
+    def barrier(self, at: int) -> Barrier:
+        if at not in self.barriers:
+            raise EmulationError(f"a barrier at byte {at} that nobody initialised")
+        return self.barriers[at]
+
+    def meet(self, number: int, count: int, lanes: Any, done: Callable[[], None]) -> None:
+        """Lanes arrive at a named barrier and wait for the others."""
+        arrived = self.meetings.setdefault(number, [0, 0])
+        arrived[0] += int(lanes.sum())
+        turn = arrived[1]
+        if arrived[0] > count:
+            raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
+        if arrived[0] == count:
+            arrived[0], arrived[1] = 0, turn + 1
+            done()
+        self.yields(lambda: arrived[1] > turn)
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+    def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
+        size = tmap.array.dtype.itemsize
+        starts = coordinates[::-1]
+        box = np.zeros(tmap.box, tmap.array.dtype)
+        inside = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, tmap.box, tmap.array.shape, strict=True)]
+        if all(a < z for a, z in inside):
+            there = tuple(slice(a - s, z - s) for (a, z), s in zip(inside, starts, strict=True))
+            box[there] = tmap.array[tuple(slice(a, z) for a, z in inside)]
+        if tmap.swizzle and (tmap.box[-1] * size != tmap.swizzle or to % (8 * tmap.swizzle)):
+            raise EmulationError(f"a box of {tmap.box[-1] * size} bytes a row at byte {to}, under a swizzle of {tmap.swizzle}")
+        if any(n > 256 for n in tmap.box):
+            raise EmulationError(f"a box of {tmap.box}")
+        data = np.frombuffer(box.tobytes(), np.uint8)
+        cells = swizzled(to + np.arange(data.size), tmap.swizzle)
+        for other in self.loads:
+            if np.intersect1d(cells, other.cells).size:
+                raise EmulationError("two copies under way write the same bytes of shared memory")
+        for group in self.groups.values():
+            for p in [*group.open, *(x for g in group.committed for x in g)]:
+                if np.intersect1d(cells, np.concatenate([operand(p, 0).ravel(), operand(p, 1).ravel()])).size:
+                    raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
+        arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
+        self.loads.append(Load(barrier, cells, data))
+
+    def _arrive(self, load: Load) -> None:
+        self.arena.data[load.cells] = load.data
+        load.barrier.bytes -= load.data.size
+        if load.barrier.bytes < 0:
+            raise EmulationError("a copy brings more bytes than its barrier expects")
+        load.barrier.settle()
+
+    # -- products -----------------------------------------------------------------------------------------------------
+    def group(self, number: int) -> Group:
+        return self.groups.setdefault(number, Group())
+
+    def read(self, p: Product) -> tuple[Any, Any]:
+        cells = [operand(p, which) for which in (0, 1)]
+        if max(int(c.max()) for c in cells) + 1 >= self.arena.data.size:
+            raise EmulationError("a matrix descriptor reaches beyond shared memory")
+        a, b = (self.arena.data[c].astype(np.uint16) | self.arena.data[c + 1].astype(np.uint16) << 8 for c in cells)
+        return a, b
+
+    def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
+        """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
+        group = self.group(number)
+        p.seen = self.read(p)
+        if p.key not in self.flights:
+            if not group.fenced:
+                raise EmulationError("a product without wgmma.fence behind other writes of its registers")
+            f = wgmma_accumulator(n)
+            index = np.indices(f.shape)
+            lanes, slots = number * WARPGROUP + f.thread(*index), base + f.slot(*index)
+            self.flights[p.key] = Flight(registers, lanes, slots, registers[lanes, slots].astype(np.float64))
+            registers[lanes, slots] = np.nan
+        self.flights[p.key].left += 1
+        group.open.append(p)
+
+    def wait(self, number: int, pending: int) -> None:
+        group = self.group(number)
+        while len(group.committed) > pending:
+            for p in group.committed.pop(0):
+                self._complete(p, group)
+
+    def _complete(self, p: Product, group: Group) -> None:
+        now = self.read(p)
+        if not all(np.array_equal(x, y) for x, y in zip(now, p.seen, strict=True)):
+            raise EmulationError("the operands of a product changed while it was under way")
+        a, b = (numerics.decode(x.view(numerics.storage(p.dtype)), p.dtype).astype(np.float64) for x in now)
+        flight = self.flights[p.key]
+        flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(np.float32).astype(np.float64)
+        flight.left -= 1
+        if flight.left == 0:
+            if not np.isnan(flight.registers[flight.lanes, flight.slots]).all():
+                raise EmulationError("an accumulator was written while products were under way")
+            flight.registers[flight.lanes, flight.slots] = flight.value
+            del self.flights[p.key]
+            group.fenced = False
+
+
+def swizzled(address: Any, width: int) -> Any:
+    """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
+    return address ^ ((address >> 7 & MASKS[width]) << 4)
+
+
+def operand(p: Product, which: int) -> Any:
+    """The byte of each element of an operand, (rows, 16), by its descriptor (PTX ISA, "Matrix Descriptor Format", "Strides")."""
+    descriptor, rows, across = (p.a, p.b)[which]
+    start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
+    width = SWIZZLE_OF.get(descriptor >> 62)
+    if width is None:
+        raise EmulationError("a matrix descriptor without a swizzle")
+    r, k = np.indices((rows, 16))
+    if across:
+        wide = width // 2
+        address = r // wide * (leading << 4) + r % wide * 2 + k // 8 * (stride << 4) + k % 8 * width
+    else:
+        address = r // 8 * (stride << 4) + r % 8 * width + k * 2
+    return swizzled((start << 4) + address, width)
+
+
+# ---- the instructions, as `emulate.FUNCTIONS` has them
+
+
+def _one(m: Any, value: Any) -> Any:
+    """What all running lanes agree on."""
+    values = np.unique(np.broadcast_to(value, m.shape)[m])
+    if len(values) != 1:
+        raise EmulationError(f"threads of one instruction disagree: {values[:4]}")
+    return values[0]
+
+
+def _byte(m: Any, pointer: Any) -> int:
+    tile = pointer.memory
+    return int(tile.offset + _one(m, pointer.index) * tile.size)
+
+
+def _groups(b: Any, m: Any) -> list[int]:
+    whole = m[: len(m) // WARPGROUP * WARPGROUP].reshape(-1, WARPGROUP)
+    if m[len(m) // WARPGROUP * WARPGROUP :].any() or not (whole.all(1) | ~whole.any(1)).all():
+        raise EmulationError("an instruction of a warpgroup in part of one")
+    return [int(g) for g in np.flatnonzero(whole.all(1))]
+
+
+def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
+    b.engines.arena = where.memory.arena
+    n = int(_one(m, count))
+    b.engines.barriers[_byte(m, where)] = Barrier(n, n)
+
+
+def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads expect a stage's bytes")
+    made = b.engines.barrier(_byte(m, where))
+    made.pending -= 1
+    made.bytes += int(_one(m, count))
+    if made.pending < 0:
+        raise EmulationError("more arrivals than a phase expects")
+    made.settle()
+    b.engines.yields()
+
+
+def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
+    made, p = b.engines.barrier(_byte(m, where)), int(_one(m, parity))
+    b.engines.yields(lambda: made.phases & 1 != p)
+
+
+def barrier_arrive_warp(b: Any, m: Any, where: Any) -> None:
+    warps = m.reshape(-1, WARP)
+    if not (warps.all(1) | ~warps.any(1)).all():
+        raise EmulationError("an arrival of part of a warp")
+    b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
+    made = b.engines.barrier(_byte(m, where))
+    for _ in range(int(warps.all(1).sum())):
+        made.pending -= 1
+        if made.pending < 0:
+            raise EmulationError("more arrivals than a phase expects")
+        made.settle()
+        b.engines.yields()
+
+
+def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads make one copy")
+    at = [int(_one(m, c)) for c in coordinates]
+    b.engines.load(to.memory.arena, _byte(m, to), tmap, b.engines.barrier(_byte(m, where)), at)
+    b.engines.yields()
+
+
+def descriptor(swizzle: int) -> Callable[..., Any]:
+    mode = next(k for k, w in SWIZZLE_OF.items() if w == swizzle)
+
+    def run(b: Any, m: Any, start: Any, leading: Any) -> Any:
+        at = (start.memory.offset + start.index * start.memory.size).astype(np.uint64)
+        if (at[m] % 16).any():
+            raise EmulationError("a matrix descriptor of an address that is no multiple of 16 bytes")
+        rest = np.uint64(int(_one(m, leading)) >> 4 << 16 | 8 * swizzle >> 4 << 32 | mode << 62)
+        return (at >> np.uint64(4)) | rest
+
+    return run
+
+
+def product(name: str) -> Callable[..., None]:
+    """``ts::wgmma_m64n256k16_bf16_01``."""
+    shape, kind, trans = name.removeprefix("ts::wgmma_").split("_")
+    n = int(shape.partition("n")[2].partition("k")[0])
+    dtype = {"f16": "float16", "bf16": "bfloat16"}[kind]
+
+    def run(b: Any, m: Any, d: Any, a: Any, bb: Any, keep: Any) -> None:
+        for g in _groups(b, m):
+            mine = np.zeros(m.shape, bool)
+            mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
+            base = int(_one(mine, d.index))
+            key = (id(d.memory), g, base)
+            left, right = ((int(_one(mine, x)), rows, t == "1") for x, rows, t in ((a, 64, trans[0]), (bb, n, trans[1])))
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtype))
+
+    return run
+
+
+def fence(b: Any, m: Any) -> None:
+    for g in _groups(b, m):
+        b.engines.group(g).fenced = True
+
+
+def commit(b: Any, m: Any) -> None:
+    for g in _groups(b, m):
+        group = b.engines.group(g)
+        group.committed.append(group.open)
+        group.open = []
+
+
+def waited(pending: int) -> Callable[..., None]:
+    def run(b: Any, m: Any) -> None:
+        for g in _groups(b, m):
+            b.engines.wait(g, pending)
+
+    return run
+
+
+def _nothing(b: Any, m: Any, *_: Any) -> None:
+    pass
+
+
+def find(name: str) -> Callable[..., Any] | None:
+    """The instruction of a name, with its template's argument."""
+    plain, _, number = name.rstrip(">").partition("<")
+    if plain.startswith("ts::wgmma_m64"):
+        return product(plain)
+    if plain == "ts::matrix_descriptor":
+        return descriptor(int(number))
+    if plain == "ts::wgmma_wait":
+        return waited(int(number))
+    return {
+        "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
+        "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
+        "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
+        "ts::more_registers": _nothing,
+    }.get(plain)  # fmt: skip

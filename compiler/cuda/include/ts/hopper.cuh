@@ -1,0 +1,97 @@
+// sm_90a: barriers with transactions, tensor copies, products of a warpgroup.
+#pragma once
+#include <ts/types.cuh>
+
+namespace ts {
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// PTX ISA, "mbarrier.init": the phase ends with the `count`th arrival.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+// What was initialised is visible to the asynchronous proxy and to the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+// Arrives; the phase also waits for `bytes` that copies will bring.
+__device__ __forceinline__ void mbarrier_expect(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
+// Waits until the phase of this parity is over (acquire).
+__device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
+  uint32_t address = shared_address(barrier);
+  uint32_t done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(done)
+                 : "r"(address), "r"(parity)
+                 : "memory");
+  } while (!done);
+}
+// One arrival for the warp (release), behind what all of its lanes did.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+               : "memory");
+}
+
+// PTX ISA, "setmaxnreg": registers of each thread of the warpgroup from here on.
+template <int count>
+__device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+__device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+// PTX ISA, "Matrix Descriptor Format" of wgmma: rows of `swizzle` bytes in groups of eight; `leading` bytes between boxes.
+template <int swizzle>
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int leading) {
+  constexpr uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
+  return uint64_t(shared_address(start) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
+}
+// What the threads wrote to registers is there for the products behind this.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// All but the last `pending` groups of products are complete.
+template <int pending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+// Behind a wait: the compiler may not have read these before.
+template <int count>
+__device__ __forceinline__ void wgmma_arrived(float* d) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+}  // namespace ts

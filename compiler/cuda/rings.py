@@ -1,0 +1,92 @@
+"""The tokens of a ring as mbarriers in shared memory (PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier").
+
+A stage has two. ``full`` expects one arrival, the producer's, which names the bytes that TMA will bring: its phase ends when they
+are there. ``empty`` expects one arrival of each consuming warp. Round n uses stage n % depth for the (n // depth)th time, so a consumer
+waits for the phase n // depth of ``full``, and the producer for the one before of ``empty``, which in the first pass over the ring counts
+as over (a wait for the parity of the phase before a barrier's first returns at once).
+
+- What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
+- TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
+  warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.places import widened
+from tilescale.compiler.tvm_compat import tirx
+
+WARP = 32
+
+
+class Barriers:
+    """A ring's barriers: arrays of ``depth`` words in the arena."""
+
+    def __init__(self, cx: Any, ring: Any):
+        from tilescale.compiler.cuda.kernel import placed
+
+        self.depth = ring.depth
+        self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
+        self.empty, empty = placed(cx.arena, f"empty{ring.number}", "uint64", ring.depth, ring.barriers + 8 * ring.depth)
+        cx.head += [full, empty]
+        #: of one stage, all of its tiles
+        self.bytes = 0
+
+    def stage(self, counter: Any) -> Any:
+        return tirx.IntImm("int32", 0) if self.depth == 1 else tirx.floormod(counter, tirx.IntImm("int32", self.depth))
+
+    def phase(self, counter: Any) -> Any:
+        """The parity of the round's phase."""
+        return tirx.bitwise_and(tirx.floordiv(counter, tirx.IntImm("int32", self.depth)), tirx.IntImm("int32", 1))
+
+
+def at(buffer: Any, index: Any) -> Any:
+    """The address of an element."""
+    return tirx.address_of(tirx.BufferLoad(buffer, [index]))
+
+
+def call(name: str, *args: Any, span: Any = None) -> Any:
+    return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)
+
+
+def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:
+    counter = cx.scalar(token.args[0])
+    back = int(token.attrs["back"]) if "back" in token.attrs else 0
+    return cx.barriers[int(token.attrs["ring"])], counter - back if back else counter
+
+
+def acquire(cx: Any, token: Any) -> Any:
+    """The stage is empty; what will fill it is announced, so that copies may arrive in any order behind this."""
+    b, n = _of(cx, token)
+    free = tirx.bitwise_xor(b.phase(n), tirx.IntImm("int32", 1))
+    waited = call("mbarrier_wait", at(b.empty, b.stage(n)), free, span=token.span)
+    return tirx.SeqStmt([waited, call("mbarrier_expect", at(b.full, b.stage(n)), tirx.IntImm("int32", b.bytes), span=token.span)])
+
+
+def commit(cx: Any, token: Any) -> Any:
+    """Nothing: the copies name the stage's barrier themselves."""
+    return tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+def wait(cx: Any, token: Any) -> Any:
+    b, n = _of(cx, token)
+    return call("mbarrier_wait", at(b.full, b.stage(n)), b.phase(n), span=token.span)
+
+
+def release(cx: Any, token: Any) -> Any:
+    b, n = _of(cx, token)
+    return call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), span=token.span)
+
+
+def initialised(cx: Any) -> list[Any]:
+    """One thread sets up all barriers. The fences make that visible to TMA (the asynchronous proxy) and the meeting behind them to all
+    threads, before anyone waits or arrives."""
+    warps = tirx.IntImm("int32", cx.threads // WARP)
+    made = []
+    for b in cx.barriers.values():
+        s = tirx.Var("s", "int32")
+        body = tirx.SeqStmt([call("mbarrier_init", at(b.full, s), widened(1, "int32")), call("mbarrier_init", at(b.empty, s), warps)])
+        made.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.UNROLLED, body))
+    one = tirx.IfThenElse(tirx.EQ(cx.tid, widened(0, "int32")), tirx.SeqStmt([*made, call("fence_mbarrier_init")]), None)
+    return [one, tirx.Evaluate(tirx.call_extern("void", "__syncthreads"))]

@@ -1,0 +1,136 @@
+"""Products of a warpgroup from shared memory: wgmma.mma_async (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate").
+
+Operands are named by matrix descriptors, which walk the boxes that TMA wrote. An operand whose rows run along k ("K-major") is stepped
+along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole groups of
+rows. Accumulators are registers that the tensor cores write until ``wait_group`` says otherwise: nothing may touch them in between,
+and the compiler is told so by naming them all behind that wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.cuda.rings import at
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.tvm_compat import tirx
+
+WARPGROUP, ROWS, DEPTH = 128, 64, 16
+KINDS = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
+    """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
+    m, n, k = extents
+    held = cx.places[call.args[2].source]
+    down, across = parts(held.layout)
+    own_m, own_n = m // down, n // across
+    blocks = own_m // ROWS
+    group = tirx.Var("warpgroup", "int32")
+    binds, row, col = [], tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
+    if down * across > 1:
+        binds.append(tirx.Bind(group, cx.thread() // WARPGROUP))
+        cx.bind_range(group, down * across)
+        row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
+    zero = tirx.IntImm("int32", 0)
+    descriptors = []
+    for name, o, first in (("a", a, row), ("b", b, col)):
+        var = tirx.Var(f"{name}_desc", "uint64")
+        start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
+        binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
+        descriptors.append(var)
+    kind = KINDS[element_dtype(a.place.buf)]
+    function = f"ts::wgmma_m64n{own_n}k16_{kind}_{int(a.across)}{int(b.across)}"
+    clear = bool(constant(call.args[3]))
+    steps = []
+    for step in range(k // DEPTH):
+        for block in range(blocks):
+            left = _moved(cx, descriptors[0], a, block * ROWS, step * DEPTH)
+            right = _moved(cx, descriptors[1], b, 0, step * DEPTH)
+            into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
+            keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
+            steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
+    body = [*binds, _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
+    pending = int(call.attrs["wgmma"])
+    if pending > 0:
+        body.append(_plain(f"wgmma_wait<{pending}>", call.span))
+    elif pending == 0:
+        body.append(awaited(cx, [call.args[2]], 0, call.span))
+    return sequence(body)
+
+
+def parts(fragment: Any) -> tuple[int, int]:
+    """How many warpgroups share an accumulator along m and along n."""
+    found = [1, 1]
+    for p in fragment.pieces:
+        if p.to == "thread" and p.axis is not None and p.stride * p.extent > WARPGROUP:
+            found[p.axis] *= p.extent * p.stride // max(p.stride, WARPGROUP)
+    return found[0], found[1]
+
+
+def linear(o: Any, i: Any, k: Any) -> Any:
+    """The flat index of ``(i, k)`` of an operand in front of the swizzle, which descriptors leave to the hardware."""
+    index = list(o.mins)
+    first, second = (k, i) if o.across else (i, k)
+    for axis, x in zip(o.axes, (first, second), strict=True):
+        index[axis] = index[axis] + x
+    return o.place.linear(index)
+
+
+def _moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
+    """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding stays within the 14 bits
+    of the address, since shared memory ends below 2**18 bytes."""
+    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+    distance = cx.analyzer.simplify(linear(o, number(i), number(k)) - linear(o, number(0), number(0)))
+    units = int(distance) * o.place.layout.bits // 8 // 16
+    return descriptor + tirx.IntImm("uint64", units) if units else descriptor
+
+
+def _leading(o: Any) -> Any:
+    """The leading dimension byte offset: between boxes, where the operand is stored with its rows as columns; else of no meaning."""
+    layout = o.place.layout
+    wide = layout.swizzle * 8 // layout.bits
+    return tirx.IntImm("int32", int(o.place.shape[-2]) * wide * layout.bits // 8 if o.across else 16)
+
+
+def _plain(name: str, span: Any) -> Any:
+    return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
+
+
+def awaited(cx: Any, tiles: Any, pending: int, span: Any = None) -> Any:
+    """``wait_group`` and the accumulators named behind it."""
+    out = [_plain(f"wgmma_wait<{pending}>", span)]
+    for tile in tiles:
+        held = cx.places[tile.source]
+        out.append(tirx.Evaluate(tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf)), span))
+    return sequence(out)
+
+
+def function_text(name: str) -> str:
+    """The definition of ``ts::wgmma_m64n…``, whose operands PTX lists one by one. Printed with the kernels that call it."""
+    shape, kind, trans = name.rsplit("_", 2)
+    n = int(shape.partition("n")[2].partition("k")[0])
+    count = n // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    rows = _folded(operands, 12)
+    body = "\n".join(f'      "{part}"' for part in _folded(registers, 24))
+    return (
+        f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
+        f"__device__ __forceinline__ void {name}(float* d, uint64_t a, uint64_t b, int keep) {{\n"
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"\n'
+        f"{body}\n"
+        f'      "}}, %{count}, %{count + 1}, p, 1, 1, {trans[0]}, {trans[1]}; }}"\n'
+        f"      : {(chr(10) + '        ').join(rows)}\n"
+        f'      : "l"(a), "l"(b), "r"(keep));\n'
+        f"}}"
+    )
+
+
+def _folded(text: str, each: int) -> list[str]:
+    """A list with commas, cut into lines of ``each``."""
+    items = text.split(", ")
+    lines = [", ".join(items[k : k + each]) for k in range(0, len(items), each)]
+    return [line + ("," if k + 1 < len(lines) else "") for k, line in enumerate(lines)]

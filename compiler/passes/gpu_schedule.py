@@ -1,0 +1,242 @@
+"""Roles and rings on GPUs. On Hopper a producer warp fills the rings of pipelined loops by TMA and the block's threads consume them by
+wgmma, where all of a kernel's rings allow it; elsewhere one role does everything in turn, with one stage. Which of the two it is, and
+why, is decided here, once, and said at log level info.
+
+What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
+most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by nothing
+but products of 16-bit floats summed in float32; one to three warpgroups of consumers.
+
+A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
+that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
+the loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.ring import token
+from tilescale.compiler.ops.wgmma import await_products
+from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.gpu_arena import limit_of
+from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.schedule import ROLES, schedule
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+WARPGROUP = 128
+#: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
+#: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
+REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (232, 40), 384: (160, 32)}
+#: axes of a tensor that TMA can copy from
+MOST_AXES = 5
+#: rows of a box
+MOST_ROWS = 256
+
+
+class Unfit(Exception):
+    """A kernel keeps to one role; ``str`` says why, ``loc`` where."""
+
+    def __init__(self, reason: str, node: Any = None):
+        super().__init__(reason)
+        self.loc = loc_of(getattr(node, "span", None))
+
+
+def gpu_schedule(program: Any, arch: str) -> Any:
+    """The program at the scheduled level, for GPUs of an architecture."""
+    program = replace(program, notes=list(program.notes))
+    if arch != "sm_90a" or not _pipelined(program):
+        return schedule(program)
+    try:
+        return _with_roles(program, limit_of(arch))
+    except Unfit as why:
+        place = f" (line {why.loc.line})" if why.loc else ""
+        program.notes.append(f"{program.name} copies in turn, without TMA and wgmma{place}: {why}")
+        return schedule(program)
+
+
+def _pipelined(program: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.For, lambda f: found.append(f) if int((f.annotations or {}).get("ts.num_stages", 0)) > 0 else None))
+    return bool(found)
+
+
+def _with_roles(program: Any, limit: int) -> Any:
+    if program.launch.threads not in REGISTERS:
+        raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
+    if program.hints.get("layouts"):
+        raise Unfit("T.annotate_layout fixes layouts")
+    made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES)
+    plan = made.schedule
+    if not plan.rings or any(r.form != ROLES for r in plan.rings):
+        raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
+    _check_place(made)
+    _check_copies(made)
+    _check_readers(made)
+    return made.with_body(_products(made, structural_map(made.func.body, (tirx.For, lambda f: _late(f)))))
+
+
+def _depth(program: Any, limit: int) -> int:
+    """The most stages that fit beside everything else that the block has in shared memory."""
+    one = schedule(program, depth=1, roles=splitting.ROLES)
+    sizes: dict[Any, int] = {}
+
+    def size(s: Any) -> None:
+        if s.buffer.ty.storage_scope.startswith("shared"):
+            sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
+
+    structural_walk(one.func.body, (tirx.AllocBuffer, size))
+    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
+    rest = sum(sizes.values()) - ring
+    depth = (limit - rest - 1024) // ring if ring else 0  # a kilobyte for barriers and alignment
+    if depth < 1:
+        raise Unfit("its tiles fill shared memory, whole")
+    return int(depth)
+
+
+# ---- what it takes
+
+
+def _check_place(program: Any) -> None:
+    """One region, the whole kernel: what stands around it is variables alone."""
+    body = program.func.body
+    while isinstance(body, tirx.AttrStmt) and body.attr_key != "ts.role":
+        if body.attr_key == "ts.scale":
+            raise Unfit("its loops stand inside a T.Scale", body)
+        body = body.body
+    stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    roles = [s for s in stmts if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role"]
+    inside: list[Any] = []
+    structural_walk(body, (tirx.AttrStmt, lambda s: inside.append(s) if s.attr_key == "ts.role" else None))
+    plain = [s for s in stmts if not any(s is r for r in roles)]
+    if len(roles) != 2 or len(inside) != 2 or any(not isinstance(s, (tirx.AllocBuffer, tirx.BufferStore, tirx.Bind)) for s in plain):
+        raise Unfit("what its loops copy and what they compute cannot be taken apart for the kernel as a whole", program.launch)
+    for call in splitting.calls(roles[0]):
+        if call.op.name == "ts.wait":
+            raise Unfit("copies wait for signals", call)
+
+
+def _check_copies(program: Any) -> None:
+    """Every fill of a ring is a copy that TMA can do."""
+    params = {p.var for p in program.params}
+    for call in splitting.calls(program.func.body):
+        if call.op.name == "ts.copy" and "ring" in call.attrs:
+            _check_copy(call, params)
+
+
+def _check_copy(call: Any, params: set[Any]) -> None:
+    src, dst = call.args[:2]
+    var, name = src.source, src.source.name
+    if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
+        raise Unfit(f"{name} is no tensor of this rank alone", call)
+    if element_dtype(var) != element_dtype(dst.source):
+        raise Unfit(f"the copy of {name} changes the dtype", call)
+    shape = list(var.ty.shape)
+    if len(shape) > MOST_AXES or list(var.ty.strides):
+        raise Unfit(f"{name} has {len(shape)} axes or strides of its own", call)
+    axes, tile = long_axes(src), [int(e) for e in dst.source.ty.shape[1:]]
+    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [int(src.region[k].extent) for k in axes] != tile:
+        raise Unfit(f"the tile of {name} is no matrix of whole rows", call)
+    row = constant(shape[-1])
+    if row is None or row * bits_of(var) // 8 % 16:
+        raise Unfit(f"rows of {name} are not known to be a multiple of 16 bytes", call)
+    if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
+        raise Unfit(f"a tile of {tile[0]} × {tile[1]} has no swizzle", call)
+
+
+def _check_readers(program: Any) -> None:
+    """Nothing but products reads a ring, and wgmma can do each of them."""
+    rings = program.schedule.ring_of
+    loads: list[Any] = []
+    structural_walk(program.func.body, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: loads.append(s.data) if s.data.args[0] in rings else None))
+    if loads:
+        raise Unfit("a tile of a ring is read element by element, or viewed", loads[0])
+    for call in splitting.calls(program.func.body):
+        op = base.REGISTRY[call.op.name]
+        touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
+        if not touched or "ring" in call.attrs:
+            continue
+        if op.name != "gemm":
+            raise Unfit(f"T.{op.name} reads {touched[0]}", call)
+        if why := _no_wgmma(call, program):
+            raise Unfit(why, call)
+
+
+def _no_wgmma(call: Any, program: Any) -> str | None:
+    """Why a product is not one of wgmma; None where it is."""
+    from tilescale.compiler.cuda.gemm import wgmma_fragments
+
+    a, b, c = call.args[:3]
+    rings = program.schedule.ring_of
+    if a.source not in rings or b.source not in rings:
+        return "an operand of T.gemm is no tile of a ring"
+    dtypes = [element_dtype(r.source) for r in (a, b, c)]
+    if dtypes[0] != dtypes[1] or dtypes[0] not in ("float16", "bfloat16") or dtypes[2] != "float32":
+        return f"T.gemm of {dtypes[0]} by {dtypes[1]} into {dtypes[2]}"
+    if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
+        return "T.gemm inside a T.Scale, or with a condition for clear_accum"
+    if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
+        return "T.gemm into what is no whole fragment"
+    for r in (a, b):
+        if not all(constant(x.min) == 0 and int(x.extent) == int(e) for x, e in zip(r.region[1:], r.source.ty.shape[1:], strict=True)):
+            return f"T.gemm of a part of {r.source.name}"
+    k = int(a.region[1].extent if call.attrs["trans_a"] else a.region[2].extent)
+    if k % 16 or not wgmma_fragments(call, program.launch.threads):
+        m, n = (int(e) for e in c.source.ty.shape)
+        return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
+    return None
+
+
+# ---- products, and when they are awaited
+
+
+def _products(program: Any, body: Any) -> Any:
+    """The body with every product of a ring marked as wgmma's."""
+    rings = program.schedule.ring_of
+
+    def mark(s: Any) -> Any:
+        c = s.value
+        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or c.args[0].source not in rings:
+            return s
+        attrs = {"wgmma": 0, **dict(c.attrs)}
+        return tirx.Evaluate(ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span), s.span)
+
+    return structural_map(body, (tirx.Evaluate, mark))
+
+
+def _late(loop: Any) -> Any:
+    """A loop that only multiplies, its products awaited one round late; any other as it is.
+
+    Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
+    only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
+    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    kinds = [_kind(s) for s in stmts]
+    if len(kinds) < 4 or kinds[0] != "ring_wait" or kinds[-2:] != ["ring_release", "store"] or set(kinds[1:-2]) != {"gemm"}:
+        return loop
+    products = [s.value for s in stmts[1:-2]]
+    first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
+    late = token("release", number, first.args[0], stmts[-2].span, back=1)
+    marked = [tirx.Evaluate(ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "wgmma": len(products) if c is products[-1] else -1}, ret_ty=c.ty,
+                                    span=c.span), s.span) for c, s in zip(products, stmts[1:-2], strict=True)]  # fmt: skip
+    zero = tirx.IntImm(str(loop.loop_var.ty), 0)
+    body = [stmts[0], *marked, tirx.IfThenElse(loop.loop_var > zero, late, None), stmts[-1]]
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
+    tiles = list({c.args[2].source: c.args[2] for c in products}.values())
+    extent = constant(loop.extent)
+    last: Any = late if extent else tirx.IfThenElse(loop.extent > tirx.IntImm(str(loop.extent.ty), 0), late, None)
+    return sequence([made, await_products(tiles, span), last])
+
+
+def _kind(s: Any) -> str:
+    if isinstance(s, tirx.BufferStore):
+        return "store"
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return "" if op is None else op.name
