@@ -359,13 +359,13 @@ def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
     b.engines.yields(lambda: made.phases & 1 != p)
 
 
-def barrier_arrive_warp(b: Any, m: Any, where: Any) -> None:
+def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     warps = m.reshape(-1, WARP)
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
     b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
     made = b.engines.barrier(_byte(m, where))
-    for _ in range(int(warps.all(1).sum())):
+    for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
         made.pending -= 1
         if made.pending < 0:
             raise EmulationError("more arrivals than a phase expects")

@@ -27,11 +27,12 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
                "r"(parity)
                : "memory");
 }
-// One arrival for the warp (release), behind what all of its lanes did.
-__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier) {
+// One arrival for the warp (release), behind what all of its lanes did, where `when` holds: a predicate and no branch, as above.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier, int when) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(shared_address(barrier)),
+               "r"(threadIdx.x % 32 == 0 ? when : 0)
+               : "memory");
 }
 
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
