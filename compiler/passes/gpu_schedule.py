@@ -227,7 +227,8 @@ def _late(loop: Any) -> Any:
                                     span=c.span), s.span) for c, s in zip(products, stmts[1:-2], strict=True)]  # fmt: skip
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
     body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
+    notes = {**dict(loop.annotations), "ts.late": 1}
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
     last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
     return sequence([made, await_products(tiles, span), last])
