@@ -359,13 +359,13 @@ def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
     b.engines.yields(lambda: made.phases & 1 != p)
 
 
-def barrier_arrive_warp(b: Any, m: Any, where: Any) -> None:
+def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     warps = m.reshape(-1, WARP)
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
     b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
     made = b.engines.barrier(_byte(m, where))
-    for _ in range(int(warps.all(1).sum())):
+    for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
         made.pending -= 1
         if made.pending < 0:
             raise EmulationError("more arrivals than a phase expects")
@@ -449,5 +449,5 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing,
+        "ts::more_registers": _nothing, "__builtin_assume": _nothing,
     }.get(plain)  # fmt: skip

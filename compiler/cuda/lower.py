@@ -382,7 +382,13 @@ class Lowering(Scalars, NestLowering):
         unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
         dt = str(var.ty)
-        return tirx.For(var, tirx.IntImm(dt, 0), widened(extent, dt), kind, self.stmt(s.body), span=s.span)
+        count, head = widened(extent, dt), []
+        if "ts.late" in (s.annotations or {}) and not isinstance(extent, int) and self.proven(count > tirx.IntImm(dt, 0)):
+            # Without a way around the loop products stay in flight: where ways meet, ptxas awaits each of them (C7515).
+            count = tirx.Var("rounds", dt)
+            some = tirx.Evaluate(tirx.call_extern("void", "__builtin_assume", count > tirx.IntImm(dt, 0)))
+            head = [tirx.Bind(count, widened(extent, dt)), some]
+        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), span=s.span)])
 
     def bind_range(self, var: Any, extent: Any) -> None:
         dt = str(var.ty)

@@ -23,7 +23,7 @@ from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
-from tilescale.compiler.ops.ring import token
+from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
@@ -223,15 +223,14 @@ def _late(loop: Any) -> Any:
         return loop
     products = [s.value for s in stmts[1:-2]]
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    late = token("release", number, first.args[0], stmts[-2].span, back=1)
     marked = [tirx.Evaluate(ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "wgmma": len(products) if c is products[-1] else -1}, ret_ty=c.ty,
                                     span=c.span), s.span) for c, s in zip(products, stmts[1:-2], strict=True)]  # fmt: skip
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
-    body = [stmts[0], *marked, tirx.IfThenElse(loop.loop_var > zero, late, None), stmts[-1]]
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
+    body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
+    notes = {**dict(loop.annotations), "ts.late": 1}
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
-    extent = constant(loop.extent)
-    last: Any = late if extent else tirx.IfThenElse(loop.extent > tirx.IntImm(str(loop.extent.ty), 0), late, None)
+    last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
     return sequence([made, await_products(tiles, span), last])
 
 
