@@ -436,6 +436,10 @@ def _nothing(b: Any, m: Any, *_: Any) -> None:
     pass
 
 
+def _trap(b: Any, m: Any) -> None:
+    raise EmulationError("a trap")
+
+
 def find(name: str) -> Callable[..., Any] | None:
     """The instruction of a name, with its template's argument."""
     plain, _, number = name.rstrip(">").partition("<")
@@ -449,5 +453,5 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__builtin_assume": _nothing,
+        "ts::more_registers": _nothing, "__trap": _trap,
     }.get(plain)  # fmt: skip

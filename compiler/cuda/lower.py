@@ -384,9 +384,10 @@ class Lowering(Scalars, NestLowering):
         dt = str(var.ty)
         count, head = widened(extent, dt), []
         if "ts.late" in (s.annotations or {}) and not isinstance(extent, int) and self.proven(count > tirx.IntImm(dt, 0)):
-            # Without a way around the loop products stay in flight: where ways meet, ptxas awaits each of them (C7515).
+            # Without a way around the loop products stay in flight: where ways meet, ptxas awaits each of them (C7515). A promise that
+            # there is a round may be forgotten on the way to ptxas; this branch, which is never taken, is not.
             count = tirx.Var("rounds", dt)
-            some = tirx.Evaluate(tirx.call_extern("void", "__builtin_assume", count > tirx.IntImm(dt, 0)))
+            some = tirx.IfThenElse(count < tirx.IntImm(dt, 1), tirx.Evaluate(tirx.call_extern("void", "__trap")), None)
             head = [tirx.Bind(count, widened(extent, dt)), some]
         return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), span=s.span)])
 
