@@ -213,7 +213,8 @@ def _products(program: Any, body: Any) -> Any:
 
 def _marked(call: Any, span: Any, pending: int) -> Any:
     """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is negative."""
-    return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs={**dict(call.attrs), "wgmma": pending}, ret_ty=call.ty, span=call.span), span)
+    attrs = {**dict(call.attrs), "wgmma": pending}
+    return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
 
 
 def _late(loop: Any) -> Any:

@@ -50,27 +50,26 @@ def test_products(shape: tuple[int, int, int], options: dict[str, Any], seed: in
     agree(kernel, arguments(*shape, options), seed=seed)
 
 
-def test_a_persistent_kernel_keeps_its_ring():
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_persistent_kernel_keeps_its_ring(seed: int):
     """The counters live across tiles, the producer runs ahead of the epilogue."""
-    M, N, K = 200, 264, 200
+    options = {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 2, "panel": 2, "out": "float32"}
+    assert "ts::tma_load" in print_kernel(lowered(gemm(200, 136, 200, **options))[0]).text
+    agree(gemm(200, 136, 200, **options), arguments(200, 136, 200, options), seed=seed)
+
+
+@pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
+def test_panels_reach_every_block(panel: int, order: str):
+    m = T.dynamic("m")
 
     @T.prim_func
-    def kernel(A: T.Tensor((M, K), "float16"), B: T.Tensor((K, N), "float16"), C: T.Tensor((M, N), "float32")):
-        with T.Kernel(2, threads=128) as block:
-            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 128), "float16")
-            acc = T.alloc_fragment((64, 128), "float32")
-            for tile in T.serial(block, T.ceildiv(M, 64) * T.ceildiv(N, 128), 2):
-                T.clear(acc)
-                for k in T.Pipelined(T.ceildiv(K, 64), num_stages=3):
-                    T.copy(A[tile // T.ceildiv(N, 128) * 64, k * 64], a)
-                    T.copy(B[k * 64, tile % T.ceildiv(N, 128) * 128], b)
-                    T.gemm(a, b, acc)
-                T.copy(acc, C[tile // T.ceildiv(N, 128) * 64, tile % T.ceildiv(N, 128) * 128])
+    def kernel(A: T.Tensor((m, 100), "int32")):
+        with T.Kernel(T.ceildiv(100, 16), T.ceildiv(m, 4), threads=32) as (bx, by):
+            T.use_swizzle(panel, order)
+            for i, j in T.Parallel(4, 16):
+                A[by * 4 + i, bx * 16 + j] += by * 1000 + bx + 1
 
-    args = {"A": data((M, K), "float16", 1), "B": data((K, N), "float16", 2), "C": empty((M, N), "float32")}
-    assert "ts::tma_load" in print_kernel(lowered(kernel)[0]).text
-    for seed in range(2):
-        agree(kernel, args, seed=seed)
+    agree(kernel, {"A": empty((30, 100), "int32")})
 
 
 # ---- faults
@@ -146,7 +145,7 @@ def test_the_text():
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132}], ids=str)
 def test_products_stay_in_flight(options: dict[str, Any]):
     """No spills, and nothing that makes the machine await each product (ptxas' warning C7514)."""
     made = toolchain.compile_cubin(print_kernel(lowered(gemm(**{"M": 4096, "N": 4096, "K": 4096, "trans_a": "K" in options, **options}))[0]), "sm_90a")
