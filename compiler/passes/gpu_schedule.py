@@ -80,7 +80,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
-    return made.with_body(_products(made, structural_map(made.func.body, (tirx.For, lambda f: _late(f)))))
+    body = structural_map(made.func.body, (tirx.For, lambda f: _late(f, plan)))
+    return made.with_body(_products(made, body))
 
 
 def _depth(program: Any, limit: int) -> int:
@@ -217,8 +218,9 @@ def _marked(call: Any, span: Any, pending: int) -> Any:
     return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
 
 
-def _late(loop: Any) -> Any:
-    """A loop that only multiplies, its products awaited one round late; any other as it is.
+def _late(loop: Any, plan: Any) -> Any:
+    """A loop that only multiplies, its products awaited one round late; any other as it is, and one whose ring has a single stage, which
+    must be empty before the next round.
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
@@ -227,6 +229,8 @@ def _late(loop: Any) -> Any:
     if len(kinds) < 4 or kinds[0] != "ring_wait" or kinds[-2:] != ["ring_release", "store"] or set(kinds[1:-2]) != {"gemm"}:
         return loop
     products = [s.value for s in stmts[1:-2]]
+    if plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
+        return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
     marked = [_marked(c, s.span, len(products) if c is products[-1] else -1) for c, s in zip(products, stmts[1:-2], strict=True)]
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)

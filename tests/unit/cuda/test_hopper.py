@@ -27,6 +27,7 @@ CASES = [
     ((64, 136, 200), {"BM": 64, "BN": 128, "stages": 2, "trans_a": True, "trans_b": True}, 3),
     ((1, 264, 200), {"BM": 128, "BN": 256, "stages": 4}, 4),
     ((100, 96, 200), {"BM": 128, "BN": 96, "BK": 32, "stages": 4}, 5),
+    ((100, 72, 200), {"BM": 128, "BN": 64, "stages": 1}, 7),
     ((200, 40, 264), {"BM": 192, "BN": 48, "BK": 128, "stages": 3, "threads": 384}, 6),
 ]
 
@@ -70,6 +71,38 @@ def test_panels_reach_every_block(panel: int, order: str):
                 A[by * 4 + i, bx * 16 + j] += by * 1000 + bx + 1
 
     agree(kernel, {"A": empty((30, 100), "int32")})
+
+
+def test_two_products_of_one_ring():
+    """Both are awaited one round late, as two groups; and a statement between them means that each is awaited at once."""
+    shape, half = (64, 128), (64, 64)
+
+    def kernel(between: bool) -> Any:
+        @T.prim_func
+        def both(A: T.Tensor((64, 328), "float16"), B: T.Tensor((328, 64), "float16"), C: T.Tensor(shape, "float32"), n: T.int32):
+            with T.Kernel(1, threads=128):
+                a, b = T.alloc_shared(half, "float16"), T.alloc_shared(half, "float16")
+                x, y = T.alloc_fragment(half, "float32"), T.alloc_fragment(half, "float32")
+                T.clear(x)
+                T.clear(y)
+                for k in T.Pipelined(n, num_stages=3):
+                    T.copy(A[0, k * 64], a)
+                    T.copy(B[k * 64, 0], b)
+                    T.gemm(a, b, x)
+                    if between:
+                        for i, j in T.Parallel(64, 64):
+                            x[i, j] = x[i, j] * 0.5
+                    T.gemm(a, b, y, transpose_A=True)
+                T.copy(x, C[0:64, 0:64])
+                T.copy(y, C[0:64, 64:128])
+
+        return both
+
+    args = {"A": data((64, 328), "float16", 1), "B": data((328, 64), "float16", 2), "C": empty(shape, "float32")}
+    for between, n, wait in ((False, 6, "ts::wgmma_wait<2>"), (False, 0, "ts::wgmma_wait<2>"), (True, 6, "ts::wgmma_wait<0>")):
+        text = print_kernel(lowered(kernel(between))[0]).text
+        assert wait in text and "ts::tma_load" in text
+        agree(kernel(between), {**args, "n": n}, seed=n)
 
 
 # ---- faults
