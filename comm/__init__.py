@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "World", "abort", "barrier", "empty", "finalize", "full", "init", "is_initialized", "local_rank", "peer", "rank", "signals",
-    "team", "team_count", "world", "world_size", "zeros",
+    "team", "world", "world_size", "zeros",
 ]  # fmt: skip
 
 _lock = threading.RLock()
@@ -215,11 +215,6 @@ def team(ranks: Any) -> Team | None:
     if not members or len(set(members)) != len(members) or not all(0 <= r < mine.world.size for r in members):
         raise TileValueError(f"team({list(members)})", expected=f"different ranks out of 0 … {mine.world.size - 1}")
     return mine.make_team(members) if mine.place.rank in members else None
-
-
-def team_count() -> int:
-    """How many teams this rank is in, everyone's included."""
-    return len(_need().teams)
 
 
 # ---- the end

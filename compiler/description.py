@@ -75,8 +75,8 @@ def metadata(program: Any) -> dict[str, Any]:
         "params": params,
         "symbols": list(program.symbols),
         "returns": list(program.returns),
-        "loc": _loc(program.loc),
-        "launch_loc": _loc(launch.loc),
+        "loc": location(program.loc),
+        "launch_loc": location(launch.loc),
         "collective": any(p["kind"] in ("symm", "signal") for p in params) or meets_ranks(program.func.body),
         "threads": launch.threads,
         "shared_bytes": shared_bytes(program),
@@ -108,7 +108,7 @@ def _require_defined(program: Any, symbols: Symbols) -> None:
 
 
 def _metadata(p: Any, written: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "loc": _loc(p.loc), "written": written, "output": p.output}
+    out: dict[str, Any] = {"name": p.name, "dtype": str(p.spec.dtype), "loc": location(p.loc), "written": written, "output": p.output}
     if not isinstance(p.spec, TensorSpec):
         return {**out, "kind": "scalar"}
     out["keep"] = p.spec.kind == "signal" and p.spec.keep
@@ -126,7 +126,8 @@ def expression(value: Any) -> Any:
     return int(known)
 
 
-def _loc(loc: Loc | None) -> list[Any] | None:
+def location(loc: Loc | None) -> list[Any] | None:
+    """A place as JSON, see tilescale.explain.place."""
     return None if loc is None else [loc.file, loc.line, loc.col, loc.end_line, loc.end_col]
 
 

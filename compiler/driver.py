@@ -15,7 +15,7 @@ from typing import Any
 
 from tilescale.compiler import static
 from tilescale.compiler.backend import Backend, Lowered
-from tilescale.compiler.description import Artifact
+from tilescale.compiler.description import Artifact, location
 
 #: target → the module of its back end, which is loaded when it is first asked for
 BACKENDS = {"cpu": "tilescale.compiler.cpu.backend", "cuda": "tilescale.compiler.cuda.backend"}
@@ -42,7 +42,7 @@ def lower(program: Any, target: str = "cpu", *, instrument: bool = False, keep: 
 
 def compile_program(
     program: Any, path: str | os.PathLike[str], *, target: str = "cpu", instrument: bool = False, fingerprint: int | None = None,
-    ranks: int | None = None, world: int | None = None,
+    world: int | None = None,
 ) -> Artifact:  # fmt: skip
     """Compiles a traced kernel to the file ``path``: a shared object, or a GPU's code.
 
@@ -51,19 +51,32 @@ def compile_program(
         target: see `backend`.
         instrument: log remote operations and waits (tilescale.native.events).
         fingerprint: what ranks compare when they launch together; by default made from the tile IR.
-        ranks, world: on how many ranks the kernel will run, and on how many at most, for the static checks; open without.
+        world: on how many ranks the kernel will run at most, for the static checks; open without. What is wrong on every number up to it
+            stops the compilation; of a kernel in which ranks meet, ``meta["on_ranks"]`` has what is wrong on just so many.
 
     Raises:
         TileError: anything that the target refuses, and what the static checks refute, placed in the user's source.
     """
     with _lock:
         lowered = lower(program, target, instrument=instrument)
-        static.require(program, ranks, world)  # behind the refusals of the passes, which say the same of constants, and before the code
+        static.require(program, world=world)  # behind the refusals of the passes, which say the same of constants, and before the code
         made = backend(target)
         number = _own_fingerprint(program) if fingerprint is None else fingerprint
         artifact = made.describe(lowered, instrument=instrument, fingerprint=number)
         artifact.meta |= made.build(lowered, Path(path))
+        if artifact.meta["collective"]:
+            artifact.meta["on_ranks"] = {} if world is None else on_ranks(program, world)
         return artifact
+
+
+def on_ranks(program: Any, ranks: int) -> dict[str, Any]:
+    """``{str(ranks): what the static checks refuse of a launch on just so many}``, as JSON: TileValueError's arguments, or None."""
+    with _lock:
+        found = static.first_refuted(program, ranks)
+    if found is None:
+        return {str(ranks): None}
+    error = found.error()
+    return {str(ranks): {"message": error.message, "loc": location(error.loc), "expected": error.expected, "hint": error.hint}}
 
 
 def _own_fingerprint(program: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import sys
 import time
@@ -31,20 +32,22 @@ MAX_RANKS = 64
     help="What runs: the program, what a schedule with rings and roles makes of it, or both, compared.",
 )  # fmt: skip
 @click.option("--bound", type=click.IntRange(1), default=10_000, show_default=True, help="At most so many runs of an exhaustive schedule.")
+@click.option("--static", "table", is_flag=True, help="Print what the static checks know of each kernel, and why of what they do not.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
 @click.argument("program")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, module: bool, as_json: bool, program: str,
-    args: tuple[str, ...],
-) -> None:
+    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, table: bool, module: bool, as_json: bool,
+    program: str, args: tuple[str, ...],
+) -> None:  # fmt: skip
     """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
 
     The program runs unmodified, once for each rank; its kernels run on the simulator, whatever target they ask for. Each launch is run
-    in turn (these are the results that the program gets) and again under the schedule with every seed. Findings go to stderr, a summary
-    to stdout. Exit code: 0 where nothing was found, 1 where something was, 3 where the program itself failed.
+    in turn (these are the results that the program gets) and again under the schedule with every seed; the static checks look at each
+    kernel once for its ranks, integers and extents. Findings go to stderr, a summary to stdout. Exit code: 0 where nothing was found, 1
+    where something was, 3 where the program itself failed.
     """
     if not module and not Path(program).exists():
         raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
@@ -52,18 +55,24 @@ def command(
 
     if schedule.partition(":")[0] not in SCHEDULES:
         raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
+    if "@" in schedule and not re.fullmatch(r"exhaustive:[1-9]\d*@[^@]+", schedule):
+        raise click.UsageError(f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it")
     if level != "tile" and schedule.startswith("exhaustive"):
         raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
-    ctx.exit(Check(count, simulator.Checking(schedule, seeds, level, bound=bound), module, program, args, as_json).run())
+    ctx.exit(Check(count, simulator.Checking(schedule, seeds, level, bound=bound), module, program, args, as_json, table).run())
 
 
 class Check:
     """One run of the command."""
 
-    def __init__(self, count: int, checking: simulator.Checking, module: bool, program: str, args: tuple[str, ...], as_json: bool):
+    def __init__(
+        self, count: int, checking: simulator.Checking, module: bool, program: str, args: tuple[str, ...], as_json: bool,
+        table: bool = False,
+    ):  # fmt: skip
         from tqdm import tqdm
 
         self.count, self.module, self.program, self.as_json, self.checking = count, module, program, as_json, checking
+        self.table = table
         self.world = simulator.world(count, self.checking)
         personas.Persona.share()
         self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr))
@@ -128,13 +137,20 @@ class Check:
 
     def _report(self, failed: sim.Ending | None, seconds: float) -> None:
         checking = self.checking
-        findings, kernels = checking.report.findings, sorted(checking.kernels)
+        findings, kernels, static = checking.report.findings, sorted(checking.kernels), checking.obligations
         self._tell(failed)
+        if self.table:
+            for proof in checking.proofs:
+                click.echo(f"{proof}\n", err=True)
         if self.as_json:
             facts = {
                 "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "level": checking.level, "kernels": kernels,
                 "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
                 "traces": checking.report.traces, "incomplete": checking.incomplete, "varying": sorted(checking.report.varying),
+                "static": {
+                    "obligations": len(static.items), "kinds": static.counts, "out_of_time": static.out_of_time,
+                    **{s: len(static.of(s)) for s in ("proven", "refuted", "unknown")},
+                },
                 "findings": [f.to_dict() for f in findings],
                 "failure": None if failed is None else _why(failed),
             }  # fmt: skip
@@ -147,6 +163,7 @@ class Check:
             left = checking.incomplete
             found += ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"
         found += f", rank {failed.rank} failed" if failed is not None else ""
+        found += f", static: {static.summary}" if checking.proofs else ""
         click.echo(
             f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
             f"{_count(checking.report.runs, 'run')}, {found}, {seconds:.1f} s"

@@ -54,7 +54,7 @@ class Simulated(Check):
     """A run on the simulator, one interleaving a launch, whose timelines are kept."""
 
     def __init__(self, count: int, module: bool, program: str, args: tuple[str, ...], output: Path):
-        super().__init__(count, Checking("round_robin", 0, record=True), module, program, args, False)
+        super().__init__(count, Checking("round_robin", 0, record=True, static=False), module, program, args, False)
         self.output = output.absolute()
 
     def _report(self, failed: sim.Ending | None, seconds: float) -> None:

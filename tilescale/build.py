@@ -74,13 +74,23 @@ def number_of(key: str) -> int:
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
 
 
-def ranks() -> tuple[int | None, int | None]:
-    """On how many ranks a kernel will run, and on how many at most, for the static checks: all, or at most all where this rank is in
-    smaller teams too. Nothing is known where nobody has called `comm.init` (nor imported it: then this does not either)."""
+def ranks() -> int | None:
+    """On how many ranks a kernel will run at most, for the static checks. Nothing is known where nobody has called `comm.init` (nor
+    imported it: then this does not either)."""
     comm = sys.modules.get("tilescale.comm")
-    if comm is None or not comm.is_initialized():
-        return None, None
-    return (comm.world_size() if comm.team_count() == 1 else None), comm.world_size()
+    return comm.world_size() if comm is not None and comm.is_initialized() else None
+
+
+def for_this_job(entry: Entry, program: Callable[[], Any]) -> Entry:
+    """A cached entry that knows what the static checks say of it on all ranks of this job. Where it was made in a job of another size it
+    is traced and checked now, and the disk remembers. Ranks that load it at once each look for themselves and write the same."""
+    n = ranks()
+    if n is None or not entry.meta["collective"] or str(n) in entry.meta["on_ranks"]:
+        return entry
+    from tilescale.compiler import driver
+
+    meta = {**entry.meta, "on_ranks": {**entry.meta["on_ranks"], **driver.on_ranks(program(), n)}}
+    return cache.amend(entry, meta)
 
 
 def compiled(
@@ -94,10 +104,7 @@ def compiled(
 
         start = time.perf_counter()
         number = None if key is None else number_of(key)
-        exactly, most = ranks()
-        made = driver.compile_program(
-            program(), path, target=target, instrument=instrument, fingerprint=number, ranks=exactly, world=most
-        )
+        made = driver.compile_program(program(), path, target=target, instrument=instrument, fingerprint=number, world=ranks())
         by = f" by {made.meta['compiler']}" if "compiler" in made.meta else ""
         log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
         for note in made.meta.pop("notes", ()):  # what the passes did that the author may not expect
@@ -106,7 +113,8 @@ def compiled(
         return made.meta, made.desc, made.sites
 
     if key is not None and env.DUMP.get() is None:
-        return (cache.store(key, build, label), False) if locked else cache.get(key, build, label)
+        entry, cached = (cache.store(key, build, label), False) if locked else cache.get(key, build, label)
+        return (for_this_job(entry, program) if cached else entry), cached
     if key is not None:
         log.say("info", "TILESCALE_DUMP is set: kernels are compiled anew, so that every pass is seen", once=True)
     if not _unkept:  # removed when the process ends

@@ -138,6 +138,18 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
     return Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
 
 
+def amend(entry: Entry, meta: dict[str, Any]) -> Entry:
+    """The entry with other metadata, for later readers too unless the cache cannot be written. The code stays; whoever writes last wins."""
+    path = Path(entry.path).with_name("kernel.json")
+    with contextlib.suppress(OSError):
+        held = json.loads(path.read_bytes()) | {"meta": meta}
+        handle, aside = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+        with os.fdopen(handle, "w") as f:
+            json.dump(held, f)
+        os.replace(aside, path)
+    return Entry(entry.path, entry.desc, entry.sites, meta)
+
+
 # ---- eviction
 
 

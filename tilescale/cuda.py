@@ -43,8 +43,9 @@ class CudaKernel(Kernel):
     Attributes:
         arch: the architecture, such as "sm_90a".
         resources: what ptxas and the launch take: ``registers`` and ``stack`` (bytes) a thread, ``spill_stores`` and ``spill_loads``
-            (bytes), ``shared`` and ``dynamic_shared`` (bytes a block), ``threads`` a block; ``blocks`` a multiprocessor holds,
-            ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the architecture's limits are known.
+            (bytes; not there where the compiler did not tell), ``shared`` and ``dynamic_shared`` (bytes a block), ``threads`` a block;
+            ``blocks`` a multiprocessor holds, ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the
+            architecture's limits are known.
     """
 
     device_type: ClassVar[str] = "cuda"

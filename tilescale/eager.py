@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilescale import cache, env, log, tracing
-from tilescale.build import code_key, compiled, digest, kernel_of, key_of, label_of, loaded
+from tilescale.build import code_key, compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
 from tilescale.jit import Jit, frozen, loc_of, resolve_target, without_collection
@@ -149,6 +149,7 @@ class Eager(Jit):
         from tilescale import simulator
 
         made = simulator.program_of(key, program)
+        made.require_here()
         self._learn(baked_extents(made.traced))
         return simulator.kernel_of(made, label, program, self.instrument, None)
 
@@ -179,6 +180,7 @@ class Eager(Jit):
                 with cache.locked(family):
                     return self._compile(family, shapes, program, label, target)
             try:
+                found = for_this_job(found, program)
                 return kernel_of(found, True, label, program, self.instrument)
             except RuntimeError as error:
                 log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
@@ -189,7 +191,7 @@ class Eager(Jit):
         self._learn(_Family(family).read() or {})
         found = cache.lookup(self._key(family, shapes)) if self.baked else None
         if found is not None:
-            return kernel_of(found, True, label, program, self.instrument)
+            return kernel_of(for_this_job(found, program), True, label, program, self.instrument)
         traced = program()
         self._learn(baked_extents(traced))
         assert self.baked is not None

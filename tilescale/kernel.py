@@ -72,6 +72,8 @@ class Kernel:
         self._launch = self._launcher(entry)
         plain = not self.out_idx and not self._returns and not any(_unchecked(p) for p in self.params)
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
+        if any((entry.meta.get("on_ranks") or {}).values()):
+            self._run = self._refusing(self._run)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         """What runs a launch: takes an argument for each parameter and refuses with ``TS:<check>:…``."""
@@ -87,6 +89,30 @@ class Kernel:
         except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, IndexError) as error:
             refused = error
         return self._again(args, refused)
+
+    def _refusing(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """``run`` behind a look at how many ranks launch: on some numbers the static checks refuse the kernel, before anything runs."""
+
+        def launch(*args: Any) -> Any:
+            refused = self._meta["on_ranks"].get(str(self._team_size(args)))
+            if refused is not None:
+                raise TileValueError(refused["message"], loc=place(refused["loc"]), expected=refused["expected"], hint=refused["hint"])
+            return run(*args)
+
+        return launch
+
+    def _team_size(self, args: tuple[Any, ...]) -> int:
+        """How many ranks make this launch together: those whose memory its symmetric arguments are, or all."""
+        comm = sys.modules.get("tilescale.comm")
+        backend = None if comm is None else comm.behind()
+        if backend is None:
+            return 1
+        for k, arg in zip(self._inputs, args, strict=False):  # what does not fit is refused by the launcher
+            if self.params[k]["kind"] in ("symm", "signal") and (at := _address(arg)) is not None:
+                found = backend.find(at)
+                if found is not None:
+                    return len(found[0].team.members)
+        return int(backend.place.size)
 
     # -- calls that were refused ----------------------------------------------------------------------------------
     @property
@@ -222,7 +248,8 @@ class Kernel:
         self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
         level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
     ) -> Report:  # fmt: skip
-        """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed.
+        """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed; and asks the static
+        checks, for these ranks and the numbers and extents of ``args``.
 
         Args:
             ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
@@ -232,13 +259,15 @@ class Kernel:
                 ``roles``; "both" compares the two.
 
         Returns:
-            The report: true where nothing was found; ``report.findings`` otherwise.
+            The report: true where nothing was found; ``report.findings`` otherwise. ``report.static`` has what was proven.
         """
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
         given = arguments(args or {})
-        return check(self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, level=level, depth=depth, roles=roles)
+        return check(
+            self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, level=level, depth=depth, roles=roles, static=True
+        )
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""
@@ -259,6 +288,18 @@ class Kernel:
     def __repr__(self) -> str:
         shown = ", ".join(f"{p['name']}: {declaration(p)}" for p in self.params)
         return f"<kernel {self.name}({shown})>"
+
+
+def _address(tensor: Any) -> int | None:
+    """Where a tensor's memory begins; None where NumPy cannot see it."""
+    if is_torch(tensor):
+        return int(tensor.data_ptr())
+    from tilescale.arrays import as_numpy
+
+    try:
+        return int(as_numpy(tensor).__array_interface__["data"][0])
+    except (TypeError, ValueError, RuntimeError, BufferError, AttributeError):
+        return None
 
 
 def _unchecked(p: dict[str, Any]) -> bool:

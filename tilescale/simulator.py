@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from tilescale import comm, log
+from tilescale import build, comm, log
 from tilescale.cache import Entry
 from tilescale.comm import sim
 from tilescale.errors import FindingError, LaunchError, TileValueError
@@ -22,6 +22,8 @@ from tilescale.explain import place
 from tilescale.kernel import Kernel
 
 LAUNCH = "a launch"
+#: milliseconds for the static checks of a kernel, where launches are checked
+STATIC_BUDGET = 10_000.0
 
 
 class Program:
@@ -29,14 +31,33 @@ class Program:
 
     def __init__(self, traced: Any, key: str | None):
         from tilescale.compiler import description
+        from tilescale.compiler.passes.pipeline import tile_level
         from tilescale.compiler.sim.prepare import prepare
-        from tilescale.compiler.sim.run import tile_program
 
         self.traced = traced
         self.key = f"program {next(_numbers)}" if key is None else key
-        self.prepared = prepare(tile_program(traced))
+        self.prepared = prepare(tile_level(traced))
         self.meta = {**description.metadata(traced), "target": "sim"}
+        self.refuted: dict[tuple[int | None, int | None], Any] = {}
 
+    def require(self, ranks: int | None, world: int | None) -> None:
+        """What `compiler.static.require` asks, once for the same numbers.
+
+        Raises:
+            TileValueError: an obligation is refuted.
+        """
+        from tilescale.compiler import static
+
+        if (ranks, world) not in self.refuted:
+            self.refuted[ranks, world] = static.first_refuted(self.traced, ranks, world)
+        if self.refuted[ranks, world] is not None:
+            raise self.refuted[ranks, world].error()
+
+    def require_here(self) -> None:
+        """What a compilation requires where it is asked for. Where launches are checked, their report says it instead."""
+        thread = sim.here()
+        if thread is None or thread.job.checking is None:
+            self.require(None, build.ranks())
 
     @functools.cached_property
     def scheduled(self) -> Any:
@@ -72,17 +93,37 @@ def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
     return made
 
 
+@dataclass(frozen=True)
+class Proof:
+    """What the static checks know of a kernel on so many ranks (None: on any number), called with these integers and extents."""
+
+    label: str
+    ranks: int | None
+    values: dict[str, int]
+    found: Any
+
+    def __str__(self) -> str:
+        """The table of obligations, and a line for each that is unknown."""
+        values = "".join(f", {name} = {value}" for name, value in sorted(self.values.items()))
+        count = "any number of ranks" if self.ranks is None else f"{self.ranks} rank{'s' * (self.ranks != 1)}"
+        parts = [f"{self.label} on {count}{values}:", self.found.table(), self.found.open_questions()]
+        return "\n".join(part for part in parts if part)
+
+
 @dataclass
 class Checking:
     """What launches do beside computing, and what came of it.
 
     Attributes:
         schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
+            ``exhaustive:3@4.2,9.1/0`` is one run of the third launch alone, as a finding names it.
             level: "tile", "scheduled" or "both".
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
         record: the timeline of every launch is kept in ``timelines``, its ranks numbered as in the job.
+        static: whether kernels are checked statically too, once for each number of ranks and set of integers and extents; a kernel on so
+            many ranks has STATIC_BUDGET milliseconds for all its sets. proofs: what came of it, in the order of the launches.
     """
 
     schedule: str = "adversary"
@@ -97,12 +138,49 @@ class Checking:
     bound: int = 10_000
     record: bool = False
     timelines: list[Any] = field(default_factory=list)
+    static: bool = True
+    proofs: list[Proof] = field(default_factory=list)
+    spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.report is None:
             from tilescale.compiler.sim.findings import Report
 
             self.report = Report()
+
+    def schedule_of(self, number: int) -> str | None:
+        """The schedule of the launch ``number`` (the first is 1); None where it has no further runs."""
+        head, at, choices = self.schedule.partition("@")
+        if not at:
+            return self.schedule
+        return f"exhaustive:{choices}" if head == f"exhaustive:{number}" else None
+
+    def prove(self, kernel: SimKernel, ranks: int, values: dict[str, int], report: Any) -> None:
+        """Asks the static checks of a kernel, unless they have been asked for the same ranks and values; refutations go into the report.
+        Where ranks do not meet, not all need launch: then no number of them is taken for granted."""
+        program, count = kernel.simulated, ranks if kernel.collective else None
+        mark = hashlib.blake2b(repr((program.key, count, sorted(values.items()))).encode(), digest_size=16).digest()
+        if not self.static or mark in self.seen:
+            return
+        self.seen.add(mark)
+        from tilescale.compiler.static import check
+
+        spent = self.spent.get((program.key, count), 0.0)
+        found = check(program.traced, max(STATIC_BUDGET - spent, 0.0), ranks=count, values=values)
+        self.spent[program.key, count] = spent + found.milliseconds
+        self.proofs.append(Proof(kernel.label, count, values, found))
+        report.add_static(found)
+
+    @property
+    def obligations(self) -> Any:
+        """What the static checks know of all kernels together."""
+        from tilescale.compiler.static import Obligations
+
+        each = [p.found for p in self.proofs]
+        return Obligations(
+            [o for found in each for o in found], sum(f.inside for f in each), sum(f.guarded for f in each),
+            sum(f.milliseconds for f in each), any(f.out_of_time for f in each),
+        )  # fmt: skip
 
     def take(self, label: str, report: Any) -> None:
         """What was seen of one launch of the kernel ``label``."""
@@ -192,6 +270,9 @@ class SimKernel(Kernel):
         rank, world = (0, 1) if backend is None else (backend.place.rank, backend.place.size)
         tensors, numbers = bind(self, args, backend)
         call = Call(self, tensors, numbers, sim.call_site())
+        members = next((a.team for a in tensors.values() if a.team is not None), tuple(range(world)))
+        if checking is None and self.collective:
+            self.simulated.require(len(members), None)
         if world == 1 or not self.collective:
             _show(_perform([call], world, None if world == 1 else rank, checking)[0])
             return
@@ -200,7 +281,6 @@ class SimKernel(Kernel):
                 f"{self.name}: the simulator runs all ranks in one process, and this job has {world} processes",
                 loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
             )  # fmt: skip
-        members = next((a.team for a in tensors.values() if a.team is not None), backend.world.members)
         _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking)))
 
     def get_kernel_source(self, kind: str | None = None) -> str:
@@ -322,10 +402,12 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
         if done.timeline is not None:
             checking.timelines.append(replace(done.timeline, name=kernel.label))
         checking.progress()
-        mark = _mark(kernel, calls, only is None)
-        if mark not in checking.seen:
+        mark, schedule = _mark(kernel, calls, only is None), checking.schedule_of(checking.launches + 1)
+        if mark not in checking.seen and schedule is not None:
             checking.seen.add(mark)
-            launch.explore(checking.schedule, checking.seeds, report, checking.progress, bound=checking.bound)
+            launch.explore(schedule, checking.seeds, report, checking.progress, bound=checking.bound)
+            report.findings = [_of_launch(f, checking.launches + 1) for f in report.findings]
+        checking.prove(kernel, ranks, launch.known, report)
         checking.take(kernel.label, report)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:
@@ -340,6 +422,15 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
         raise FindingError(report)
     lines = list(zip(done.printers, done.printed, strict=True))
     return [[text for rank, text in lines if rank == mine] for mine in (range(ranks) if only is None else (only,))]
+
+
+def _of_launch(finding: Any, number: int) -> Any:
+    """A finding of an interleaving, with the number of the launch that it belongs to and how to run it again."""
+    if not finding.schedule.startswith("exhaustive:"):
+        return finding
+    choices, _, rest = finding.schedule.removeprefix("exhaustive:").partition(", ")
+    again = f"exhaustive:{number}@{choices}"
+    return replace(finding, schedule=f"{again}, {rest}; again: --schedule {again}")
 
 
 def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
@@ -371,7 +462,7 @@ def kernel_of(program: Program, label: str, trace: Callable[[], Any], instrument
 
 def from_prim_func(func: Any, out_idx: tuple[int, ...], instrument: bool, name: str | None) -> SimKernel:
     """The simulated kernel of a prim_func."""
-    from tilescale.build import captured, key_of, label_of
-
-    label = name or label_of(func.name, captured(func.func))
-    return kernel_of(program_of(key_of(func.name, func), func.trace), label, func.trace, instrument, out_idx)
+    label = name or build.label_of(func.name, build.captured(func.func))
+    made = program_of(build.key_of(func.name, func), func.trace)
+    made.require_here()
+    return kernel_of(made, label, func.trace, instrument, out_idx)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tilescale.compiler.cpu.expr import bits, dtype_of, is_nan, let, lit, native_cast, not_equal, select
+from tilescale.compiler.cpu.expr import bits, dtype_of, is_nan, let, lit, native_cast, not_equal, select, wrapped
 from tilescale.compiler.cpu.tile import Buf, Expr, Stmt
 from tilescale.compiler.tvm_compat import tirx, tvm
 from tilescale.errors import TileTypeError
@@ -202,6 +202,9 @@ def _float_to_int(value: Expr, dst: str) -> Expr:
     top = 2 ** (width - 1) if signed else 2**width  # the first value above the range: a power of two, so exact in float
     # x86 converts vectors to int32 and int64 at full speed; narrower ones are cut out of an int32.
     through = dst if width >= 32 else "int32"
+    if isinstance(value, tirx.FloatImm):
+        known = float(value.value)
+        return wrapped(0 if known != known else int(min(max(known, low), top - 1)), dst)
 
     def clamp(x: Expr) -> Expr:
         dtype = dtype_of(x)

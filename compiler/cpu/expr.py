@@ -49,7 +49,21 @@ def is_nan(x: Expr) -> Expr:
 
 
 def native_cast(value: Expr, dtype: str) -> Expr:
-    return value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
+    if dtype_of(value) == dtype:
+        return value
+    if isinstance(value, tirx.IntImm) and dtype.startswith(("int", "uint")):  # TVM makes no unsigned number of a negative one
+        return wrapped(int(value.value), dtype)
+    return tirx.Cast(dtype, value)
+
+
+def wrapped(value: int, dtype: str) -> Expr:
+    """The constant of an integer dtype that ``value`` becomes there."""
+    width = int(dtype.lstrip("uint"))
+    value %= 2**width
+    if value < 2 ** (width - 1) or (dtype[0] == "u" and width < 64):
+        return lit(value, dtype)
+    least = lit(value - 2**width, f"int{width}")
+    return least if dtype[0] == "i" else bits(least, dtype)  # an IntImm holds 63 bits and a sign
 
 
 def intrin(name: str, dtype: str, *args: Expr) -> Expr:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cpu.expr import lit
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET, ir, register_op, tirx, tvm_ffi
 
 CHOSEN = "ts.chosen"
@@ -65,16 +66,29 @@ def veil() -> Any:
 _REINTERPRET = tirx.reinterpret("int32", tirx.Var("x", "float32")).op
 
 
+def _zero(e: Any) -> bool:
+    """Whether an expression is the constant 0 read as another type: the code generator takes that for a null pointer, and fails."""
+    return _called(e, REINTERPRET) and isinstance(e.args[0], tirx.IntImm) and int(e.args[0].value) == 0 and str(e.ty) in _NUMBERS
+
+
+_NUMBERS = (*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float16", "float32", "float64")
+
+
 def unveil() -> Any:
-    """The pass that shows the conditions again."""
+    """The pass that shows the conditions again, and of hidden integers those that turned out to be 0."""
 
     def call(node: Any, mutator: Any) -> Any:
         made = mutator.default_mutate(node)
+        if _zero(made):
+            return lit(0, str(made.ty))
         return tirx.if_then_else(*made.args) if _called(made, CHOSEN) else made
+
+    def cast(node: Any, mutator: Any) -> Any:
+        return lit(0, str(node.ty)) if _zero(node.value) and str(node.ty) in _NUMBERS else mutator.default_mutate(node)
 
     def run(func: Any, _module: Any, _context: Any) -> Any:
         found: list[Any] = []
-        tvm_ffi.structural_walk(func.body, (ir.Call, lambda c: found.append(c) if _called(c, CHOSEN) else None))
-        return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call)])) if found else func
+        tvm_ffi.structural_walk(func.body, (ir.Call, lambda c: found.append(c) if _called(c, CHOSEN) or _zero(c) else None))
+        return func.with_body(tvm_ffi.structural_mutate(func.body, [(ir.Call, call), (tirx.Cast, cast)])) if found else func
 
     return tirx.transform.prim_func_pass(run, opt_level=0, name="tilescale.unveil")

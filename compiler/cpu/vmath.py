@@ -58,8 +58,8 @@ class Lets:
     def __init__(self) -> None:
         self.bound: list[tuple[Expr, Expr]] = []
 
-    def __call__(self, value: Expr) -> Expr:
-        if isinstance(value, (tirx.Var, tirx.FloatImm, tirx.IntImm)):
+    def __call__(self, value: Expr, named: bool = False) -> Expr:
+        if not named and isinstance(value, (tirx.Var, tirx.FloatImm, tirx.IntImm)):
             return value
         var = tirx.Var("t", dtype_of(value))
         self.bound.append((var, value))
@@ -463,4 +463,5 @@ def lower_call(name: str, args: list[Expr], dtype: str) -> Expr:
     if name == "pow" and f.dtype == "float64":
         lowered = _libm("pow")
     t = Lets()
-    return t.done(lowered(t, *(t(a) for a in args), f))
+    # A constant gets a name too: TVM would compute with it as it builds the expression, and fails at 0/0.
+    return t.done(lowered(t, *(t(a, named=isinstance(a, tirx.FloatImm)) for a in args), f))

@@ -292,14 +292,15 @@ class Expressions:
         return self.extreme("max", e)
 
     def extreme(self, name: str, e: Any) -> Text:
-        """min, max. A NaN on either side of a float is the result."""
+        """min, max. A NaN on either side of a float is the result. A function, never a condition: an operand may be a shuffle, which all
+        lanes take part in, whatever the values, and once. Operands narrower than int are ints by then: one overload fits."""
+        if dtype_of(e) == "bool":
+            sign, p = _BITS["BitwiseAnd" if name == "min" else "BitwiseOr"]
+            return f"bool({self.value(e.a, p)} {sign} {self.value(e.b, p + 1)})", POSTFIX
         if not is_int(dtype_of(e)):
             self.used.add("ts")
             name = f"ts::{name}"
-        elif bits_of(dtype_of(e)) < 32:  # C's operands are ints: as one condition
-            return self._within(e, f"{self.value(e.a, LESS)} {'<' if name == 'min' else '>'} {self.value(e.b, LESS + 1)} "
-                                f"? {self.value(e.a, TERNARY + 1)} : {self.value(e.b, TERNARY)}", TERNARY)  # fmt: skip
-        return f"{name}({self.value(e.a)}, {self.value(e.b)})", POSTFIX
+        return self._within(e, f"{name}({self.value(e.a)}, {self.value(e.b)})", POSTFIX)
 
     def x_Not(self, e: Any) -> Text:
         return f"!{self.value(e.a, UNARY)}", UNARY

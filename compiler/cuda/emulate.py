@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda import engines
+from tilescale.compiler.cuda.arguments import laid_out, strides_of
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
@@ -505,10 +506,14 @@ def _waits(s: Any) -> bool:
 
 
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
+    """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)
+    warps = lanes // WARP
+    if not m[np.isin(warps, warps[m])].all():
+        raise EmulationError("a shuffle in part of a warp")
     there = lanes ^ int(np.asarray(mask).ravel()[0])
-    if not m[there[m]].all():
-        raise EmulationError("a shuffle with a lane that does not take part")
+    if there.max() >= b.threads or (there // WARP != warps).any():
+        raise EmulationError("a shuffle with a lane that there is not")
     return np.broadcast_to(value, m.shape)[there]
 
 
@@ -630,6 +635,7 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
 
     symbols: dict[str, int] = {}
     arrays: dict[str, Any] = {}
+    flat = dict(args)
     values: dict[Any, int] = {}
     for p in program.params:
         if not hasattr(p.spec, "shape"):
@@ -639,11 +645,10 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
             known = settle(extent)
             if isinstance(known, Sym) and symbols.setdefault(known.name, n) != n:
                 raise TileValueError(f"{p.name}: {known.name} is {symbols[known.name]} and {n}")
-        arrays[p.name] = np.array(args[p.name], copy=True)
+        flat[p.name], arrays[p.name] = laid_out(args[p.name], strides_of(p.spec, args[p.name], symbols))
     for name, var in program.symbols.items():
         values[var] = symbols[name]
     grid = [int(numeric.evaluate(e, values)) for e in kernel.grid]
-    flat = {**{k: v for k, v in args.items() if k not in arrays}, **{k: v.reshape(-1) for k, v in arrays.items()}}
     made = Emulator(kernel, [p.name for p in program.params])
     shapes = {k: v.shape for k, v in arrays.items()}
     made.launch((grid[0], grid[1], grid[2]), flat, [symbols[n] for n in program.symbols], seed, shapes)

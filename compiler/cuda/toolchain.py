@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tilescale import env
+from tilescale.compiler.cuda import cubin
 from tilescale.compiler.cuda.printed import Printed
 from tilescale.errors import InternalError, Loc, TileError
 
@@ -31,16 +32,18 @@ _SPECIFIC = {90: "sm_90a", 100: "sm_100a", 103: "sm_103a", 120: "sm_120a"}
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas gave a kernel, in registers of 32 bits a thread and bytes. ``shared``: static, the arena not included."""
+    """What ptxas gave a kernel, in registers of 32 bits a thread and bytes. ``shared``: static, the arena not included. Spills are None
+    where the compiler said nothing and the cubin, which does not tell them from the rest of the stack, is all there is."""
 
     registers: int
-    spill_stores: int
-    spill_loads: int
+    spill_stores: int | None
+    spill_loads: int | None
     stack: int
     shared: int
 
     def as_dict(self) -> dict[str, int]:
-        return asdict(self)
+        """What is known."""
+        return {k: v for k, v in asdict(self).items() if v is not None}
 
 
 @dataclass(frozen=True)
@@ -193,9 +196,9 @@ def compile_cubin(printed: Printed, arch: str) -> Cubin:
         from tilescale.compiler.cuda import nvrtc
 
         code, said = nvrtc.compile_code(printed, arch, ptx=False)
-        return Cubin(code, resources_of(said, printed.name), nvrtc.version(), said)
+        return Cubin(code, resources_of(said, code, printed.name), nvrtc.version(), said)
     code, said = _nvcc(printed, arch, "-cubin", ("-Xptxas", "-v"))
-    return Cubin(code, resources_of(said, printed.name), nvcc_version(), said)
+    return Cubin(code, resources_of(said, code, printed.name), nvcc_version(), said)
 
 
 def compile_ptx(printed: Printed, arch: str) -> str:
@@ -244,16 +247,16 @@ def place_of(printed: Printed, number: int) -> Loc | None:
 # ---- what the code costs
 
 
-def resources_of(said: str, name: str) -> Resources:
-    """The figures of ``ptxas -v``.
+def resources_of(said: str, code: bytes, name: str) -> Resources:
+    """The figures of ``ptxas -v``; those of the cubin where ptxas said nothing, as under some versions of NVRTC.
 
     Raises:
-        InternalError: ptxas said nothing of this kernel.
+        InternalError: neither tells of this kernel.
     """
     said = said[max(said.find(f"'{name}'"), 0) :]
     used = re.search(r"Used (\d+) registers", said)
     if used is None:
-        raise InternalError(f"ptxas reported no registers for {name}: {said[:500]}")
+        return Resources(spill_stores=None, spill_loads=None, **cubin.figures(code, name))
     numbers = {key: int(m[1]) if (m := re.search(rf"(\d+) bytes {text}", said)) else 0 for key, text in (
         ("stack", "stack frame"), ("spill_stores", "spill stores"), ("spill_loads", "spill loads"), ("shared", "smem"),
     )}  # fmt: skip

@@ -3,6 +3,7 @@ the same kind of loop over the elements of a tile."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,8 +70,10 @@ def is_nest(s: Any) -> bool:
     return isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
 
 
+@functools.lru_cache(maxsize=256)
 def nest_of(s: Any) -> Nest | None:
-    """The nest that a statement is: a T.Parallel loop with its inner ones, or an operation that is a loop over elements."""
+    """The nest that a statement is: a T.Parallel loop with its inner ones, or an operation that is a loop over elements. Statements never
+    change and are compared by identity, and every pass asks again, so the answer is kept; nobody writes to it."""
     if is_nest(s):
         loops = [s]
         depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1

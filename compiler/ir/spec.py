@@ -13,7 +13,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 
 TILE, SCHEDULED, THREAD = "tile", "scheduled", "thread"
@@ -22,6 +22,7 @@ LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized"
 #: who may own a role region; regions of different roles that stand next to each other run at once, behind them all have ended
 ROLES = ("all", "producer", "consumer")
 RING_OPS = ("ts.ring_acquire", "ts.ring_commit", "ts.ring_wait", "ts.ring_release")
+SHUFFLE_IN_A_BRANCH = "a shuffle in a branch of an expression, where not all lanes may be"
 ATTRS = {
     TILE: {"ts.kernel", "thread_extent", "ts.scale"},
     SCHEDULED: {"ts.kernel", "thread_extent", "ts.scale", "ts.role"},
@@ -54,6 +55,19 @@ def _is_instruction(name: str) -> bool:
     return not name.startswith("ts.") or name.startswith("ts.math.")
 
 
+def _has_no_shuffle(*branches: Any) -> bool:
+    """A shuffle waits for all lanes of its warp, and the branches of a condition are evaluated by the lanes that choose them."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        if getattr(call.op, "name", "") in EXTERN_CALLS and str(call.args[0].value).startswith("ts::shuffle"):
+            found.append(call)
+
+    for branch in branches:
+        structural_walk(branch, (ir.Call, look))
+    return not found
+
+
 def _region_fits(region: Any) -> bool:
     return len(region.region) == len(region.source.ty.shape)
 
@@ -62,6 +76,9 @@ RULES: tuple[Rule, ...] = (
     Rule(ir.Call, (TILE, SCHEDULED), _known_op, "an operation that is not registered"),
     Rule(ir.Call, (TILE,), lambda c: getattr(c.op, "name", "") not in RING_OPS, "a ring token at tile level"),
     Rule(ir.Call, (THREAD,), lambda c: _is_instruction(getattr(c.op, "name", "")), "an operation of the language is left"),
+    Rule(ir.Call, (THREAD,), lambda c: getattr(c.op, "name", "") != IF_THEN_ELSE or _has_no_shuffle(*c.args[1:]), SHUFFLE_IN_A_BRANCH),
+    Rule(tirx.Select, (THREAD,), lambda e: _has_no_shuffle(e.true_value, e.false_value), SHUFFLE_IN_A_BRANCH),
+    Rule((tirx.And, tirx.Or), (THREAD,), lambda e: _has_no_shuffle(e.b), SHUFFLE_IN_A_BRANCH),
     Rule(ir.TensorRegion, (TILE, SCHEDULED), _region_fits, "a region with another number of axes than its buffer"),
     Rule(ir.TensorRegion, (THREAD,), lambda r: False, "a region is left"),
     Rule(tirx.AllocBuffer, (TILE, SCHEDULED), lambda s: s.buffer.ty.storage_scope in SCOPES, "an allocation in an unknown scope"),

@@ -73,6 +73,9 @@ def _placed(site: Site, who: tuple[Any, ...], region: str) -> Where:
 
 def race(machine: Machine, found: Race) -> Finding:
     """Two accesses that nothing orders, and what would order them."""
+    sent = _sent_news(machine, found)
+    if sent is not None and not _waits_of(machine, found.other, sent):
+        found = Race(found.storage, found.other, found.event, found.bad, True)
     said, storage = machine.events.said, found.storage
     here, site, mode, key = said[found.event]
     there, their_site, other, their_key = said[found.other]
@@ -84,12 +87,35 @@ def race(machine: Machine, found: Race) -> Finding:
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
     news, hint = rings.race(machine, found) or _news(machine, found, that.who)
-    return Finding("race", text + news, this, (that,), hint or _ordering(here, there, storage))
+    hint = hint or _ordering(here, there, storage)
+    if sent is not None and not found.too_early and all(w.when > found.other for w in _waits_of(machine, found.other, sent)):
+        hint = f"T.wait({sent.counter}, …) in front of that read, if it is to see what is written here; else {hint}"
+    return Finding("race", text + news, this, (that,), hint)
+
+
+def _sent_news(machine: Machine, found: Race) -> Note | None:
+    """The signal by which the writer of a write behind a read tells the reader's rank of it. Where the reader waits for that nowhere in the
+    launch, it read too early: what it lacks is its wait. One that does wait for it before has its turns, and the writer came too early."""
+    said = machine.events.said
+    if found.too_early or found.storage.ring is not None or (said[found.event][2], said[found.other][2]) != ("write", "read"):
+        return None
+    home = said[found.other][0][:2]
+    sent = machine.signals.get(int(machine.events.who[found.event]), [])
+    return next((s for s in sent if s.when > found.event and s.home == home[: len(s.home)]), None)
+
+
+def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
+    """The waits for the counter of a signal by whoever did ``event``. A copy in flight has an executor of its own: its role's waits come
+    before it, and those are its block's."""
+    me, each = int(machine.events.who[event]), machine.prepared.executors
+    first = me - (me - 1) % each
+    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
+    return [w for k in near for w in machine.waits.get(k, []) if (w.counter, w.home) == (sent.counter, sent.home)]
 
 
 def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     """Which signal of ``who`` tells of its access, why this one does not hear it, and what to write."""
-    me, other = (int(machine.events.who[e]) for e in (found.event, found.other))
+    other = int(machine.events.who[found.other])
     mine = machine.events.said[found.event][0][:2]
     sent = [s for s in machine.signals.get(other, []) if s.when > found.other]
     heard = [s for s in sent if s.home == mine[: len(s.home)]]
@@ -100,12 +126,7 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     if not heard:
         text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
         return text, ""
-    each = machine.prepared.executors
-    first = me - (me - 1) % each
-    # a copy in flight has an executor of its own: its role's waits come before it, and those are its block's
-    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
-    waits = [w for k in near for w in machine.waits.get(k, []) if w.when <= found.event]
-    waits = [w for w in waits if (w.counter, w.home) == (signal.counter, signal.home)]
+    waits = [w for w in _waits_of(machine, found.event, signal) if w.when <= found.event]
     if not waits:
         text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
         return text, f"T.wait({signal.counter}, …) before this"

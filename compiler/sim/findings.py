@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import Loc
+
+if TYPE_CHECKING:
+    from tilescale.compiler.static.obligations import Obligations
+
+#: the schedule of what no run has met: a refutation of the static checks
+STATIC = "no run: at compile time"
 
 #: every kind of finding, and what it means
 KINDS = {
@@ -87,6 +93,11 @@ class Finding:
         }  # fmt: skip
 
     @property
+    def lines(self) -> set[tuple[str, int]]:
+        """The lines of source that it names."""
+        return {(w.loc.file, w.loc.line) for w in (self.where, *self.others) if w.loc is not None}
+
+    @property
     def key(self) -> tuple[object, ...]:
         """Two findings with one key are the same fault, met twice."""
         places = sorted({str((w.loc, w.what)) for w in (self.where, *self.others)})
@@ -112,18 +123,32 @@ class Finding:
 class Report:
     """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
     ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None.
-    ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do)."""
+    ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do).
+    ``static``: what the static checks know, where they were asked."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
     traces: int | None = None
     complete: bool | None = None
     varying: set[str] = field(default_factory=set)
+    static: Obligations | None = None
 
     def add(self, finding: Finding) -> None:
-        """Keeps a finding unless the same fault is known."""
+        """Keeps a finding unless the same fault is known. What a run has met says more than what the static checks say of the same
+        kind on one of the same lines, and takes its place."""
+        alike = [f for f in self.findings if f.kind == finding.kind and f.lines & finding.lines]
+        if finding.schedule == STATIC and any(f.schedule != STATIC for f in alike):
+            return
+        if finding.schedule != STATIC:
+            self.findings = [f for f in self.findings if f.schedule != STATIC or f not in alike]
         if all(f.key != finding.key for f in self.findings):
             self.findings.append(finding)
+
+    def add_static(self, found: Obligations) -> None:
+        """What the static checks know, its refutations among the findings."""
+        self.static = found
+        for o in found.of("refuted"):
+            self.add(o.finding())
 
     @property
     def kinds(self) -> set[str]:
@@ -136,6 +161,8 @@ class Report:
     def explored(self) -> str:
         """How much was run, in words."""
         runs = f"{self.runs} run{'s' * (self.runs != 1)}"
+        if self.static is not None:
+            runs += f" (static: {self.static.summary})"
         if self.complete is None:
             return runs
         shown = f"{self.traces} class{'es' * (self.traces != 1)} of interleavings"

@@ -7,6 +7,7 @@ that polls and for which something has changed since its last, fruitless round.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ class Interleaving(Schedule, Observer):
         return f"exhaustive:{text_of(self.taken)}"
 
     # -- the schedule ---------------------------------------------------------------------------------------------
-    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+    def pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery | None:
         able: dict[Process, Executor | Delivery] = {(ex.number,): ex for ex in ready if self._able(ex)}
         able.update({one: one for one in deliveries})
         if not able:

@@ -340,7 +340,7 @@ class Machine:
     def _loop(self) -> None:
         left = self.limit
         while self.ready:
-            ex = self.schedule.pick(self.ready, list(self.deliveries))
+            ex = self.schedule.pick(self.ready, self.deliveries)
             left -= 1
             if ex is None:
                 return

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.sim.memory import Site, Storage, describe
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import TileValueError
 
 #: lanes that have not touched an element, and elements that several lanes have read
 NOBODY, SEVERAL = -1, -2
@@ -43,9 +45,21 @@ def fails(ex: Any, test: Any) -> bool:
 # ---- single elements
 
 
+def _refuse(buffer: Any, indices: Any, node: Any) -> None:
+    """Refuses a constant index outside a constant extent, as every target does."""
+    for axis, (i, size) in enumerate(zip(indices, buffer.ty.shape, strict=True)):
+        if isinstance(i, tirx.IntImm) and isinstance(size, tirx.IntImm) and not 0 <= int(i.value) < int(size.value):
+            raise TileValueError(
+                f"index {i} lies outside axis {axis} of {buffer.name}, whose extent is {size}",
+                loc=loc_of(getattr(node, "span", None)),
+                expected=f"0 ≤ index < {size}",
+            )
+
+
 def load(cx: Any, e: Any) -> Any:
     """``A[i, j]`` as a value; zero outside a tensor."""
     slot, dtype = cx.slots[e.source], cx.buffers[cx.slots[e.source]].dtype
+    _refuse(e.source, e.indices, e)
     indices = [cx.scalar(i) for i in e.indices]
     site, private = cx.site(e, "read"), e.source in cx.lane_buffers
     tested = e.source in cx.tested
@@ -73,6 +87,7 @@ def load(cx: Any, e: Any) -> Any:
 def store(cx: Any, s: Any) -> Any:
     """``A[i, j] = value``; nothing is written outside a tensor."""
     slot = cx.slots[s.buffer]
+    _refuse(s.buffer, s.indices, s)
     indices, value = [cx.scalar(i) for i in s.indices], cx.scalar(s.value)
     site, private, tested = cx.site(s, "assignment"), s.buffer in cx.lane_buffers, s.buffer in cx.tested
 

@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.passes.expand_collectives import expand_collectives
-from tilescale.compiler.passes.remove_unused import remove_unused
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import resident_blocks, waits_for_blocks
-from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.compiler.sim import numerics, schedule
 from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Finding, Report, Where
@@ -53,14 +51,6 @@ class Result:
         return None if self.timeline is None else self.timeline.traffic
 
 
-def tile_program(kernel: Any) -> Any:
-    """A kernel at the level that the simulator runs: a ``@T.prim_func``, or a program traced or scheduled already."""
-    program = kernel.trace() if hasattr(kernel, "trace") else kernel
-    if program.schedule is not None:
-        return program
-    return remove_unused(structured_exits(expand_collectives(program)))
-
-
 def launch(
     kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, order: str = "round_robin", seed: int = 0, limit: int = STEPS,
     record: bool = False,
@@ -79,13 +69,13 @@ def launch(
     Raises:
         TileValueError, TileTypeError: arguments that do not fit the parameters.
     """
-    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks), limit=limit).run(order, seed, record=record)
+    return Launch(prepare(tile_level(kernel)), each_rank(args, ranks), limit=limit).run(order, seed, record=record)
 
 
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
     bound: int = BOUND, limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
-    ahead: bool = False,
+    ahead: bool = False, static: bool = False,
 ) -> Report:  # fmt: skip
     """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
     interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
@@ -96,6 +86,7 @@ def check(
         seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
         level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
         depth, roles, ahead: what is asked of the schedule, see passes/schedule.py.
+        static: the static checks too, for these ranks and the numbers and extents that all ranks have alike.
 
     Raises:
         TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an exhaustive schedule of
@@ -103,7 +94,7 @@ def check(
     """
     from tilescale.compiler.sim import levels
 
-    programs = [tile_program(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
+    programs = [tile_level(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()
     if (finding := different(programs)) is not None:
         report.add(finding)
@@ -113,6 +104,10 @@ def check(
         raise TileValueError("the exhaustive schedules know the steps of the tile level", expected='level="tile", or another schedule')
     made.run(into=report)
     made.explore(schedule, seeds, report, bound=bound)
+    if static:
+        from tilescale.compiler.static import check as prove
+
+        report.add_static(prove(programs[0], ranks=ranks, values=made.known))
     return report
 
 
@@ -162,6 +157,12 @@ class Launch:
             probe = _Values(next(iter(self.bound.values())).scalars, made)
             x, y, z = (int(n(probe)) for n in made.grid)
         self.grid = (x, y, z)
+
+    @property
+    def known(self) -> dict[str, int]:
+        """The integers and extents that every rank that runs was called with alike, by name."""
+        each = [{**b.symbols, **{k: int(v) for k, v in b.numbers.items() if isinstance(v, (int, np.integer))}} for b in self.bound.values()]
+        return {name: value for name, value in each[0].items() if all(other.get(name) == value for other in each)}
 
     def run(
         self, order: str | schedule.Schedule = "round_robin", seed: int = 0, *, into: Report | None = None, record: bool = False

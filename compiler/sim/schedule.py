@@ -3,7 +3,9 @@ executor could notice."""
 
 from __future__ import annotations
 
+import heapq
 import random
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from tilescale.errors import TileValueError
@@ -19,11 +21,12 @@ Delivery = tuple[int, int]
 
 
 class Schedule:
-    """``pick`` chooses who of ``ready`` runs, or whose oldest write of ``deliveries`` lands; None ends the run."""
+    """``pick`` chooses who of ``ready`` runs, or whose oldest write of ``deliveries`` lands; None ends the run. ``ready`` is one list for a
+    whole run: whom ``pick`` chose leaves it, others come at its end, and nobody's intent changes in it."""
 
     late = False  #: whether remote writes land only when the schedule says so or something orders them
 
-    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+    def pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery | None:
         raise NotImplementedError
 
     @property
@@ -35,7 +38,7 @@ class Schedule:
 class RoundRobin(Schedule):
     """Everyone in turn, in the order of ranks and blocks."""
 
-    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+    def pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery | None:
         return ready[0]  # whoever ran goes to the end of the list
 
     @property
@@ -49,7 +52,7 @@ class Random(Schedule):
     def __init__(self, seed: int):
         self.draw, self.seed = random.Random(seed), seed
 
-    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
+    def pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery | None:
         return ready[self.draw.randrange(len(ready))]
 
     @property
@@ -69,21 +72,40 @@ class Adversary(Schedule):
         self.draw, self.seed = random.Random(seed), seed
         self.priority: dict[int, float] = {}
         self.last, self.streak = -1, 0
+        self.queue: list[tuple[int, float, int, Executor]] = []  # a heap of those in `ready`, and of entries that are no longer `ranked`
+        self.ranked: dict[int, tuple[int, float, int, Executor]] = {}  # executor → its entry
+        self.known, self.arrivals = 0, 0
 
-    def pick(self, ready: list[Executor], deliveries: list[Delivery]) -> Executor | Delivery | None:
-        best = min(ready, key=self._rank)
+    def pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery | None:
+        chosen = self._pick(ready, deliveries)
+        self.known = len(ready)
+        if not isinstance(chosen, tuple):
+            del self.ranked[chosen.number]
+            self.known -= 1
+        return chosen
+
+    def _pick(self, ready: list[Executor], deliveries: Collection[Delivery]) -> Executor | Delivery:
+        for ex in ready[self.known :]:
+            self.arrivals += 1
+            self._rank(ex, self.arrivals)
+        while self.ranked.get(self.queue[0][3].number) is not self.queue[0]:
+            heapq.heappop(self.queue)
+        best = self.queue[0][3]
         if best.number == self.last:
             self.streak += 1
             if self.streak > PATIENCE:  # what it polls for may be another's step, or a write on its way: no write is late for ever
                 others = len(ready) + len(deliveries)
                 chosen = self.draw.randrange(others) if others > 1 else 0
                 if chosen >= len(ready):
-                    return deliveries[chosen - len(ready)]
+                    return list(deliveries)[chosen - len(ready)]
                 best = ready[chosen]
         if best.number != self.last:
             self.last, self.streak = best.number, 0
         if self.draw.random() < 0.1:
-            self.priority[ready[self.draw.randrange(len(ready))].number] = self.draw.random()
+            drawn = self.draw.random()
+            other = ready[self.draw.randrange(len(ready))]
+            self.priority[other.number] = drawn
+            self._rank(other, self.ranked[other.number][2])
         if best.intent in RELEASING and len(best.outbox) > 1:
             return best.number, self.draw.choice(list(best.outbox))
         return best
@@ -92,10 +114,13 @@ class Adversary(Schedule):
     def shown(self) -> str:
         return f"adversary, seed {self.seed}"
 
-    def _rank(self, ex: Executor) -> tuple[int, float]:
+    def _rank(self, ex: Executor, arrival: int) -> None:
+        """Puts an executor into the queue; an older entry of it counts no longer. Among equal priorities who came first is first."""
         if ex.number not in self.priority:
             self.priority[ex.number] = self.draw.random()
-        return ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number])
+        entry = ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number], arrival, ex)
+        self.ranked[ex.number] = entry
+        heapq.heappush(self.queue, entry)
 
 
 #: what an executor is about to do when its next step releases: all that it posted has landed by then

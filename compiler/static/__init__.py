@@ -63,14 +63,22 @@ def check(
     return out
 
 
+def first_refuted(program: Any, ranks: int | None = None, world: int | None = None, budget_ms: float = COMPILE_BUDGET) -> Obligation | None:
+    """The first obligation that is refuted for whatever arguments the kernel is called with: on ``ranks`` ranks, or on whatever number
+    up to ``world``."""
+    found = check(program, budget_ms, ranks=ranks, world=world).of(REFUTED)
+    return found[0] if found else None
+
+
 def require(program: Any, ranks: int | None = None, world: int | None = None) -> None:
     """What a compilation asks: stops it where an obligation is refuted for whatever arguments the kernel is called with.
 
     Raises:
         TileValueError: at the statement, with the counterexample.
     """
-    for o in check(program, COMPILE_BUDGET, ranks=ranks, world=world).of(REFUTED):
-        raise o.error()
+    found = first_refuted(program, ranks, world)
+    if found is not None:
+        raise found.error()
 
 
 def static_report(program: Any, ranks: int | None = None, values: dict[str, int] | None = None) -> list[Finding]:
@@ -78,4 +86,4 @@ def static_report(program: Any, ranks: int | None = None, values: dict[str, int]
     return [o.finding() for o in check(program, CHECK_BUDGET, ranks=ranks, values=values).of(REFUTED)]
 
 
-__all__ = ["Counterexample", "Finding", "Obligation", "Obligations", "check", "require", "static_report"]
+__all__ = ["Counterexample", "Finding", "Obligation", "Obligations", "check", "first_refuted", "require", "static_report"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.sim.findings import STATIC, Finding, Where
 from tilescale.errors import Loc, TileValueError
 
 PROVEN, REFUTED, UNKNOWN = "proven", "refuted", "unknown"
@@ -58,7 +58,7 @@ class Obligation:
         region = self.counterexample.index if self.counterexample else ""
         others = () if self.other is None else (Where(self.other[0], self.other[1]),)
         where = Where(self.what, self.loc, values.get("rank"), None, (), region)
-        return Finding(KINDS[self.kind][1], f"{self.text}: {self.counterexample}", where, others, self.hint, "no run: at compile time")
+        return Finding(KINDS[self.kind][1], f"{self.text}: {self.counterexample}", where, others, self.hint, STATIC)
 
     def error(self) -> TileValueError:
         """A refuted obligation as the error that stops a compilation."""
@@ -91,6 +91,22 @@ class Obligations:
             row = out.setdefault(o.kind, {PROVEN: 0, REFUTED: 0, UNKNOWN: 0})
             row[o.status] += 1
         return out
+
+    @property
+    def summary(self) -> str:
+        """``212 obligations, 210 proven, 2 unknown``."""
+        parts = [f"{n} {status}" for status in (PROVEN, REFUTED, UNKNOWN) if (n := len(self.of(status)))]
+        count = len(self.items)
+        late = ["not all in time"] if self.out_of_time else []
+        return ", ".join([f"{count} obligation{'s' * (count != 1)}", *parts, *late])
+
+    def open_questions(self) -> str:
+        """What is unknown, a line each: where, of which kind, for which arguments it fails, and why it is not decided."""
+        lines = []
+        for o in self.of(UNKNOWN):
+            fails = f"; {o.text}: {o.counterexample}" if o.counterexample else ""
+            lines.append(f"{o.loc or '?'}: {o.kind}: {o.what}: {o.reason or 'not decided'}{fails}")
+        return "\n".join(lines)
 
     def table(self) -> str:
         """The counts as lines of text."""

@@ -33,7 +33,7 @@ class Expressions:
         if not at_hand or rng.random() < 0.1:
             return str(rng.randrange(n))
         v = rng.choice(at_hand)
-        if outside and rng.random() < 0.4:
+        if outside and not v.constant and rng.random() < 0.4:
             return rng.choice((f"{v.text} - {rng.randint(1, 3)}", f"{v.text} + {rng.randint(1, n)}", f"{v.text} * 2 - 1"))
         fits = [i for i in at_hand if 0 <= i.lo and i.hi < n]
         if fits and rng.random() < 0.6:

@@ -120,11 +120,12 @@ class Tile:
 
 @dataclass(frozen=True)
 class Index:
-    """An integer at hand: a block's or loop's number."""
+    """An integer at hand: a block's or loop's number. ``constant``: it is Python's, so an index made of it must lie inside."""
 
     text: str
     lo: int
     hi: int
+    constant: bool = False
 
 
 @dataclass

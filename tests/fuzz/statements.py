@@ -522,7 +522,7 @@ class Statements(Expressions):
         outer = d.repeats
         d.repeats *= trips
         with d.inside(head), self._nested(once=False):
-            d.indices.append(Index(v, 0, trips - 1))
+            d.indices.append(Index(v, 0, trips - 1, constant=kind == "range"))
             self._body(3)
             d.indices.pop()
             if kind == "while":

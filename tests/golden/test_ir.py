@@ -8,8 +8,8 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import scheduled
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.run import tile_program
 
 Golden = Callable[[str, str], None]
 
@@ -95,7 +95,7 @@ def guarded(X: T.SymmTensor((4, 64), "float32"), ready: T.Signal((4,)), C: T.Ten
 def test_two_roles_and_copies_ahead(kernel: T.PrimFunc, golden: Golden):
     program = scheduled(kernel).func.script()
     for name, plan in (("roles", {"roles": ("producer", "consumer")}), ("ahead", {"ahead": True})):
-        made = schedule(tile_program(kernel), 3, **plan)
+        made = schedule(tile_level(kernel), 3, **plan)
         assert [r.form for r in made.schedule.rings] == [name] and not made.schedule.kept
         assert made.func.script() != program
         golden(f"{kernel.name}.{name}.txt", made.func.script())

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 import tilescale
+from tilescale.compiler.cuda.arguments import laid_out, strides_of
 
 
 def to_gpu(array: Any) -> Any:
@@ -27,10 +28,18 @@ def to_numpy(tensor: Any, like: Any) -> Any:
     return np.ascontiguousarray(bits.cpu().numpy()).view(like.dtype).reshape(like.shape)
 
 
+def held(parameter: Any, array: Any) -> Any:
+    """An array on the GPU, with the strides that its parameter declares."""
+    strides = strides_of(parameter.spec, array, {})
+    flat, _ = laid_out(array, strides)
+    return to_gpu(flat).reshape(array.shape) if strides is None else to_gpu(flat).as_strided(array.shape, strides)
+
+
 def run(kernel: Any, args: dict[str, Any], target: str = "cuda") -> dict[str, Any]:
     """Runs a prim_func once; arrays are copied there and back, numbers passed on."""
     made = tilescale.compile(kernel, target=target)
-    held = {name: to_gpu(v) if isinstance(v, np.ndarray) else v for name, v in args.items()}
-    made(**held)
+    parameters = {p.name: p for p in kernel.trace().params}
+    given = {name: held(parameters[name], v) if isinstance(v, np.ndarray) else v for name, v in args.items()}
+    made(**given)
     torch.cuda.synchronize()
-    return {name: to_numpy(held[name], v) for name, v in args.items() if isinstance(v, np.ndarray)}
+    return {name: to_numpy(given[name], v) for name, v in args.items() if isinstance(v, np.ndarray)}

@@ -1,4 +1,4 @@
-"""``python -m tests.gpu.smoke``: what this machine has, the GPU tests, and how long the host takes for a call.
+"""``python -m tests.gpu.smoke``: what this machine has, the GPU tests, and how long the host takes for a call (`launch_cost`: whose time).
 
 Needs a GPU, its driver, torch with CUDA, nvcc (or cuda-python with NVRTC), a C compiler, and what pyproject.toml asks for.
 Further arguments go to pytest: ``python -m tests.gpu.smoke -k launch``.
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+NO_TESTS = 5  # pytest's exit status where -k chose none
 
 
 def machine() -> None:
@@ -64,9 +65,9 @@ def host_time() -> None:
     }  # fmt: skip
     for name, call in calls.items():
         median, least = host_ns(call)
-        print(f"host time of {name:24s} {median:8.0f} ns (least {least:.0f})")
+        print(f"host time of {name:24s} {median:8.0f} ns (least {least:.0f})", flush=True)
     for target in ("nvcc", "nvrtc"):
-        print(f"cold compile of the elementwise kernel, {target}: {cold(target)}")
+        print(f"cold compile of the elementwise kernel, {target}: {cold(target)}", flush=True)
 
 
 def cold(compiler: str) -> str:
@@ -97,12 +98,25 @@ def cold(compiler: str) -> str:
         os.environ["TILESCALE_CUDA_COMPILER"] = was
 
 
+def tests(more: list[str]) -> int:
+    """Each file in a process of its own: a kernel that fails leaves its process without a GPU, and every later test in it fails too."""
+    failed = []
+    for path in sorted(HERE.glob("test_*.py")):
+        line = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", str(path)]
+        print(f"---- {path.name}", flush=True)
+        code = subprocess.run([*line, *more], check=False).returncode
+        if code not in (0, NO_TESTS):
+            failed.append(path.name)
+    print("failed:", ", ".join(failed) or "nothing", flush=True)
+    return len(failed)
+
+
 def main() -> int:
     machine()
-    tests = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", str(HERE), *sys.argv[1:]]
-    code = subprocess.run(tests, check=False).returncode
-    host_time()
-    return code
+    failed = tests(sys.argv[1:])
+    code = subprocess.run([sys.executable, "-c", "from tests.gpu import smoke; smoke.host_time()"], check=False).returncode
+    cost = subprocess.run([sys.executable, "-m", "tests.gpu.launch_cost"], check=False).returncode
+    return int(bool(failed or code or cost))
 
 
 if __name__ == "__main__":

@@ -525,3 +525,88 @@ def test_how_much_of_an_exploration_was_run_is_told(check):
     facts = json.loads(check(1, COUNTING, *options, "--bound", "5").stdout)
     assert (facts["traces"], facts["incomplete"], facts["runs"]) == (5, 1, 6)
     assert "not all interleavings of 1 launch" in check(1, COUNTING, "--schedule", "exhaustive", "--bound", "5").stdout
+
+
+LATE = """
+@tilescale.jit
+def late():
+    @T.prim_func
+    def main(x: T.Tensor((1,), "int32")):
+        with T.Kernel(2) as b:
+            if b == 0:
+                T.atomic_add(x[0], 1)
+            else:
+                T.device_assert(T.atomic_load(x[0]) == 1)
+    return main
+
+late()(np.zeros(1, "int32"))
+"""
+
+
+def test_an_interleaving_is_run_again_in_the_launch_that_it_was_found_in(check):
+    (found,) = json.loads(check(1, COUNTING + LATE, "--schedule", "exhaustive", "--json").stdout)["findings"]
+    again = found["schedule"].partition("--schedule ")[2]
+    assert found["kind"] == "assertion" and again.startswith("exhaustive:2@") and found["schedule"].startswith(f"{again}, 1 rank; again: ")
+    facts = json.loads(check(1, COUNTING + LATE, "--schedule", again, "--json").stdout)
+    assert facts["runs"] == 3 and [f["kind"] for f in facts["findings"]] == ["assertion"]
+    other = again.replace("2@", "3@")
+    assert json.loads(check(1, COUNTING + LATE, "--schedule", other, "--json").stdout)["runs"] == 2
+    assert check(1, COUNTING, "--schedule", "exhaustive:x@-").exit_code == 2
+
+
+# ---- the static checks
+
+FAULTS = """
+@tilescale.jit
+def far(N):
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), at: T.int32):
+        with T.Kernel(1):
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(A[0:8], tile)
+            tile[at] = 1.0
+            T.copy(tile, B[0:8])
+    return main
+
+@tilescale.jit
+def own(N):
+    @T.prim_func
+    def main(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1):
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(A[0:8], tile)
+            with T.Scale("device") as rank, n:
+                tile[8 * rank] = 1.0
+            T.copy(tile, B[0:8])
+    return main
+"""
+
+
+def test_the_static_checks_are_told_in_the_closing_line_and_in_a_table(check):
+    done = check(3, "ring(8)(a, inbox, got, b)\nring(8)(a, inbox, got, b)\n", "--static")
+    assert done.exit_code == 0, done.stderr
+    assert ", no finding, static: 5 obligations, 5 proven, " in done.stdout
+    assert done.stderr.count("ring(N=8, wait=True) on 3 ranks:\n") == 1 and "proven  refuted  unknown\npeer             1" in done.stderr
+
+
+def test_json_has_the_counts_of_the_static_checks(check):
+    facts = json.loads(check(2, "ring(8)(a, inbox, got, b)\n", "--json").stdout)["static"]
+    assert (facts["obligations"], facts["proven"], facts["refuted"], facts["unknown"]) == (5, 5, 0, 0)
+    assert facts["kinds"]["wait"] == {"proven": 1, "refuted": 0, "unknown": 0} and not facts["out_of_time"]
+
+
+def test_a_fault_that_a_run_met_is_told_once(check):
+    done = check(1, "far(8)(a, b, 9)\n", "--json", head=HEAD + FAULTS)
+    facts = json.loads(done.stdout)
+    assert facts["static"]["refuted"] == 1 and done.exit_code == 1
+    assert [f["kind"] for f in facts["findings"]] == ["out-of-bounds"] and facts["findings"][0]["schedule"].startswith("round_robin")
+
+
+def test_each_set_of_integers_is_checked_once_and_what_is_wrong_with_one_is_a_finding(check):
+    done = check(2, "for at in (1, 2, 1, 2):\n    far(8)(a, b, at)\n", "--static", head=HEAD + FAULTS)
+    assert done.exit_code == 0 and done.stderr.count("far(N=8) on any number of ranks, at = ") == 2, done.stderr
+
+
+def test_ranks_that_launch_alone_are_not_blamed_for_those_that_do_not(check):
+    assert check(2, "if rank == 0:\n    own(8)(a, b)\n", head=HEAD + FAULTS).exit_code == 0
+    assert check(2, "own(8)(a, b)\n", head=HEAD + FAULTS).exit_code == 1

@@ -41,7 +41,7 @@ class PrimFunc:
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds, bound=bound)
+        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds, bound=bound, static=True)
 
     def script(self) -> str:
         """The tile IR as text."""

@@ -74,10 +74,11 @@ class Ranks:
             FindingError: something is wrong with the kernel (on the simulator). RanksFailed: a rank failed (processes).
         """
         from tilescale.arrays import arguments
-        from tilescale.compiler.sim.run import Launch, each_rank, prepare, tile_program
+        from tilescale.compiler.passes.pipeline import tile_level
+        from tilescale.compiler.sim.run import Launch, each_rank, prepare
 
         given = each_rank(arguments(args or {}), self.n)
-        launch = Launch(prepare(tile_program(_program(kernel))), given)
+        launch = Launch(prepare(tile_level(_program(kernel))), given)
         if self.target == "cpu":
             from tilescale.testing.processes import run_ranks
 

@@ -24,7 +24,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.collective import _Collective
-from tilescale.compiler.sim.run import tile_program
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 SYNCHRONISES = {"wait": "wait", "signal": "signal", "barrier": "barrier", "team_sync": "meeting"}
@@ -48,7 +48,7 @@ def mutants(kernel: Any) -> list[Mutant]:
     traced = kernel.trace() if hasattr(kernel, "trace") else kernel
     collectives = [m for m in _Mutations(traced).all() if m.statement.startswith("collective ")]
     made: dict[str, Mutant] = {}
-    for m in (*collectives, *_Mutations(tile_program(traced)).all()):
+    for m in (*collectives, *_Mutations(tile_level(traced)).all()):
         again = sum(other.statement.split(" (again")[0] == m.statement and other.what == m.what for other in made.values())
         m = replace(m, statement=m.statement + f" (again {again})") if again else m
         made[str(m)] = m

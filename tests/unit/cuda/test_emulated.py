@@ -52,6 +52,7 @@ def test_tiles_over_the_edge(m, n):
             for i, j in T.Parallel(24, 32):
                 s[i, j] = s[i, j] + 1
             T.copy(s, B[by * 24, bx * 32])
+            T.copy(s, S[by * 24, bx * 32])
 
     agree(kernel, {"A": data((m, n), "float32"), "B": empty((m, n), "float32"), "S": empty((m, n), "float32")}, exact=True)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.cuda import thread_kernels as tk
 from tilescale.compiler.cuda.cexpr import Expressions
 from tilescale.compiler.cuda.printer import CudaPrinter, print_kernel
+from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.ops import math as language
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import InternalError
@@ -72,7 +73,8 @@ CASES = [
     (tirx.FloatImm("float64", float("inf")), "__longlong_as_double(0x7ff0000000000000ull)"), (x - f32(-2.0), "x - -2.0f"),
     (tk.int32(-(2**31)), "-2147483647 - 1"), (tirx.IntImm("uint32", 7), "7u"), (tirx.IntImm("uint64", 7), "7UL"), (tirx.IntImm("bool", 1), "true"),
     # what is narrower than int wraps
-    (b + b, "int8_t(b + b)"), (tirx.max(b, b * b), "int8_t(b > int8_t(b * b) ? b : int8_t(b * b))"), (b << b, "int8_t(b << b)"),
+    (b + b, "int8_t(b + b)"), (tirx.max(b, b * b), "int8_t(max(b, int8_t(b * b)))"),
+    (tirx.Max(p, tirx.LT(i, n)), "bool(p | i < n)"), (tirx.Min(p, tirx.Not(p)), "bool(p & !p)"), (b << b, "int8_t(b << b)"),
     # casts
     (cast("float32", i), "float(i)"), (cast("int32", x), "ts::to<int>(x)"), (cast("uint8", d), "ts::to<uint8_t>(d)"), (cast("int32", w), "int(w)"),
     (cast("bool", x), "x != 0"), (cast("int32", i < n), "int(i < n)"), (cast("float64", x), "double(x)"), (cast("float16", x), "float(half(x))"),
@@ -250,3 +252,34 @@ def test_what_is_outside_the_contract_is_named(body: Any, says: str):
 def test_targets_share_the_printer():
     assert issubclass(CudaPrinter, Expressions)
     assert "half" not in vars(Expressions)  # the types are the target's
+
+
+TWO = ("Add", "Sub", "Mul", "Min", "Max", "LT", "EQ", "Div", "FloorDiv", "FloorMod", "BitwiseAnd", "LShift")
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32", "float64"])
+def test_operands_are_evaluated_once_and_by_all_lanes(dtype: str):
+    """A shuffle is an instruction of the whole warp: written twice, or in a branch, other lanes than those that should would meet in it."""
+    value = tirx.Var("v", dtype)
+    call = tirx.call_extern(dtype, "ts::shuffle_xor", value, tk.int32(1))
+    for kind in TWO:
+        if dtype.startswith("float") and kind in ("FloorDiv", "FloorMod", "BitwiseAnd", "LShift", "Div"):
+            continue
+        for e in (getattr(tirx, kind)(call, value), getattr(tirx, kind)(value, call), tirx.Cast("int64", getattr(tirx, kind)(value, call))):
+            made = printer()
+            made.declare(value)
+            text = made.stored(e)
+            assert text.count("ts::shuffle_xor(") == 1, text
+            assert not any(sign in text for sign in ("?", "&&", "||")), text
+
+
+def test_a_shuffle_in_a_branch_is_refused():
+    value = tirx.Var("v", "int32")
+    call = tirx.call_extern("int32", "ts::shuffle_xor", value, tk.int32(1))
+    test = tirx.LT(value, tk.int32(3))
+    for e in (tirx.if_then_else(test, call, value), tirx.Select(test, value, call + 1), tirx.Or(test, tirx.LT(call, value))):
+        func = tirx.PrimFunc([A, value], tirx.Evaluate(e))
+        with pytest.raises(InternalError, match="a shuffle in a branch of an expression"):
+            levels.verify(func, levels.THREAD, "the test")
+    fine = tirx.PrimFunc([A, value], tirx.Evaluate(tirx.if_then_else(tirx.LT(call, value), value, value + 1)))
+    levels.verify(fine, levels.THREAD, "the test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -142,9 +143,35 @@ ptxas info    : Used 168 registers, used 2 barriers, 40 bytes cumulative stack s
 
 
 def test_figures_of_ptxas():
-    assert toolchain.resources_of(SAID, "gemm") == Resources(168, 12, 16, 40, 512)
-    with pytest.raises(InternalError, match="no registers"):
-        toolchain.resources_of("nothing", "gemm")
+    assert toolchain.resources_of(SAID, b"", "gemm") == Resources(168, 12, 16, 40, 512)
+    with pytest.raises(InternalError, match="no 64-bit ELF file"):
+        toolchain.resources_of("nothing", b"nothing", "gemm")
+
+
+STATIC = """\
+extern "C" __global__ void other(float* a) { a[0] = 1; }
+extern "C" __global__ void __launch_bounds__(128) own(float* a, int n) {
+  __shared__ float t[300];
+  float many[64];
+  for (int i = 0; i < n; i++) many[i % 64] = a[i];
+  t[threadIdx.x] = a[threadIdx.x];
+  __syncthreads();
+  a[threadIdx.x] = t[(threadIdx.x + 1) % 300] + many[n % 64];
+}
+"""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_figures_of_a_cubin_are_those_of_ptxas(arch: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
+    made = toolchain.compile_cubin(Printed(STATIC, "own", (None,) * STATIC.count("\n")), arch)
+    silent = toolchain.resources_of("", made.code, "own")
+    assert made.resources.stack >= 256 and made.resources.shared == 1200
+    assert silent == replace(made.resources, spill_stores=None, spill_loads=None)
+    assert "spill_stores" not in silent.as_dict() and silent.as_dict()["registers"] == made.resources.registers
+    with pytest.raises(InternalError, match="nothing of the registers of absent"):
+        toolchain.resources_of("", made.code, "absent")
 
 
 # From NVIDIA's occupancy calculator (cuda_occupancy.h) for these kernels.

@@ -15,10 +15,11 @@ import numpy as np
 import tilescale.language as T
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import token
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.roles import is_guard
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim.levels import compare
-from tilescale.compiler.sim.run import launch, tile_program
+from tilescale.compiler.sim.run import launch
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ONE = tirx.IntImm("int32", 1)
@@ -517,7 +518,7 @@ class Judge:
 
     def __init__(self, case: Case):
         self.case = case
-        self.program = tile_program(case.build())
+        self.program = tile_level(case.build())
         self.tile = {order: launch(self.program, case.ranks, case.args(), order=order[0], seed=order[1]) for order in ORDERS}
         assert all(r.report for r in self.tile.values()), next(str(r.report) for r in self.tile.values() if not r.report)
 

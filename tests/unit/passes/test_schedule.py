@@ -11,8 +11,9 @@ import tilescale.language as T
 from tests.unit.passes.seeded import ag_gemm, gemm
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ops.ring import token
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.run import check, tile_program
+from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import InternalError
 
@@ -22,7 +23,7 @@ S = 16
 
 def forms(kernel: Any, **plan: Any) -> tuple[list[str], list[str]]:
     """The forms of a kernel's rings and the reasons for what stayed in turn; the program is well formed."""
-    made = schedule(tile_program(kernel), 3, **plan)
+    made = schedule(tile_level(kernel), 3, **plan)
     spec.verify(made.func, spec.SCHEDULED, "schedule")
     assert all(k.loc is not None and k.loc.file == __file__ for k in made.schedule.kept), made.schedule.kept
     return [r.form for r in made.schedule.rings], [k.reason for k in made.schedule.kept]
@@ -164,7 +165,7 @@ def test_one_role_copies_in_turn_where_its_copies_cannot_run_ahead():
     refused(each_warp, "once for each executor below the block", **ahead)
     refused(late_wait, "a wait in the loop that does not stand directly in front of the copies", **ahead)
     refused(hands_over, "a wait among the copies", **ahead)
-    made = schedule(tile_program(gemm()), 1, ahead=True)
+    made = schedule(tile_level(gemm()), 1, ahead=True)
     assert [k.reason for k in made.schedule.kept] == ["a ring of one stage has none to copy ahead into"]
 
 
@@ -188,13 +189,13 @@ def test_a_wait_in_front_of_the_copies_goes_to_the_producer_alone():
         structural_walk(program.func.body, (tirx.AttrStmt, region))
         return found
 
-    assert waits(schedule(tile_program(ag_gemm()), 3, BOTH)) == {"producer": 1, "consumer": 0}
+    assert waits(schedule(tile_level(ag_gemm()), 3, BOTH)) == {"producer": 1, "consumer": 0}
     # behind the copies it may be needed by either: both wait
-    assert waits(schedule(tile_program(late_wait), 3, BOTH)) == {"producer": 1, "consumer": 1}
+    assert waits(schedule(tile_level(late_wait), 3, BOTH)) == {"producer": 1, "consumer": 1}
 
 
 def test_regions_end_where_the_block_writes_what_it_copies():
-    made = schedule(tile_program(two_phases), 3, BOTH)
+    made = schedule(tile_level(two_phases), 3, BOTH)
     assert roles_of(made) == ["producer", "consumer"] * 2
     assert [r.form for r in made.schedule.rings] == ["roles", "roles"]
     assert [k.reason for k in made.schedule.kept] == ["B is written here and copied into a ring, which would run ahead of it"]
@@ -260,11 +261,11 @@ def test_a_tile_that_is_allocated_in_its_loop(plan: dict[str, Any]):
 def test_plans_that_there_are_not():
     for plan in ({"roles": ("consumer",)}, {"roles": BOTH, "ahead": True}):
         with pytest.raises(ValueError, match="one role"):
-            schedule(tile_program(follows), 2, **plan)
+            schedule(tile_level(follows), 2, **plan)
 
 
 def _broken(change: Any, **plan: Any) -> str:
-    made = schedule(tile_program(gemm()), 2, **plan)
+    made = schedule(tile_level(gemm()), 2, **plan)
     with pytest.raises(InternalError) as error:
         spec.verify(change(made.func), spec.SCHEDULED, "the test")
     return str(error.value)

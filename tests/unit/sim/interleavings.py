@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tilescale.language as T
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.interleave import Interleaving, Process
 from tilescale.compiler.sim.prepare import prepare
-from tilescale.compiler.sim.run import Launch, Result, each_rank, tile_program
+from tilescale.compiler.sim.run import Launch, Result, each_rank
 
 #: what one run leaves behind: every array, and the kinds and places of what was found
 Outcome = tuple[Any, ...]
@@ -23,7 +24,7 @@ def outcome(done: Result) -> Outcome:
 
 
 def made(kernel: Any, ranks: int = 1, args: dict[str, Any] | None = None) -> Launch:
-    return Launch(prepare(tile_program(kernel)), each_rank(args, ranks))
+    return Launch(prepare(tile_level(kernel)), each_rank(args, ranks))
 
 
 class Enumerated(Interleaving):

@@ -12,7 +12,7 @@ S = 16
 SCHEDULES = pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary"])
 
 
-def exchange(*, sent: int = S, wait: bool = False, right: int = 1):
+def exchange(*, sent: int = S, wait: bool = False, right: int = 1, late: bool = True):
     """Everyone puts ``sent`` elements to its right neighbour, signals ``right`` ranks further, and reads all S of what it got."""
 
     @T.prim_func
@@ -24,7 +24,7 @@ def exchange(*, sent: int = S, wait: bool = False, right: int = 1):
                 if wait:
                     T.wait(got[0])
                 T.copy(inbox, B)
-                if not wait:
+                if not wait and late:
                     T.wait(got[0])
 
     return main
@@ -43,6 +43,24 @@ def test_a_read_too_early_says_what_it_did_not_await():
     assert early.where.what == "T.copy" and early.where.region == "inbox[0:16]"
     assert "signals got[0] behind it" in early.message and "no wait for that comes before this" in early.message
     assert early.hint == "T.wait(got[0], …) before this"
+
+
+def test_a_read_of_old_values_that_awaits_the_news_nowhere_is_too_early_as_well():
+    """What lies there before says nothing: the writer tells the reader's rank, and the reader does not listen."""
+    old = {"inbox": np.zeros(S, np.float32)}
+    reports = [launch(exchange(late=False), 2, old, order="random", seed=k).report for k in range(20)]
+    races = [f for report in reports for f in report.findings if f.kind == "race"]
+    assert any("before rank" in f.message for f in races)
+    for f in races:
+        assert "this reads inbox[0:16]" in f.message and "signals got[0] behind it" in f.message
+        assert f.hint == "T.wait(got[0], …) before this"
+
+
+def test_a_read_of_old_values_in_front_of_the_wait_may_be_meant():
+    old = {"inbox": np.zeros(S, np.float32)}
+    found = [f for k in range(20) for f in launch(exchange(), 2, old, order="random", seed=k).report.findings]
+    late = next(f for f in found if f.message.startswith("this writes"))
+    assert late.hint.startswith("T.wait(got[0], …) in front of that read, if it is to see what is written here; else T.signal(s[i], dst=")
 
 
 def test_what_nobody_ever_writes_is_told_beside_the_race():

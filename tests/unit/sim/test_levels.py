@@ -11,9 +11,10 @@ import pytest
 import tilescale.language as T
 from tests.ranks.faulty.kernels import CASES, Case
 from tests.unit.sim.test_examples import example, normal, only
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim.levels import compare
-from tilescale.compiler.sim.run import check, launch, tile_program
+from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileValueError
 
 BOTH = ("producer", "consumer")
@@ -56,7 +57,7 @@ def test_pipelined_examples_at_every_depth(name: str, plan: dict[str, Any], monk
     assert report, report
     report = check(kernel, RANKS[name], args, level="both", schedule="random", seeds=1, **plan)
     assert report, report
-    made = schedule(tile_program(kernel), **plan)
+    made = schedule(tile_level(kernel), **plan)
     form = "roles" if plan["roles"] == BOTH else "ahead" if "ahead" in plan else "turn"
     assert [r.form for r in made.schedule.rings] == [form], made.schedule.kept
     assert made.schedule.roles == list(plan["roles"])
@@ -113,7 +114,7 @@ def test_all_to_all(monkeypatch: pytest.MonkeyPatch):
     kernel = module.dispatch.get_tir(tokens, topk, dim, local, n, blocks=4)
     report = check(kernel, n, sent, level="both", seeds=3)
     assert report, report
-    arrays = launch(schedule(tile_program(kernel), 2, BOTH), n, sent, order="adversary").arrays
+    arrays = launch(schedule(tile_level(kernel), 2, BOTH), n, sent, order="adversary").arrays
     answers = []
     for rank in range(n):
         rows = [arrays[rank]["got"][source].sum() for source in range(n)]
@@ -128,7 +129,7 @@ def test_all_to_all(monkeypatch: pytest.MonkeyPatch):
     kernel = module.combine.get_tir(tokens, topk, dim, n, blocks=4)
     report = check(kernel, n, sent, level="both", seeds=3)
     assert report, report
-    for rank, out in enumerate(launch(schedule(tile_program(kernel), 2, BOTH), n, sent, order="adversary").arrays):
+    for rank, out in enumerate(launch(schedule(tile_level(kernel), 2, BOTH), n, sent, order="adversary").arrays):
         np.testing.assert_allclose(out["Y"], 2 * x[rank] * gate[rank].sum(1, keepdims=True), rtol=1e-5, atol=1e-5)
 
 
@@ -190,7 +191,7 @@ def test_a_difference_is_found_and_shown():
         with T.Kernel(1):
             T.copy(A, B)
 
-    program = tile_program(main)
+    program = tile_level(main)
     want = launch(program).arrays
     assert not list(compare(program, want, want))
     got = [{name: array.copy() for name, array in want[0].items()}]
@@ -218,7 +219,7 @@ def test_sums_in_order_of_arrival_agree_within_rounding():
 
     given = {"B": np.zeros(8, np.float32), "out": np.zeros(4, np.int32), "n": np.zeros(1, np.int32)}
     assert check(main, 1, given, level="both", seeds=5)  # who comes first is not compared
-    program = tile_program(adds)
+    program = tile_level(adds)
     want = launch(program, 1, {"B": given["B"]}).arrays
     near, far = ([{name: array.copy() for name, array in want[0].items()}] for _ in range(2))
     near[0]["B"][1] += 1e-6
@@ -227,7 +228,7 @@ def test_sums_in_order_of_arrival_agree_within_rounding():
 
 
 def test_levels_that_there_are_not():
-    for program, level in ((odd, "thread"), (schedule(tile_program(odd)), "both")):
+    for program, level in ((odd, "thread"), (schedule(tile_level(odd)), "both")):
         with pytest.raises(TileValueError):
             check(program, 1, {"n": 3}, level=level)
     with pytest.raises(TileValueError, match="know the steps of the tile level"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
 
 import tilescale.language as T
 from tests.kernels import scheduled
 from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.sim.schedule import Adversary
 from tilescale.errors import TileTypeError, TileValueError
 
 S = 16
@@ -196,3 +200,45 @@ def test_a_view_shares_what_is_known_of_its_elements():
     done = launch(kernel(2))
     assert done.report and (done.arrays[0]["B"] == 0x10001).all()
     assert f"wide[{S // 2}:{S}]" in str(check(kernel(1)))
+
+
+def test_the_adversary_chooses_whom_a_look_at_everybody_would_choose():
+    """Beside it a plain one: the least of all that are ready, by intent and priority. Executors come, go, and change their intent outside."""
+
+    @dataclass(eq=False)
+    class One:
+        number: int
+        intent: str = "run"
+        outbox: dict[int, list[int]] = field(default_factory=dict)
+
+    class Plain(Adversary):
+        def _pick(self, ready, deliveries):
+            for ex in ready:
+                if ex.number not in self.priority:
+                    self.priority[ex.number] = self.draw.random()
+            best = min(ready, key=lambda ex: ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number]))
+            self.queue = [(0, 0.0, 0, best)]
+            self.ranked = {ex.number: self.queue[0] if ex is best else (0, 0.0, 0, ex) for ex in ready}
+            self.known = len(ready)
+            return super()._pick(ready, deliveries)
+
+        def _rank(self, ex, arrival):
+            pass
+
+    for seed in range(5):
+        one, other, world = Adversary(seed), Plain(seed), random.Random(seed)
+        ready, away = [One(n) for n in range(1, 30)], []
+        for _ in range(2000):
+            landing = [(world.randrange(30), 0) for _ in range(world.randrange(4))]
+            chosen = one.pick(ready, landing)
+            assert chosen == other.pick(ready, landing)
+            if isinstance(chosen, tuple):
+                continue
+            ready.remove(chosen)
+            chosen.intent = world.choice(["run", "run", "wait", "signal", "meet", "copy"])
+            chosen.outbox = {p: [] for p in range(world.randrange(3))}
+            (away if world.random() < 0.3 and ready else ready).append(chosen)
+            if away and world.random() < 0.3:
+                back = away.pop(world.randrange(len(away)))
+                back.intent = "resume"
+                ready.append(back)

@@ -11,8 +11,9 @@ import tilescale.language as T
 from tests.unit.passes.seeded import Case, Judge, gemm, seeded
 from tilescale.compiler.passes import ahead as prefetch
 from tilescale.compiler.passes import roles
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.run import check, launch, tile_program
+from tilescale.compiler.sim.run import check, launch
 
 BOTH = ("producer", "consumer")
 S = 16
@@ -20,7 +21,7 @@ S = 16
 
 def fault(name: str, **plan: Any) -> list[Any]:
     """What is found of the first fault of that name in a GEMM, in turn."""
-    program = schedule(tile_program(gemm()), 2, **(plan or {"roles": BOTH}))
+    program = schedule(tile_level(gemm()), 2, **(plan or {"roles": BOTH}))
     made = next(f for f in seeded(program) if f.name == name).program()
     return launch(made, 1, limit=20_000).report.findings
 
@@ -88,16 +89,16 @@ def test_the_source_of_a_copy_in_flight_is_not_to_change(plan: dict[str, Any], m
     monkeypatch.setattr(roles._Cutter, "_check", lambda self, s: None)
     monkeypatch.setattr(roles._Cutter, "_check_producer", lambda self, s, made, allocated: None)
     given = {"A": np.zeros((8, S), np.int32)}
-    program = schedule(tile_program(in_place()), 3, **plan)
+    program = schedule(tile_level(in_place()), 3, **plan)
     findings = check(program, 1, given, seeds=2).findings
     text = one(findings, "race", "a copy into ring 0 reads it, which is in flight until its round is awaited")
     assert "A[" in text and "T.copy" in text
 
 
 def test_copies_move_when_their_round_is_awaited_and_not_before():
-    program = schedule(tile_program(gemm()), 2, BOTH)
+    program = schedule(tile_level(gemm()), 2, BOTH)
     dropped = next(f for f in seeded(program) if f.name == "wait dropped").program()
-    arrays = launch(tile_program(gemm())).arrays[0]
+    arrays = launch(tile_level(gemm())).arrays[0]
     given = {name: arrays[name] for name in "AB"}
     assert (launch(program, 1, given, order="adversary").arrays[0]["C"] == arrays["C"]).all()
     assert (launch(dropped, 1, given, order="adversary", limit=20_000).arrays[0]["C"] == 0).all()  # nothing ever came

@@ -270,3 +270,32 @@ def test_the_environment_chooses_and_no_c_compiler_or_cache_is_needed(clean_env,
     done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout.split() == ["sim", "False"], done.stderr
     assert not cache.exists()
+
+
+def test_the_static_checks_stop_a_compilation_for_the_simulator_too():
+    @T.prim_func
+    def outside(A: T.Tensor((8,), "float32")):
+        with T.Kernel(4) as b:
+            tile = T.alloc_shared((8,), "float32")
+            T.clear(tile)
+            tile[b * 3] = 1.0
+            T.copy(tile, A)
+
+    with pytest.raises(TileValueError, match=r"tile\[9\]"):
+        tilescale.compile(outside, target="sim")
+
+
+def test_a_kernels_check_says_what_is_proven():
+    @T.prim_func
+    def picks(A: T.Tensor((8,), "float32"), at: T.int32):
+        with T.Kernel(1):
+            tile = T.alloc_shared((8,), "float32")
+            T.copy(A, tile)
+            tile[at] = 1.0
+            T.copy(tile, A)
+
+    kernel = tilescale.compile(picks, target="sim")
+    report = kernel.check(args={"A": np.zeros(8, "float32"), "at": 7}, seeds=1)
+    assert report and report.static.counts["bounds"]["refuted"] == 0 and "(static: " in str(report) and "bounds" in report.static.table()
+    (found,) = kernel.check(args={"A": np.zeros(8, "float32"), "at": 8}, seeds=1).findings
+    assert found.kind == "out-of-bounds" and not found.schedule.startswith("no run")

@@ -79,7 +79,7 @@ __device__ __forceinline__ float half_bits_to_float(uint16_t h) {
   return f;
 }
 
-// float8_e4m3fn: no infinity; what is beyond 448 (464 and more before rounding) becomes NaN.
+// float8_e4m3fn: no infinity; what is beyond 448 becomes NaN. 464, as far from 448 as from the 480 that there is not, is even as 448.
 struct e4m3 {
   uint8_t bits;
   e4m3() = default;
@@ -88,7 +88,7 @@ struct e4m3 {
     // The processor's conversion saturates; NaN stays NaN.
     uint16_t pair;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
-    bits = uint8_t(fabsf(x) >= 464.0f ? pair | 0x7f : pair);
+    bits = uint8_t(fabsf(x) > 464.0f ? pair | 0x7f : pair);
 #else
     bits = to_float8<3, 7, 0x7f, 0x7f>(x);
 #endif

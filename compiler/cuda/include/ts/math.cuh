@@ -35,9 +35,15 @@ __device__ __forceinline__ float max(float a, float b) { return a >= b || a != a
 __device__ __forceinline__ float min(float a, float b) { return a <= b || a != a ? a : b; }
 #endif
 
-// 1 / (1 + e^-x).
-__device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
-__device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
+// 1 / (1 + e^-x), for negative x as e^x / (1 + e^x): e^-x is infinite where the result still is a denormal.
+__device__ __forceinline__ float sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+__device__ __forceinline__ double sigmoid(double x) {
+  const double e = exp(-fabs(x));
+  return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
 
 // One instruction each, where T.__exp2 and T.__tanh are written.
 __device__ __forceinline__ float fast_exp2(float x) {
