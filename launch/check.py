@@ -32,6 +32,7 @@ MAX_RANKS = 64
     help="What runs: the program, what a schedule with rings and roles makes of it, or both, compared.",
 )  # fmt: skip
 @click.option("--bound", type=click.IntRange(1), default=10_000, show_default=True, help="At most so many runs of an exhaustive schedule.")
+@click.option("--limit", type=click.IntRange(1), default=simulator.STEPS, show_default=True, help="Steps after which a run is endless.")
 @click.option("--static", "table", is_flag=True, help="Print what the static checks know of each kernel, and why of what they do not.")
 @click.option("-m", "--module", is_flag=True, help="PROGRAM is a module, as in `python -m`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout; what the ranks print goes to stderr.")
@@ -39,7 +40,7 @@ MAX_RANKS = 64
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(
-    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, table: bool, module: bool, as_json: bool,
+    ctx: click.Context, count: int, schedule: str, seeds: int, level: str, bound: int, limit: int, table: bool, module: bool, as_json: bool,
     program: str, args: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run PROGRAM as N simulated ranks in one process, and say what is wrong with the kernels that it launches.
@@ -59,7 +60,8 @@ def command(
         raise click.UsageError(f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it")
     if level != "tile" and schedule.startswith("exhaustive"):
         raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
-    ctx.exit(Check(count, simulator.Checking(schedule, seeds, level, bound=bound), module, program, args, as_json, table).run())
+    checking = simulator.Checking(schedule, seeds, level, bound=bound, limit=limit)
+    ctx.exit(Check(count, checking, module, program, args, as_json, table).run())
 
 
 class Check:

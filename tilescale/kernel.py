@@ -246,13 +246,14 @@ class Kernel:
 
     def check(
         self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
-        level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+        limit: int = 2_000_000, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
     ) -> Report:  # fmt: skip
         """Runs the kernel on the simulator, whatever its target: once in turn, and under ``schedule`` with each seed; and asks the static
         checks, for these ranks and the numbers and extents of ``args``.
 
         Args:
             ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
+            limit: steps after which a run counts as endless.
             args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
                 copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
             level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
@@ -266,8 +267,9 @@ class Kernel:
 
         given = arguments(args or {})
         return check(
-            self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, level=level, depth=depth, roles=roles, static=True
-        )
+            self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, limit=limit, level=level, depth=depth, roles=roles,
+            static=True,
+        )  # fmt: skip
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""

@@ -24,6 +24,8 @@ from tilescale.kernel import Kernel
 LAUNCH = "a launch"
 #: milliseconds for the static checks of a kernel, where launches are checked
 STATIC_BUDGET = 10_000.0
+#: steps after which a run of a launch counts as endless
+STEPS = 2_000_000
 
 
 class Program:
@@ -67,16 +69,16 @@ class Program:
 
         return prepare(Plan().of(self.prepared.program))
 
-    def launch(self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str) -> Any:
+    def launch(self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str, limit: int) -> Any:
         """A launch at a level, with the arguments of every rank: see compiler/sim/levels.py."""
         from tilescale.compiler.sim.levels import Both, Plan
         from tilescale.compiler.sim.run import Launch
 
         if level == "both":
-            return Both(self.prepared, self.scheduled, args, Plan(), only=only, whose=whose)
+            return Both(self.prepared, self.scheduled, args, Plan(), only=only, limit=limit, whose=whose)
         if level == "scheduled":
-            return Launch(self.scheduled, args, only=only, whose=f"{whose}, {Plan()}")
-        return Launch(self.prepared, args, only=only, whose=whose)
+            return Launch(self.scheduled, args, only=only, limit=limit, whose=f"{whose}, {Plan()}")
+        return Launch(self.prepared, args, only=only, limit=limit, whose=whose)
 
 
 _programs: dict[str, Program] = {}
@@ -117,7 +119,7 @@ class Checking:
     Attributes:
         schedule, seeds: further runs of each launch, see compiler/sim/schedule.py; bound: at most so many where it is "exhaustive".
             ``exhaustive:3@4.2,9.1/0`` is one run of the third launch alone, as a finding names it.
-            level: "tile", "scheduled" or "both".
+            level: "tile", "scheduled" or "both". limit: steps after which a run counts as endless.
         report: what was found in all runs of all launches. kernels: what was launched, with its constants. launches: how many.
         incomplete: of how many launches an exhaustive exploration has not run all interleavings.
         progress: called behind each run.
@@ -141,6 +143,7 @@ class Checking:
     static: bool = True
     proofs: list[Proof] = field(default_factory=list)
     spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
+    limit: int = STEPS
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -396,7 +399,8 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
     empty: list[dict[str, Any]] = [{}] * ranks
     args = [c.values() for c in calls] if only is None else [*empty[:only], calls[0].values(), *empty[only + 1 :]]
     level = "tile" if checking is None else checking.level
-    launch, report = kernel.simulated.launch(args, level, only, whose), Report()
+    limit = STEPS if checking is None else checking.limit
+    launch, report = kernel.simulated.launch(args, level, only, whose, limit), Report()
     done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
         if done.timeline is not None:

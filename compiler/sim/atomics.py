@@ -28,13 +28,18 @@ def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
         amounts = (given if active is None else given[active]).ravel()
         for key, amount in zip(keys, amounts, strict=True):
             storage.data[key] = tiles.updated(numerics.decode(storage.data[key], target.dtype), amount, kind, target.dtype)
+        if kind != "load":
+            ex.machine.polling.changed()
         _published(ex, storage, keys, kind)
         return None
     if not nest.inside(index, storage.shape):
         return numerics.scalar(0, target.dtype)  # a finding where it is a tile's, by the effect table
+    stood = storage.data[index].tobytes()
     before = numerics.decode(storage.data[index], target.dtype)
     _published(ex, storage, [index], kind)
     storage.data[index] = tiles.updated(before, value, kind, target.dtype)
+    if storage.data[index].tobytes() != stood:
+        ex.machine.polling.changed()
     return before
 
 
@@ -45,6 +50,7 @@ def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> Non
     storage, dtype = target.storage(ex, None), target.dtype
     key, part, shape = target.cut(ex, storage)
     if kind != "load":
+        ex.machine.polling.changed()
         given = np.asarray(value())
         amount = np.broadcast_to(given, shape) if given.ndim == 0 else given.reshape(shape)
         amount = amount if part is None else amount[part]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim import rings
+from tilescale.compiler.sim import numerics, rings
 from tilescale.compiler.sim.findings import Finding, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
 
@@ -204,6 +204,37 @@ def deadlock(machine: Machine) -> Finding:
         past = first.waiting.cmp == "eq" and counter is not None and len(counter.history) > 1
         hint = 'cmp="ge": a counter may pass a value before anyone looks' if past else "a count that is reached; or the missing T.signal"
     return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8], hint)
+
+
+def polling(machine: Machine, pollers: list[Executor]) -> Finding:
+    """Everybody who can run polls in vain: what the first of them looks at, and who else polls or waits."""
+    pollers = sorted(pollers, key=lambda ex: ex.number)
+    first = pollers[0]
+    spots = [_spot(memory, key) for memory, key in machine.polling.seen.get(first.number, {}).values()]
+    what = ", ".join(spots[:3]) + (" and more" if len(spots) > 3 else "")
+    if not spots:
+        text, hint = "this loop goes on for ever: a round of it changes nothing", "a condition that the rounds of the loop change"
+    else:
+        text = f"this loop polls for ever {what}, and nobody is left who could change what it reads"
+        hint = "the store that is missing; or T.wait on a T.Signal that whoever writes it signals"
+    shown: dict[tuple[Any, ...], Where] = {}
+    for ex in pollers[1:]:
+        loop = ex.loop or machine.prepared.site
+        shown.setdefault((loop.loc, ex.rank.number), ex.where(loop))
+    for ex in machine.blocked:
+        if ex.waiting is not None and not ex.children:
+            site = ex.waiting.site
+            shown.setdefault((site.loc, ex.rank.number), Where(f"{site.what}, which waits", site.loc, *ex.name))
+    return Finding("endless", text, first.where(first.loop or machine.prepared.site), tuple(shown.values())[:8], hint)
+
+
+def _spot(memory: Any, key: Any) -> str:
+    """``F[0] (memory of rank 1), which is 0``."""
+    if not isinstance(memory, Storage):
+        return f"{memory.name}{_of(memory.home)}, which is {memory.value}"
+    values = np.asarray(memory.data[key])
+    is_ = f", which is {numerics.decode(np.atleast_1d(values.reshape(-1)), memory.dtype)[0]}" if values.size == 1 else ""
+    return f"{describe(memory.name, key)}{owned(memory)}{is_}"
 
 
 def _absent(machine: Machine, ex: Executor, meeting: Meeting) -> list[str]:

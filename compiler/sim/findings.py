@@ -28,7 +28,7 @@ KINDS = {
     "assertion": "a T.device_assert does not hold",
     "arithmetic": "an integer division by zero, or a signed result of 32 or 64 bits out of range",
     "schedule": "the scheduled program differs from the tile program: another result, or tokens of a ring out of order",
-    "endless": "the launch does not end within the limit of steps",
+    "endless": "loops poll for ever what nobody is left to change, or the launch does not end within the limit of steps",
 }
 
 

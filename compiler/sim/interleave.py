@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim.findings import Finding
+from tilescale.compiler.sim import diagnose
 from tilescale.compiler.sim.observe import Observer
+from tilescale.compiler.sim.polling import held
 from tilescale.compiler.sim.schedule import RELEASING, Delivery, Schedule
 from tilescale.errors import TileValueError
 
@@ -164,9 +165,8 @@ class Interleaving(Schedule, Observer):
                 self._wait(stuck, ex.machine, counter, cmp, value)
                 self.stuck.append(stuck)
                 return ex
-        for ex in ready:
-            text = "a loop polls for ever: nobody is left who could change what it reads"
-            ex.machine.report.add(Finding("endless", text, ex.where(ex.loop or ex.machine.prepared.site)))
+        if ready:
+            ready[0].machine.report.add(diagnose.polling(ready[0].machine, ready))
         return None
 
     def _begin(self, process: Process, ex: Executor | None) -> None:
@@ -244,11 +244,11 @@ class Interleaving(Schedule, Observer):
     def turned(self, ex: Executor, loop: int) -> None:
         """A round that only read, and after which the executor holds what it held before: the next one is the same until somebody
         changes what it read, and until then nobody could tell whether it runs."""
-        held = _held(ex)
+        now = held(ex)
         last = self.rounds.get((ex.number, loop))
-        if last is not None and last.pure and last.reads and last.held == held:
+        if last is not None and last.pure and last.reads and last.held == now:
             self.resting[ex.number] = (last.start + 1, tuple(last.reads))
-        self.rounds[ex.number, loop] = Round(len(self.events) - 1, held)
+        self.rounds[ex.number, loop] = Round(len(self.events) - 1, now)
 
     def _impure(self, ex: Executor) -> None:
         for (number, _), turn in self.rounds.items():
@@ -264,13 +264,6 @@ def _touch(storage: Storage, key: Any, mode: str, layers: int) -> Touch:
         return Touch(shadow.key, mode, layers, box, storage.shape)
     flat = np.arange(len(shadow.last)).reshape(storage.cells)
     return Touch(shadow.key, mode, layers, cells=np.unique(flat[key]))
-
-
-def _held(ex: Executor) -> bytes:
-    """All that decides what the executor does next, other executors aside: its variables and its own memory."""
-    parts = [v.tobytes() if isinstance(v, np.ndarray) else repr(v).encode() for v in ex.v]
-    parts += [memory.data.tobytes() for memory in ex.mem if getattr(memory, "scope", "").startswith("local")]
-    return b"|".join(parts)
 
 
 # ---- choices as text

@@ -13,6 +13,7 @@ from tilescale.compiler.sim import diagnose, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 from tilescale.compiler.sim.observe import Observer
+from tilescale.compiler.sim.polling import Polling
 from tilescale.compiler.sim.schedule import Schedule
 
 COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -63,6 +64,7 @@ class Counter:
         """A release: everything before it in the executor, and what that had acquired, comes before a wait that sees the value."""
         for observer in ex.machine.observers:
             observer.signalled(ex, self, amount, op)
+        ex.machine.polling.changed()
         adds = op == "add"
         machine, value = ex.machine, None if adds else amount
         if not (adds and self.grows):
@@ -199,6 +201,7 @@ class Executor:
         self.loop: Site | None = None  # the while loop that it came to last
         self.awaits: tuple[Counter, str, int] | None = None  # the condition of the wait that it stands in front of
         self.pulls: int | None = None  # the peer whose memory its next step reads
+        self.polled: dict[Any, Any] | None = None  # what the round of its loop has read, where that is watched
         self.outbox: dict[int, list[Callable[[], None]]] = {}  # by peer: what it wrote there and has not landed, oldest first
         self.parent: Executor | None = None
         self.children = 0
@@ -220,6 +223,7 @@ class Executor:
         their order, those to different peers in any."""
         self.outbox.setdefault(peer, []).append(land)
         self.machine.deliveries[self.number, peer] = self
+        self.machine.polling.changed()
         for observer in self.machine.observers:
             observer.posted(self, peer)
 
@@ -229,6 +233,7 @@ class Executor:
         land = queue.pop(0)
         if not queue:
             del self.outbox[peer], self.machine.deliveries[self.number, peer]
+        self.machine.polling.changed()
         for observer in self.machine.observers:
             observer.landed(self, peer)
         land()
@@ -258,6 +263,7 @@ class Machine:
     ):  # fmt: skip
         self.prepared, self.grid, self.schedule, self.events, self.limit = prepared, grid, schedule, events, limit
         self.late, self.observers = schedule.late, observers
+        self.polling = Polling(bool(observers))
         self.report = Report()
         self.printed: list[str] = []
         self.printers: list[int] = []  # the rank of each line
@@ -355,6 +361,7 @@ class Machine:
             try:
                 ex.intent = next(ex.steps)
             except StopIteration:
+                self.polling.changed()
                 for observer in self.observers:
                     observer.ended(ex)
                 if ex.parent is not None:
@@ -363,7 +370,11 @@ class Machine:
             if ex.waiting is None:
                 self.ready.append(ex)
             else:
+                self.polling.changed()
                 self.blocked.append(ex)
+            if len(self.polling.idle) == len(self.ready) > 0 and not self.deliveries:
+                self.report.add(diagnose.polling(self, self.ready))
+                return
         if self.blocked:
             self.report.add(diagnose.deadlock(self))
         else:
@@ -372,6 +383,7 @@ class Machine:
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)
         ex.waiting, ex.intent = None, "resume"
+        self.polling.changed()
         self.ready.append(ex)
 
     def wait(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site) -> Generator[str, None, None]:
@@ -430,6 +442,7 @@ class Machine:
         if ex.outbox:
             yield "fork"
         ex.flush()  # the children's accesses come behind
+        self.polling.changed()
         clock = ex.release()
         for index, (label, body) in enumerate(parts):
             linear = ex.linear * count + index
@@ -470,6 +483,7 @@ class Machine:
     def show(self, ex: Executor, label: str, value: Any) -> None:
         """What T.print shows."""
         who = ex.where(self.prepared.site).who
+        self.polling.changed()
         self.printers.append(ex.rank.number)
         self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
 

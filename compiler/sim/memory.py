@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.sim import polling
+
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
 
@@ -132,6 +134,7 @@ class Storage:
         self.shape: tuple[int, ...] = data.shape
         self.ring: Any = None  # the ring whose stages it holds, see rings.py
         self.is_global = scope.startswith("global")
+        self.is_common = scope.startswith(("global", "shared"))  # others may see it
         parts = len(shadow.last) // max(1, data.size)
         self.cells = (*self.shape, parts) if parts > 1 else self.shape
 
@@ -139,6 +142,11 @@ class Storage:
         """An access of the elements that ``key`` indexes. ``posted``: a write that lands later."""
         if self.ring is not None:
             self.ring.touched(ex, self, key, mode, site)
+        if self.is_common:
+            if mode == "write":
+                ex.machine.polling.changed()
+            elif ex.polled is not None:
+                polling.looked(ex, self, key)
         shadow = self.shadow
         if mode == "read" and shadow.whole and not shadow.tracked:
             return

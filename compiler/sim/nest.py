@@ -71,6 +71,8 @@ def load(cx: Any, e: Any) -> Any:
             counter = storage.at(key)
             for observer in ex.machine.observers if counter is not None else ():
                 observer.peeked(ex, counter)
+            if ex.polled is not None and counter is not None:
+                ex.polled[counter.key] = counter, None
             return 0 if counter is None else counter.value
         if ex.lanes is not None:
             return _gather(ex, storage, ex.lane_index + key if private else key, site, tested)

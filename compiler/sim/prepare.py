@@ -440,6 +440,7 @@ class Preparation(Expressions):
                 if not test(ex):
                     return
                 ex.loop = site
+                ex.machine.polling.turned(ex, loop)
                 for observer in ex.machine.observers:
                     observer.turned(ex, loop)
                 if not seen:

@@ -40,6 +40,7 @@ class Engine:
     now: int
     vc: Any
     name: tuple[Any, ...]
+    polled: None = None  # it has no loops
 
     def where(self, site: Site, region: str = "") -> Where:
         rank, block, path = self.name
@@ -73,6 +74,7 @@ class Ring:
 
     def expect(self, ex: Executor, kind: str, n: int, site: Site) -> None:
         """Each side's tokens follow one another, round by round."""
+        ex.machine.polling.changed()
         side = FILLS if kind in FILLS else READS
         round_, step = self.next[side]
         if (side[step], round_) != (kind, n):

@@ -610,3 +610,10 @@ def test_each_set_of_integers_is_checked_once_and_what_is_wrong_with_one_is_a_fi
 def test_ranks_that_launch_alone_are_not_blamed_for_those_that_do_not(check):
     assert check(2, "if rank == 0:\n    own(8)(a, b)\n", head=HEAD + FAULTS).exit_code == 0
     assert check(2, "own(8)(a, b)\n", head=HEAD + FAULTS).exit_code == 1
+
+
+def test_limit_is_of_steps(check):
+    body = "k = ring(8)\nk(a, inbox, got, b)\n"
+    assert check(2, body).exit_code == 0
+    done = check(2, body, "--limit", "5")
+    assert done.exit_code == 1 and "has not ended after 5 steps" in done.stderr

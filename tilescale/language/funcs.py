@@ -35,13 +35,17 @@ class PrimFunc:
         return trace(self)
 
     def check(
-        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000
-    ) -> Any:
+        self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
+        limit: int = 2_000_000, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
+    ) -> Any:  # fmt: skip
         """Runs the kernel on the simulator under many schedules: :meth:`tilescale.kernel.Kernel.check`."""
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
-        return check(self, ranks, arguments(args or {}), schedule=schedule, seeds=seeds, bound=bound, static=True)
+        given = arguments(args or {})
+        return check(
+            self, ranks, given, schedule=schedule, seeds=seeds, bound=bound, limit=limit, level=level, depth=depth, roles=roles, static=True
+        )
 
     def script(self) -> str:
         """The tile IR as text."""

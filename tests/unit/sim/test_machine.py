@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+import tilescale
 import tilescale.language as T
 from tests.kernels import scheduled
 from tilescale.compiler.sim.run import check, launch
@@ -116,7 +117,68 @@ def test_a_loop_that_polls_forever_is_endless():
                 x = T.atomic_load(flag[0])
             B[0] = x
 
-    assert launch(main, 1, {"flag": np.zeros(1, np.int32)}, limit=1000).report.kinds == {"endless"}
+    (found,) = launch(main, 1, {"flag": np.zeros(1, np.int32)}).report.findings  # far below the limit of steps
+    assert found.kind == "endless" and "polls for ever flag[0] (memory of rank 0), which is 0" in found.message
+    assert "T.wait" in found.hint and found.loc.line == main.func.__code__.co_firstlineno + 4
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary", "exhaustive"])
+def test_polls_that_nobody_ends_are_endless_at_once(schedule: str):
+    """Whoever still waits is named too; a round that takes a lock in vain changes nothing either."""
+
+    @T.prim_func
+    def main(lock: T.Tensor((1,), "int32"), B: T.SymmTensor((1,), "int32"), got: T.Signal((1,))):
+        with T.Kernel(1), T.Scale("device") as rank, world:
+            if rank == 0:
+                T.wait(got[0])
+            else:
+                held = T.alloc_var("int32", 1)
+                while held == 1:
+                    held = T.atomic_max(lock[0], 1, return_prev=True)
+                T.signal(got[0], dst=0)
+
+    report = check(main, 2, {"lock": np.ones(1, np.int32)}, schedule=schedule, seeds=3)
+    found = next(f for f in report.findings if f.kind == "endless")
+    assert "polls for ever lock[0] (memory of rank 1), which is 1" in found.message
+    assert [w.what for w in found.others] == ["T.wait, which waits"], report
+    assert check(main, 2, {"lock": np.zeros(1, np.int32)}, schedule=schedule, seeds=3)
+
+
+@pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary", "exhaustive"])
+def test_polls_for_what_is_on_its_way_end(schedule: str):
+    """Everybody polls, and what they poll for comes, late: there and back."""
+
+    @T.prim_func
+    def main(flag: T.SymmTensor((2,), "int32"), B: T.Tensor((1,), "int32")):
+        with T.Kernel(1), T.Scale("device") as rank, world:
+            one = T.alloc_shared((1,), "int32")
+            one[0] = 1
+            if rank == 0:
+                T.copy(one, flag[0:1], dst=1)
+                while flag[1] == 0:
+                    pass
+            else:
+                while flag[0] == 0:
+                    pass
+                T.copy(one, flag[1:2], dst=0)
+            B[0] = 1
+
+    report = check(main, 2, {"flag": np.zeros(2, np.int32)}, schedule=schedule, seeds=5)
+    assert "endless" not in report.kinds, report
+
+
+def test_a_limit_of_steps_ends_what_changes_for_ever():
+    @T.prim_func
+    def main(B: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            x = T.alloc_var("int32", 1)
+            while x > 0:
+                x = x % 7 + 1
+            B[0] = x
+
+    for report in (main.check(limit=100), tilescale.compile(main, target="sim").check(limit=100)):
+        (found,) = report.findings
+        assert found.kind == "endless" and "100 steps" in found.message
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
