@@ -173,6 +173,35 @@ def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
     return Finding("race", text, this, (that,), hint)
 
 
+def disagreement(ex: Executor, site: Site, agreed: dict[str, Any], meeting: Meeting) -> Finding:
+    """Who comes to a meeting believes that it is another one than who came first does. The statements do not count: the ranks of a
+    collective may meet in several, as those of a barrier may."""
+    other, there = meeting.came[0]
+    names = [n for n in (*agreed, *meeting.agreed) if agreed.get(n) != meeting.agreed.get(n)]
+    name = "collective" if "collective" in names else names[0]
+    mine, its = agreed.get(name, "T.barrier"), meeting.agreed.get(name, "T.barrier")
+    this, that = ex.where(site), other.where(there)
+    if name == "collective":
+        text = f"{this.who} comes to {mine} and meets {that.who}, which comes to {its}"
+        return Finding("mismatch", text, this, (that,), "the same collectives in the same order")
+    text = f"{agreed['collective']}: for {this.who} the {name} is {mine}, and for {that.who}, whom it meets, {its}"
+    return Finding("mismatch", text, this, (that,), f"one {name} for all who take part in it")
+
+
+def unfit(ex: Executor, site: Site, agreed: dict[str, Any], count: int) -> Finding | None:
+    """A collective of which everyone believes the same, and which does not fit the ``count`` who take part."""
+    root = agreed.get("root")
+    if root is not None and not 0 <= root < count:
+        text = f"{agreed['collective']}: there is no participant {root} that could be the root, there are {count}"
+        return Finding("no-such-rank", text, ex.where(site), hint=f"0 ≤ root < {count}, for example n - 1")
+    for name in ("parts", "parts of the source"):
+        if agreed.get(name, count) != count:
+            whole = agreed["symmetric tensor"] if name == "parts" else "the source"
+            text = f"{agreed['collective']}: {count} take part, and {whole} has {agreed[name]} parts"
+            return Finding("mismatch", text, ex.where(site), hint=f"a leading axis of {count}, one for each who takes part")
+    return None
+
+
 def deadlock(machine: Machine) -> Finding:
     """Everyone who waits, a cycle of them first where there is one."""
     waiting = [ex for ex in machine.blocked if ex.waiting is not None and not ex.children]

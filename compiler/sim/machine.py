@@ -122,6 +122,7 @@ class Meeting:
     key: tuple[Any, ...]
     expected: int
     came: list[tuple[Executor, Site]] = field(default_factory=list)
+    agreed: dict[str, Any] = field(default_factory=dict)  # what who came first believes that it is
     clock: Any = None
     round: int = 0
 
@@ -393,17 +394,23 @@ class Machine:
     def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
         return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text)
 
-    def meet(self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site) -> Generator[str, None, None]:
-        """Until ``expected`` executors have come; everyone acquires what all released."""
+    def meet(
+        self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site, agreed: dict[str, Any] | None = None
+    ) -> Generator[str, None, None]:
+        """Until ``expected`` executors have come; everyone acquires what all released. ``agreed``: of a collective, what all who meet must
+        have alike, by name."""
         yield "meet"
         ex.flush()
         if key not in self.meetings:
             self.meetings[key] = Meeting(key, expected)
         meeting = self.meetings[key]
-        if key[0] == "team" and meeting.came and meeting.came[0][1].loc != site.loc:
-            other, there = meeting.came[0]
-            text = f"rank {ex.rank.number} meets here whom rank {other.rank.number} meets in another statement"
-            self.report.add(Finding("mismatch", text, ex.where(site), (other.where(there),), "the same collectives in the same order"))
+        agreed = agreed or {}
+        if meeting.came and agreed != meeting.agreed:
+            self.report.add(diagnose.disagreement(ex, site, agreed, meeting))
+        elif agreed and (made := diagnose.unfit(ex, site, agreed, expected if key[0] == "team" else self.cluster_size)) is not None:
+            self.report.add(made)
+        if not meeting.came:
+            meeting.agreed = agreed
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
@@ -455,12 +462,17 @@ class Machine:
         if not parent.children:
             self.wake(parent)
 
-    def barrier(self, ex: Executor, reach: str, each: int, site: Site) -> Generator[str, None, None]:
-        """T.barrier at the scale ``reach``, which ``each`` executors of a block call."""
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        x, y, z = self.prepared.cluster
+        return x * y * z
+
+    def barrier(self, ex: Executor, reach: str, each: int, site: Site, agreed: dict[str, Any] | None = None) -> Generator[str, None, None]:
+        """T.barrier (or a meeting of a collective) at the scale ``reach``, which ``each`` executors of a block call."""
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
-        dims = self.prepared.cluster
         if reach == "cta_cluster":
-            yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * dims[0] * dims[1] * dims[2], site)
+            yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * self.cluster_size, site, agreed)
         elif reach == "grid":
             yield from self.meet(ex, (reach, ex.rank.number), each * blocks, site)
         elif reach == "device":
