@@ -211,10 +211,10 @@ class Wait(TileOp):
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])
-        site = cx.awaiting(call.args[0], call)
+        site, reach = cx.awaiting(call.args[0], call), str(call.attrs["reach"])
 
         def run(ex: Any) -> Any:
             counter = flag.counter(ex)
-            return None if counter is None else ex.machine.wait(ex, counter, cmp, value(ex), site)
+            return None if counter is None else ex.machine.wait(ex, counter, cmp, value(ex), site, reach)
 
         return run

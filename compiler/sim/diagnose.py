@@ -28,14 +28,15 @@ def owned(storage: Storage) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """A signal or a wait that an executor did: how many accesses the machine had seen by then, which counter of whom, where, and in
-    words what was awaited."""
+    """A signal or a wait that an executor did: how many accesses the machine had seen by then, which counter of whom, where, and of a
+    wait in words what was awaited, and at which scale."""
 
     when: int
     counter: str
     home: tuple[Any, ...]
     loc: Any
     text: str = ""
+    reach: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,12 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
         return text, f"T.wait({signal.counter}, …) before this"
     wait = waits[-1]
     at = f" at line {wait.loc.line}" if wait.loc else ""
+    here, there = machine.events.said[found.event][0], machine.events.said[found.other][0]
+    far = here[0] != there[0] and wait.reach != "device"
+    if far or (here[1] != there[1] and wait.reach == "block"):
+        scale, others = ("device", "other ranks") if far else ("cta_cluster", "other blocks")
+        text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} stands at the scale of the {wait.reach}"
+        return f"{text}, where it does not acquire what {others} release", f'the wait inside T.Scale("{scale}")'
     text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} ends without that"
     return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own"
 
