@@ -92,7 +92,8 @@ class Atomic(TileOp):
     in_lanes = True
 
     def effects(self, call: Any) -> list[Access]:
-        out = [Access(call.args[0], "update")]
+        kind = str(call.attrs["kind"])
+        out = [Access(call.args[0], "update", half=kind if kind in ("load", "store") else "")]
         return [*out, Access(call.args[1], "read")] if isinstance(call.args[1], ir.TensorRegion) else out
 
     def nest(self, call: Any) -> Any:

@@ -21,6 +21,7 @@ class Access:
     region: what is touched (a TensorRegion). mode: "read", "write" or "update" (atomic read-modify-write).
     owner: None where the executor's own memory is touched, else the rank or block index that owns it.
     asynchronous: issued here, complete only at a later wait. when: None, or an expression: it happens only where that holds.
+    half: of an "update" that does one half alone, "load" or "store".
     """
 
     region: Any
@@ -28,6 +29,7 @@ class Access:
     owner: Any = None
     asynchronous: bool = False
     when: Any = None
+    half: str = ""
 
 
 class TileOp:

@@ -2,12 +2,12 @@
 
 At device scale they are made of remote copies between two meetings (``team_sync``), in passes/expand_collectives.py. The first
 meeting says that every rank's source is written and its destination free; the second that all parts have arrived. Reductions add
-in rank order, so that all ranks get the same bits.
+in rank order, so that all ranks get the same bits. Participants meet in any statement; what they must have alike goes with the meetings.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
@@ -136,6 +136,10 @@ def _emit(name: str, src: Region, dst: Region, attrs: dict[str, Any], *more: Any
 class _Collective(TileOp):
     """Shared by the five: seen from outside they read the source and write the destination, everyone's."""
 
+    #: the side that others reach; whether its leading axis is as long as there are participants
+    reaches: ClassVar[str] = "dst"
+    parted: ClassVar[bool] = False
+
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
@@ -143,9 +147,23 @@ class _Collective(TileOp):
         """The operation in smaller ones, traced with the scales of the call open: what it moves, between two meetings."""
         place = str(call.attrs["place"])
         me, count = _who(place)
-        _meet(place)
+        _meet(place, self.agreed(call, src, dst))
         self.move(call, src, dst, me, count)
-        _meet(place)
+        _meet(place, [("collective", f"the end of T.{self.name}")])
+
+    def agreed(self, call: Any, src: Region, dst: Region) -> list[tuple[str, Any]]:
+        """What all participants must have alike, by name; ``parts``: as many as there are participants."""
+        reached = src if self.reaches == "src" else dst
+        out: list[tuple[str, Any]] = [("collective", f"T.{self.name}"), ("symmetric tensor", reached.name)]
+        if "op" in call.attrs:
+            out.append(("op", str(call.attrs["op"])))
+        lead = [k for k, d in enumerate(reached.dropped) if not d][:1] if self.parted else []
+        for k, (low, extent) in enumerate(zip(reached.mins, reached.extents, strict=True)):
+            out += [(f"first index of axis {k}", index_expr(low)), ("parts" if k in lead else f"extent of axis {k}", index_expr(extent))]
+        if self.name == "all_to_all":
+            first = next(k for k, d in enumerate(src.dropped) if not d)
+            out.append(("parts of the source", index_expr(src.extents[first])))
+        return out
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         """What happens between the meetings; ``me`` of ``count`` participants."""
@@ -170,10 +188,10 @@ def _tile(shape: tuple[Any, ...], dtype: str) -> Buffer:
     return alloc_shared(tuple(sizes) or (1,), dtype)
 
 
-def _meet(place: str) -> None:
-    from tilescale.compiler.ops.sync import barrier, team_sync
+def _meet(place: str, agreed: list[tuple[str, Any]]) -> None:
+    from tilescale.compiler.ops.sync import collective_meeting
 
-    team_sync() if place == "device" else barrier()
+    collective_meeting(place, agreed)
 
 
 def _who(place: str) -> tuple[Any, Any]:
@@ -219,6 +237,7 @@ def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) 
 @register
 class AllGather(_Collective):
     name = "all_gather"
+    parted = True
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
@@ -229,6 +248,7 @@ class AllGather(_Collective):
 @register
 class AllToAll(_Collective):
     name = "all_to_all"
+    parted = True
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
@@ -239,6 +259,9 @@ class AllToAll(_Collective):
 @register
 class Broadcast(_Collective):
     name = "broadcast"
+
+    def agreed(self, call: Any, src: Region, dst: Region) -> list[tuple[str, Any]]:
+        return [*super().agreed(call, src, dst), ("root", call.args[2])]
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.frontend.hooks import Hooks
@@ -255,6 +278,7 @@ class Broadcast(_Collective):
 @register
 class ReduceScatter(_Collective):
     name = "reduce_scatter"
+    reaches, parted = "src", True
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
         from tilescale.compiler.ops.copy import copy
@@ -265,6 +289,7 @@ class ReduceScatter(_Collective):
 @register
 class AllReduce(_Collective):
     name = "all_reduce"
+    reaches = "src"
 
     def expand(self, call: Any, src: Region, dst: Region) -> None:
         if str(call.attrs["place"]) in ("device", "cta_cluster"):
@@ -277,7 +302,8 @@ class AllReduce(_Collective):
 
         total = _reduce(str(call.attrs["op"]), lambda r: src, src.shape, str(src.dtype), count)
         if int(call.attrs["in_place"]):
-            _meet(str(call.attrs["place"]))  # everyone has read before anyone overwrites
+            # everyone has read before anyone overwrites
+            _meet(str(call.attrs["place"]), [("collective", "T.all_reduce in place, between reading and writing")])
         copy(total, dst)
 
 

@@ -65,6 +65,32 @@ def barrier() -> None:
     emit("barrier", [])
 
 
+def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
+    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of every rank of the team, else
+    everyone at the open scale.
+
+    Args:
+        agreed: name → integer expression or text, what all participants must have alike; the simulator compares it.
+    """
+    _not_in_parallel("a collective")
+    given = [(name, value) for name, value in agreed if not isinstance(value, str)]
+    attrs: dict[str, Any] = {
+        "agreed": [f"{name}: {value}" for name, value in agreed if isinstance(value, str)], "names": [name for name, _ in given],
+    }  # fmt: skip
+    if place == "device":
+        attrs["reach"] = "device"
+    emit("team_sync" if place == "device" else "barrier", [as_expr(value) for _, value in given], attrs)
+
+
+def _agreement(call: Any, cx: Any) -> Any:
+    """What a participant of a meeting believes that it is, by name; nothing where it is no collective's."""
+    if call.attrs is None or "agreed" not in call.attrs:
+        return lambda ex: {}
+    texts = dict(str(text).split(": ", 1) for text in call.attrs["agreed"])
+    values = [(str(name), cx.scalar(e)) for name, e in zip(call.attrs["names"], call.args, strict=True)]
+    return lambda ex: {**texts, **{name: int(value(ex)) for name, value in values}}
+
+
 def sync_threads(*_: Any) -> None:
     """The block's threads meet."""
     barrier()
@@ -74,12 +100,6 @@ def sync_grid() -> None:
     """All blocks of this rank meet."""
     _not_in_parallel("T.sync_grid")
     emit("barrier", [], {"reach": "grid"})
-
-
-def team_sync() -> None:
-    """This block meets the same block of every rank of the team (what collectives are made of)."""
-    _not_in_parallel("a collective")
-    emit("team_sync", [], {"reach": "device"})
 
 
 def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> None:
@@ -133,7 +153,8 @@ class Barrier(TileOp):
 
     def simulate(self, call: Any, cx: Any) -> Any:
         reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
-        return lambda ex: ex.machine.barrier(ex, reach, each, site)
+        agreed = _agreement(call, cx)
+        return lambda ex: ex.machine.barrier(ex, reach, each, site, agreed(ex))
 
 
 @register
@@ -150,9 +171,9 @@ class TeamSync(TileOp):
         return cx.observed(cx.call("ts_team_sync", site), site)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        site = cx.site(call, "the collective")
+        site, agreed = cx.site(call, "the collective"), _agreement(call, cx)
         # the same block of every rank; below the block the same executor of it
-        return lambda ex: ex.machine.meet(ex, ("team", ex.block.number, ex.path), len(ex.machine.ranks), site)
+        return lambda ex: ex.machine.meet(ex, ("team", ex.block.number, ex.path), len(ex.machine.ranks), site, agreed(ex))
 
 
 @register
@@ -190,10 +211,10 @@ class Wait(TileOp):
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])
-        site = cx.awaiting(call.args[0], call)
+        site, reach = cx.awaiting(call.args[0], call), str(call.attrs["reach"])
 
         def run(ex: Any) -> Any:
             counter = flag.counter(ex)
-            return None if counter is None else ex.machine.wait(ex, counter, cmp, value(ex), site)
+            return None if counter is None else ex.machine.wait(ex, counter, cmp, value(ex), site, reach)
 
         return run

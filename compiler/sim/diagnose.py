@@ -28,14 +28,15 @@ def owned(storage: Storage) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """A signal or a wait that an executor did: how many accesses the machine had seen by then, which counter of whom, where, and in
-    words what was awaited."""
+    """A signal or a wait that an executor did: how many accesses the machine had seen by then, which counter of whom, where, and of a
+    wait in words what was awaited, and at which scale."""
 
     when: int
     counter: str
     home: tuple[Any, ...]
     loc: Any
     text: str = ""
+    reach: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,12 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
         return text, f"T.wait({signal.counter}, …) before this"
     wait = waits[-1]
     at = f" at line {wait.loc.line}" if wait.loc else ""
+    here, there = machine.events.said[found.event][0], machine.events.said[found.other][0]
+    far = here[0] != there[0] and wait.reach != "device"
+    if far or (here[1] != there[1] and wait.reach == "block"):
+        scale, others = ("device", "other ranks") if far else ("cta_cluster", "other blocks")
+        text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} stands at the scale of the {wait.reach}"
+        return f"{text}, where it does not acquire what {others} release", f'the wait inside T.Scale("{scale}")'
     text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} ends without that"
     return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own"
 
@@ -171,6 +178,35 @@ def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
     text = f"this {does} {'into' if value is not None else 'to'} {this.region}, and {that.who} {did}, with nothing that orders the two"
     hint = 'additions alone (op="add"), whose order says nothing; or a counter for each sender'
     return Finding("race", text, this, (that,), hint)
+
+
+def disagreement(ex: Executor, site: Site, agreed: dict[str, Any], meeting: Meeting) -> Finding:
+    """Who comes to a meeting believes that it is another one than who came first does. The statements do not count: the ranks of a
+    collective may meet in several, as those of a barrier may."""
+    other, there = meeting.came[0]
+    names = [n for n in (*agreed, *meeting.agreed) if agreed.get(n) != meeting.agreed.get(n)]
+    name = "collective" if "collective" in names else names[0]
+    mine, its = agreed.get(name, "T.barrier"), meeting.agreed.get(name, "T.barrier")
+    this, that = ex.where(site), other.where(there)
+    if name == "collective":
+        text = f"{this.who} comes to {mine} and meets {that.who}, which comes to {its}"
+        return Finding("mismatch", text, this, (that,), "the same collectives in the same order")
+    text = f"{agreed['collective']}: for {this.who} the {name} is {mine}, and for {that.who}, whom it meets, {its}"
+    return Finding("mismatch", text, this, (that,), f"one {name} for all who take part in it")
+
+
+def unfit(ex: Executor, site: Site, agreed: dict[str, Any], count: int) -> Finding | None:
+    """A collective of which everyone believes the same, and which does not fit the ``count`` who take part."""
+    root = agreed.get("root")
+    if root is not None and not 0 <= root < count:
+        text = f"{agreed['collective']}: there is no participant {root} that could be the root, there are {count}"
+        return Finding("no-such-rank", text, ex.where(site), hint=f"0 ≤ root < {count}, for example n - 1")
+    for name in ("parts", "parts of the source"):
+        if agreed.get(name, count) != count:
+            whole = agreed["symmetric tensor"] if name == "parts" else "the source"
+            text = f"{agreed['collective']}: {count} take part, and {whole} has {agreed[name]} parts"
+            return Finding("mismatch", text, ex.where(site), hint=f"a leading axis of {count}, one for each who takes part")
+    return None
 
 
 def deadlock(machine: Machine) -> Finding:

@@ -22,7 +22,7 @@ KINDS = {
     "out-of-bounds": "an access outside a tile or a set of counters",
     "no-such-rank": "a remote operation aims at a rank or block that is not there",
     "unawaited": "a signal is sent, and no statement of the kernel awaits it",
-    "mismatch": "the ranks of a collective meet at different statements",
+    "mismatch": "those who meet in a collective do not agree on what it is, or it does not fit how many they are",
     "different-programs": "the ranks of a launch run different programs",
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",

@@ -38,7 +38,7 @@ class Waiting:
 @dataclass(frozen=True)
 class Sent:
     """One signal of a counter: the value behind it, what it added (None: it stored), who sent it where at which own time, what it
-    releases by itself, and together with those whose release sequence it continues."""
+    releases by itself, and together with those whose release sequence it continues. block: its sender's (None: nobody sent it)."""
 
     value: int
     amount: int | None
@@ -47,6 +47,17 @@ class Sent:
     clock: Any
     joined: Any
     where: Where | None = None
+    block: Block | None = None
+
+    def heard(self, ex: Executor, reach: str) -> bool:
+        """Whether a wait at the scale ``reach`` acquires what it releases. Release and acquire pair up only where the scope of each takes
+        in the other: a wait at the scale of the grid makes what its own rank released visible, and no other rank's."""
+        mine, its = ex.block, self.block
+        if reach == "device" or its is None:
+            return True
+        if its.rank is not mine.rank:
+            return False
+        return reach == "grid" or its is mine or (reach == "cta_cluster" and its.cluster == mine.cluster)
 
 
 class Counter:
@@ -78,29 +89,37 @@ class Counter:
         clock = ex.release()
         # an addition continues the release sequence of those before it; a store starts anew
         joined = np.maximum(clock, self.history[-1].joined) if adds else clock
-        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined, ex.where(site, self.name)))
+        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined, ex.where(site, self.name), ex.block))
         for waiter in self.waiters:
             ex.machine.wake(waiter)
         self.waiters.clear()
 
-    def observe(self, ex: Executor, cmp: str, value: int) -> bool:
+    def observe(self, ex: Executor, cmp: str, value: int, reach: str) -> bool:
         """Whether the condition holds; if so the executor acquires what must have come for it to hold, and no more: what else is
-        there is there by luck."""
+        there is there by luck. And of that what a wait at the scale ``reach`` hears."""
         holds = COMPARE[cmp]
         if not holds(self.value, value):
             return False
         if self.grows and cmp in ("ge", "gt"):
-            self._acquire_fewest(ex, lambda total: holds(total, value))
+            self._acquire_fewest(ex, lambda total: holds(total, value), reach)
             return True
         first = 0
         for k in range(len(self.history) - 1, -1, -1):  # no older value than one that already happened before this wait
             if self.history[k].at <= ex.vc[self.history[k].who]:
                 first = k
                 break
-        ex.acquire(next(sent.joined for sent in self.history[first:] if holds(sent.value, value)))
+        last = next(k for k in range(first, len(self.history)) if holds(self.history[k].value, value))
+        if reach == "device":
+            ex.acquire(self.history[last].joined)
+            return True
+        for sent in reversed(self.history[: last + 1]):  # its release sequence, those of it whom the wait hears
+            if sent.heard(ex, reach):
+                ex.acquire(sent.clock)
+            if sent.amount is None:
+                break
         return True
 
-    def _acquire_fewest(self, ex: Executor, enough: Callable[[int], bool]) -> None:
+    def _acquire_fewest(self, ex: Executor, enough: Callable[[int], bool], reach: str) -> None:
         """Additions may come in any order: those that already happened before this wait count, then as many others as it takes, in
         the order of this run."""
         total, others = self.history[0].value, []
@@ -113,7 +132,8 @@ class Counter:
         for sent in others:
             if enough(total):
                 return
-            ex.acquire(sent.clock)
+            if sent.heard(ex, reach):
+                ex.acquire(sent.clock)
             total += sent.amount or 0
 
 
@@ -124,6 +144,7 @@ class Meeting:
     key: tuple[Any, ...]
     expected: int
     came: list[tuple[Executor, Site]] = field(default_factory=list)
+    agreed: dict[str, Any] = field(default_factory=dict)  # what who came first believes that it is
     clock: Any = None
     round: int = 0
 
@@ -386,13 +407,13 @@ class Machine:
         self.polling.changed()
         self.ready.append(ex)
 
-    def wait(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site) -> Generator[str, None, None]:
-        """Until ``counter cmp value``; an acquire."""
+    def wait(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> Generator[str, None, None]:
+        """Until ``counter cmp value``; an acquire at the scale ``reach``."""
         ex.awaits = (counter, cmp, value)
         yield "wait"  # what holds now need not hold when the wait looks
         for observer in self.observers:
             observer.waits(ex, site, counter)
-        while not counter.observe(ex, cmp, value):
+        while not counter.observe(ex, cmp, value, reach):
             counter.waiters.append(ex)
             text = f"{counter.name} {_SYMBOL[cmp]} {value}, and it is {counter.value}"
             ex.waiting = Waiting(site, text, counter=counter, cmp=cmp)
@@ -400,22 +421,28 @@ class Machine:
         ex.awaits = None
         for observer in self.observers:
             observer.observed(ex, site, counter, cmp, value)
-        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}"))
+        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach))
 
-    def note(self, counter: Counter, site: Site, text: str = "") -> diagnose.Note:
-        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text)
+    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "") -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach)
 
-    def meet(self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site) -> Generator[str, None, None]:
-        """Until ``expected`` executors have come; everyone acquires what all released."""
+    def meet(
+        self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site, agreed: dict[str, Any] | None = None
+    ) -> Generator[str, None, None]:
+        """Until ``expected`` executors have come; everyone acquires what all released. ``agreed``: of a collective, what all who meet must
+        have alike, by name."""
         yield "meet"
         ex.flush()
         if key not in self.meetings:
             self.meetings[key] = Meeting(key, expected)
         meeting = self.meetings[key]
-        if key[0] == "team" and meeting.came and meeting.came[0][1].loc != site.loc:
-            other, there = meeting.came[0]
-            text = f"rank {ex.rank.number} meets here whom rank {other.rank.number} meets in another statement"
-            self.report.add(Finding("mismatch", text, ex.where(site), (other.where(there),), "the same collectives in the same order"))
+        agreed = agreed or {}
+        if meeting.came and agreed != meeting.agreed:
+            self.report.add(diagnose.disagreement(ex, site, agreed, meeting))
+        elif agreed and (made := diagnose.unfit(ex, site, agreed, expected if key[0] == "team" else self.cluster_size)) is not None:
+            self.report.add(made)
+        if not meeting.came:
+            meeting.agreed = agreed
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
@@ -468,12 +495,17 @@ class Machine:
         if not parent.children:
             self.wake(parent)
 
-    def barrier(self, ex: Executor, reach: str, each: int, site: Site) -> Generator[str, None, None]:
-        """T.barrier at the scale ``reach``, which ``each`` executors of a block call."""
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        x, y, z = self.prepared.cluster
+        return x * y * z
+
+    def barrier(self, ex: Executor, reach: str, each: int, site: Site, agreed: dict[str, Any] | None = None) -> Generator[str, None, None]:
+        """T.barrier (or a meeting of a collective) at the scale ``reach``, which ``each`` executors of a block call."""
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
-        dims = self.prepared.cluster
         if reach == "cta_cluster":
-            yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * dims[0] * dims[1] * dims[2], site)
+            yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * self.cluster_size, site, agreed)
         elif reach == "grid":
             yield from self.meet(ex, (reach, ex.rank.number), each * blocks, site)
         elif reach == "device":
@@ -495,7 +527,7 @@ class Machine:
         name, site, mode, key = said[event]
         for there in np.unique(ids[bad]).tolist():
             their_site = said[there][1]
-            early = self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow))) if other == "read" else None
+            early = self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow))) if other != "write" else None
             where = bad & (ids == there)
             too_early = early is not None and bool(early.take(storage, key, where))
             pair = (id(storage.shadow), site.number, mode, their_site.number, other, too_early)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: events that are not of a kernel: memory that nothing wrote, and what the host wrote before the launch
 UNWRITTEN, HOST = 0, 1
+#: atomic operations that do one half of an update alone: they collide with what an update collides with
+HALVES = ("load", "store")
 
 
 @dataclass(frozen=True)
@@ -65,17 +67,19 @@ class Shadow:
         self.updates: list[Any] = []
 
     def access(self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage) -> None:
-        """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides with."""
+        """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides with. ``mode``: "read",
+        "write", or of an atomic operation "update", "load" or "store"."""
+        half, mode = mode, "update" if mode in HALVES else mode
         last = self.last.reshape(shape)
         event = self.events.add(ex, site, mode, key) if self.tracked else 0
-        if mode == "read" and not self.whole:
+        if half not in ("write", "store") and not self.whole:
             unwritten = np.asarray(last[key]) == UNWRITTEN
             if unwritten.any():
                 ex.machine.read_early(ex, storage, site, event or self.events.add(ex, site, mode, key), unwritten)
             elif 8 * unwritten.size >= self.last.size:  # else looking costs more than it saves
                 self.whole = bool((self.last != UNWRITTEN).all())
         if not self.tracked:
-            if mode != "read":
+            if half not in ("read", "load"):
                 last[key] = HOST
             return
         self._conflicts(ex, last[key], storage, event, "write")
@@ -91,7 +95,7 @@ class Shadow:
                 plane.reshape(shape)[key] = 0
         else:
             self._remember(ex, self.reads if mode == "read" else self.updates, shape, key, event)
-            if mode == "update":  # what is updated is written, and ordered by its own plane
+            if half in ("update", "store"):  # what is updated is written, and ordered by its own plane
                 now = last[key]
                 last[key] = np.where(now == UNWRITTEN, HOST, now)
 
@@ -151,7 +155,7 @@ class Storage:
         if mode == "read" and shadow.whole and not shadow.tracked:
             return
         for observer in ex.machine.observers if shadow.tracked else ():
-            observer.accessed(ex, self, key, mode, posted)
+            observer.accessed(ex, self, key, "update" if mode in HALVES else mode, posted)
         shadow.access(ex, self.cells, key, mode, site, self)
 
 

@@ -310,7 +310,7 @@ class Preparation(Expressions):
         owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
         reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
         accesses = [
-            (self.view(a.region, call), a.mode, a.owner is not None, None if a.when is None else self.scalar(a.when))
+            (self.view(a.region, call), a.half or a.mode, a.owner is not None, None if a.when is None else self.scalar(a.when))
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]

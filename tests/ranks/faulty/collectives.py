@@ -159,7 +159,7 @@ def another_root_on_rank_zero(n, bug):
     return main
 
 
-@case("race", "G", "T.broadcast")
+@case("mismatch", "the root is", "T.broadcast")
 def everyone_is_the_root(n, bug):
     """The root is computed, and every rank computes itself: n broadcasts into one buffer."""
 

@@ -228,3 +228,49 @@ def test_a_rank_read_from_a_tensor():
     assert done.report, done.report
     assert [int(a["inbox"][0]) for a in done.arrays] == [2, 0, 1]
     assert [int(a["B"][0]) for a in done.arrays] == [0, 1, 2]
+
+
+@SCHEDULES
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("scale", ["grid", "device"])
+def test_a_wait_acquires_at_its_own_scale(scale: str, stores: bool, schedule: str):
+    """A wait at the scale of the grid ends by another rank's signal, and makes nothing of that rank visible."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,)), B: T.Tensor((S,), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as rank, world:
+                T.copy(A, inbox, dst=(rank + 1) % world)
+                T.signal(got[0], 1, "set" if stores else "add", dst=(rank + 1) % world)
+            with T.Scale(scale):
+                T.wait(got[0])
+            T.copy(inbox, B)
+
+    report = check(main, 2, schedule=schedule, seeds=5)
+    if scale == "device":
+        assert report, report
+    else:
+        (found,) = report.findings
+        assert found.kind == "race" and "the wait for got[0] ≥ 1 at line" in found.message
+        assert "stands at the scale of the grid" in found.message and found.hint == 'the wait inside T.Scale("device")'
+
+
+def test_a_wait_of_the_grid_hears_its_own_rank():
+    """One block awaits the other rank and tells its neighbour, which hears all of that at the scale of the grid."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((2,)), B: T.Tensor((S,), "float32")):
+        with T.Kernel(2) as b:
+            if b == 0:
+                with T.Scale("device") as rank, world:
+                    T.copy(A, inbox, dst=(rank + 1) % world, signal=got[0])
+                    T.wait(got[0])
+                with T.Scale("grid"):
+                    T.signal(got[1])
+            else:
+                with T.Scale("grid"):
+                    T.wait(got[1])
+                T.copy(inbox, B)
+
+    report = check(main, 2, seeds=5)
+    assert report, report
