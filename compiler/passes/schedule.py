@@ -221,7 +221,7 @@ class Pipeline:
 
 
 def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any]) -> Pipeline | None:
-    """The ring that a loop can be; None where its copies fill nothing that fits. A view has no stages of its own: it is another's memory."""
+    """The ring that a loop can be; None where its copies fill nothing that fits. A view has no stages: it is another tile's memory."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
