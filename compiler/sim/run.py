@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.passes.pipeline import tile_level
-from tilescale.compiler.passes.residency import resident_blocks, waits_for_blocks
+from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
 from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Finding, Report, Where
@@ -127,6 +127,15 @@ def different(programs: Sequence[Any]) -> Finding | None:
     return None
 
 
+def unchecked(made: Prepared) -> set[str]:
+    """What no run of a kernel says anything of: a launch begins and ends here as an ordered one does, alone and with all ranks."""
+    program = made.program
+    alone = all(getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params) and not meets_ranks(program.func.body)
+    if program.launch.ordered or alone:
+        return set()
+    return {f"{program.name} has ordered=False: what orders its launches with those before and after them, and with the host, is not checked"}
+
+
 def each_rank(args: dict[str, Any] | None, ranks: int) -> list[dict[str, Any]]:
     """The arguments of :func:`launch` as one dict a rank."""
     given = args or {}
@@ -182,11 +191,12 @@ class Launch:
             scalars = [self.bound[r].scalars if r in self.bound else {} for r in everyone]
             machine.start(scalars, [memories[r].slots if r in memories else {} for r in everyone], self.only)
             machine.run()
-        report = Report(runs=1)
+        report = Report(runs=1, unchecked=unchecked(self.made))
         for finding in machine.report.findings:
             report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
         if into is not None:
             into.runs += 1
+            into.unchecked |= report.unchecked
             for finding in report.findings:
                 into.add(finding)
         left = list(memories.values())
