@@ -13,7 +13,7 @@ KINDS = {"add": T.atomic_add, "max": T.atomic_max, "min": T.atomic_min}
 
 def updating(kind: str):
     @T.prim_func
-    def main(A: T.Tensor((4,), "float32"), O: T.Tensor((2,), "float32")):  # noqa: E741
+    def main(A: T.Tensor((4,), "float32"), O: T.Tensor((2,), "float32")):
         with T.Kernel(4) as b:
             KINDS[kind](O[0], A[b])
 
@@ -63,7 +63,7 @@ def test_a_tile_added_to_unwritten_memory():
 
 def test_a_store_writes_and_a_load_does_not():
     @T.prim_func
-    def main(store: T.int32, O: T.Tensor((2,), "int32"), B: T.Tensor((1,), "int32")):  # noqa: E741
+    def main(store: T.int32, O: T.Tensor((2,), "int32"), B: T.Tensor((1,), "int32")):
         with T.Kernel(1):
             if store == 1:
                 T.atomic_store(O[0], 7)
@@ -81,7 +81,7 @@ def test_a_store_writes_and_a_load_does_not():
 @pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary"])
 def test_a_clear_that_nothing_orders_is_a_race(schedule: str):
     @T.prim_func
-    def main(A: T.Tensor((4,), "float32"), O: T.Tensor((1,), "float32")):  # noqa: E741
+    def main(A: T.Tensor((4,), "float32"), O: T.Tensor((1,), "float32")):
         with T.Kernel(4) as b:
             if b == 3:
                 O[0] = 0
