@@ -149,6 +149,7 @@ class Check:
                 "ranks": self.count, "schedule": checking.schedule, "seeds": checking.seeds, "level": checking.level, "kernels": kernels,
                 "launches": checking.launches, "runs": checking.report.runs, "seconds": round(seconds, 3),
                 "traces": checking.report.traces, "incomplete": checking.incomplete, "varying": sorted(checking.report.varying),
+                "unchecked": sorted(checking.report.unchecked),
                 "static": {
                     "obligations": len(static.items), "kinds": static.counts, "out_of_time": static.out_of_time,
                     **{s: len(static.of(s)) for s in ("proven", "refuted", "unknown")},
@@ -160,6 +161,8 @@ class Check:
             return
         for name in sorted(checking.report.varying):
             click.echo(f"tilescale: {name} comes out different from schedule to schedule", err=True)
+        for text in sorted(checking.report.unchecked):
+            click.echo(f"tilescale: {text}", err=True)
         found = _count(len(findings), "finding") if findings else "no finding"
         if checking.schedule == "exhaustive":
             left = checking.incomplete

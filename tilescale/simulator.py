@@ -193,6 +193,7 @@ class Checking:
         for finding in report.findings:
             self.report.add(finding)
         self.report.varying |= {f"{name} of {label}" for name in report.varying}
+        self.report.unchecked |= report.unchecked
         if report.traces is not None:
             self.report.traces = (self.report.traces or 0) + report.traces
         if report.complete is False:
@@ -422,6 +423,8 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
                 argument.array[...] = arrays[p["name"]] if p["keep"] else 0
             elif p["written"]:
                 argument.take(arrays[p["name"]], unwritten.get(p["name"]))
+    for text in sorted(report.unchecked) if checking is None else ():
+        log.say("warning", text, once=True)
     if checking is None and not report:
         raise FindingError(report)
     lines = list(zip(done.printers, done.printed, strict=True))

@@ -124,13 +124,14 @@ class Report:
     """All that one `check` found; true where it found nothing. ``runs``: how many runs that took. Of an exhaustive exploration
     ``traces``: how many classes of interleavings they showed, and ``complete``: whether these are all; else None.
     ``varying``: parameters that clean runs left with different bits, which is no fault by itself (atomic additions of floats do).
-    ``static``: what the static checks know, where they were asked."""
+    ``unchecked``: what the runs say nothing of, in sentences. ``static``: what the static checks know, where they were asked."""
 
     findings: list[Finding] = field(default_factory=list)
     runs: int = 0
     traces: int | None = None
     complete: bool | None = None
     varying: set[str] = field(default_factory=set)
+    unchecked: set[str] = field(default_factory=set)
     static: Obligations | None = None
 
     def add(self, finding: Finding) -> None:
@@ -171,6 +172,6 @@ class Report:
     def __str__(self) -> str:
         if not self.findings:
             varying = f"; {', '.join(sorted(self.varying))} came out different" if self.varying else ""
-            return f"no finding in {self.explored}{varying}"
-        told = [str(f) for f in self.findings]
+            return "\n".join((f"no finding in {self.explored}{varying}", *sorted(self.unchecked)))
+        told = [*map(str, self.findings), *sorted(self.unchecked)]
         return "\n\n".join(told if self.complete is None else [*told, f"found in {self.explored}"])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.passes.pipeline import tile_level
-from tilescale.compiler.passes.residency import resident_blocks, waits_for_blocks
+from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
 from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Finding, Report, Where
@@ -127,6 +127,16 @@ def different(programs: Sequence[Any]) -> Finding | None:
     return None
 
 
+def unchecked(made: Prepared) -> set[str]:
+    """What no run of a kernel says anything of: a launch begins and ends here as an ordered one does, alone and with all ranks."""
+    program = made.program
+    alone = all(getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params) and not meets_ranks(program.func.body)
+    if program.launch.ordered or alone:
+        return set()
+    text = "what orders its launches with those before and after them, and with the host, is not checked"
+    return {f"{program.name} has ordered=False: {text}"}
+
+
 def each_rank(args: dict[str, Any] | None, ranks: int) -> list[dict[str, Any]]:
     """The arguments of :func:`launch` as one dict a rank."""
     given = args or {}
@@ -151,6 +161,7 @@ class Launch:
     def __init__(self, made: Prepared, args: Sequence[dict[str, Any]], *, only: int | None = None, limit: int = STEPS, whose: str = ""):
         self.whose = whose
         self.first: Result | None = None
+        self.refused = False  # no target would run it, and neither does this: found by its first run
         self.made, self.ranks, self.only, self.limit = made, len(args), only, limit
         with np.errstate(all="ignore"):
             self.bound = {rank: Arguments(made, rank, args[rank]) for rank in (range(self.ranks) if only is None else (only,))}
@@ -176,17 +187,19 @@ class Launch:
         with np.errstate(all="ignore"):  # IEEE's infinities and NaN are results like any other
             machine = Machine(self.made, self.grid, chosen, events, self.limit, observers)
             machine.clocks = 1 + self.ranks * blocks * self.made.executors
-            _static(machine, blocks)
+            self.refused = _static(machine, blocks)
             memories = {rank: Memory(b, events, machine.clocks) for rank, b in self.bound.items()}
             everyone = range(self.ranks)
             scalars = [self.bound[r].scalars if r in self.bound else {} for r in everyone]
-            machine.start(scalars, [memories[r].slots if r in memories else {} for r in everyone], self.only)
-            machine.run()
-        report = Report(runs=1)
+            if not self.refused:
+                machine.start(scalars, [memories[r].slots if r in memories else {} for r in everyone], self.only)
+                machine.run()
+        report = Report(runs=1, unchecked=unchecked(self.made))
         for finding in machine.report.findings:
             report.add(replace(finding, schedule=f"{chosen.shown}, {self.ranks} rank{'s' * (self.ranks != 1)}{self.whose}"))
         if into is not None:
             into.runs += 1
+            into.unchecked |= report.unchecked
             for finding in report.findings:
                 into.add(finding)
         left = list(memories.values())
@@ -214,6 +227,9 @@ class Launch:
         Raises:
             TileValueError: there is no such schedule.
         """
+        if self.refused:
+            into.complete = False if order == "exhaustive" else into.complete
+            return
         if order == "exhaustive":
             whole = exhaust(self, into, bound, progress)
             into.complete = whole and into.complete is not False
@@ -228,15 +244,17 @@ class Launch:
                 progress()
 
 
-def _static(machine: Machine, blocks: int) -> None:
-    """What is wrong before anything runs: a grid that cannot be resident, signals that no statement awaits."""
-    made = machine.prepared
+def _static(machine: Machine, blocks: int) -> bool:
+    """What is wrong before anything runs: a grid that cannot be resident, signals that no statement awaits. Returns whether it is such
+    that nothing can run: blocks that wait for one another and are not all there."""
+    made, refused = machine.prepared, False
     waits = waits_for_blocks(made.program.func.body)
     if waits and blocks > (most := resident_blocks(made.program)):
         site = next((s for s in made.sites if s.what in ("T.wait", "T.barrier", "the collective")), made.site)
         text = f"blocks wait for others here, the grid has {blocks} blocks, and {most} are resident at once"
         hint = "a smaller grid whose blocks loop over tiles with T.Persistent"
         machine.report.add(Finding("not-resident", text, Where(site.what, site.loc), hint=hint))
+        refused = True
     kept = {p.name for p in made.program.params if getattr(p.spec, "keep", False)}
     for name, sendings in made.signalled.items():
         awaited = made.awaited.get(name, set())
@@ -247,6 +265,7 @@ def _static(machine: Machine, blocks: int) -> None:
             text = f"{counter if awaited else name} is signalled, and no statement of {made.program.name} waits for it"
             hint = f"T.wait({counter}) where its news is needed"
             machine.report.add(Finding("unawaited", text, Where(site.what, site.loc), hint=hint))
+    return refused
 
 
 class _Values:

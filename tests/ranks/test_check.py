@@ -391,6 +391,23 @@ tilescale.compile(sums)(np.array([1e8, 1, -1e8, 3], "float32"), s, np.zeros(1, "
     assert done.exit_code == 0 and "of sums comes out different from schedule to schedule" in done.stderr, done.stderr
 
 
+def test_what_no_run_says_anything_of_is_told(check):
+    body = """
+@T.prim_func
+def early(A: T.Tensor((8,), "float32"), inbox: T.SymmTensor((8,), "float32")):
+    with T.Kernel(1, ordered=False), T.Scale("device") as (me, world):
+        T.copy(A, inbox, dst=(me + 1) % world)
+
+tilescale.compile(early)(a, inbox)
+"""
+    done = check(2, body)
+    assert done.exit_code == 0, done.stderr
+    assert "early has ordered=False: what orders its launches" in done.stderr
+    told = json.loads(check(2, body, "--json").stdout)
+    assert len(told["unchecked"]) == 1 and not told["findings"]
+    assert "not checked" not in check(2, body.replace(", ordered=False", "")).stderr
+
+
 def test_every_interleaving(check):
     done = check(2, "ring(8)(a, inbox, got, b)\n", "--schedule", "exhaustive")
     assert done.exit_code == 0 and "no finding, all interleavings, " in done.stdout, done.stderr

@@ -274,3 +274,20 @@ def test_a_wait_of_the_grid_hears_its_own_rank():
 
     report = check(main, 2, seeds=5)
     assert report, report
+
+
+@pytest.mark.parametrize("schedule", ["adversary", "exhaustive"])
+def test_a_grid_that_cannot_be_resident_is_not_run(schedule: str):
+    """No target runs it: one finding, and no second run."""
+
+    @T.prim_func
+    def main(A: T.Tensor((T.dynamic("n"),), "float32")):
+        with T.Kernel(A.shape[0], threads=1024) as b, T.Scale("grid"):
+            A[b] = 0
+            T.barrier()
+
+    report = check(main, 1, {"A": np.ones(3000, np.float32)}, schedule=schedule, seeds=10)
+    assert [f.kind for f in report.findings] == ["not-resident"] and report.runs == 1
+    assert check(main, 1, {"A": np.ones(8, np.float32)}, schedule="random", seeds=2).runs == 3
+    made = launch(main, 1, {"A": np.ones(3000, np.float32)}, record=True)
+    assert made.report.kinds == {"not-resident"} and made.arrays[0]["A"].all()
