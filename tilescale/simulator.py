@@ -382,7 +382,7 @@ def _difference(calls: list[Call]) -> Any:
         text = f"rank {rank} launches {names[0]} where rank 0 launches {names[1]}"
         if names[0] == names[1]:
             text = finding.message.replace("rank 1", f"rank {rank}")
-        here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+        here, there = (Where(c.kernel.label, c.loc, r) for r, c in ((rank, call), (0, first)))
         return Finding(finding.kind, text, here, (there,), finding.hint)
     for rank, call in enumerate(calls):
         for name, mine in call.tensors.items():
@@ -390,7 +390,7 @@ def _difference(calls: list[Call]) -> Any:
             if (mine.at, mine.array.shape) == (its.at, its.array.shape) or mine.block is None or its.block is None:
                 continue
             text = f"rank {rank} launches {first.kernel.label} with another symmetric tensor as {name} than rank 0"
-            here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+            here, there = (Where(c.kernel.label, c.loc, r) for r, c in ((rank, call), (0, first)))
             return Finding("different-programs", text, here, (there,), "the same tensor on all ranks, from one call of tilescale.comm")
     return None
 

@@ -646,3 +646,9 @@ def test_limit_is_of_steps(check):
     assert check(2, body).exit_code == 0
     done = check(2, body, "--limit", "5")
     assert done.exit_code == 1 and "has not ended after 5 steps" in done.stderr
+
+
+def test_different_launches_are_named_with_their_constants(check):
+    done = check(2, "ring(8, wait=rank != 1)(a, inbox, got, b)\n")
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("  and ")]
+    assert "ring(N=8, wait=True) by rank 0" in line

@@ -228,3 +228,19 @@ def test_a_rank_read_from_a_tensor():
     assert done.report, done.report
     assert [int(a["inbox"][0]) for a in done.arrays] == [2, 0, 1]
     assert [int(a["B"][0]) for a in done.arrays] == [0, 1, 2]
+
+
+def test_what_nobody_awaits_is_told_last():
+    report = check(exchange(late=False), 3, {"inbox": np.zeros(S, np.float32)}, seeds=3)
+    assert [f.kind for f in report.findings][-1] == "unawaited" and report.findings[0].kind == "race", report
+
+
+def test_a_counter_outside_has_a_hint():
+    @T.prim_func
+    def main(k: T.int32, f: T.Signal((4,))):
+        with T.Kernel(1), T.Scale("device") as rank, world:
+            T.signal(f[k], dst=rank)
+            T.wait(f[0])
+
+    found = next(f for f in check(main, 2, {"k": 4}, seeds=1).findings if f.kind == "out-of-bounds")
+    assert "f[4] lies outside f, whose shape is (4,)" in found.message and "0 ≤ index < 4" in found.hint
