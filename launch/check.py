@@ -7,7 +7,9 @@ import os
 import re
 import runpy
 import sys
+import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import click
 
 from tilescale import simulator
 from tilescale.comm import bootstrap, sim
-from tilescale.errors import FindingError
+from tilescale.errors import CommError, FindingError, InternalError, Loc, TileError, TileValueError
 from tilescale.launch import personas
 
 #: exit codes: something was found; the program itself failed (2 is click's, for the command line)
@@ -50,18 +52,40 @@ def command(
     kernel once for its ranks, integers and extents. Findings go to stderr, a summary to stdout. Exit code: 0 where nothing was found, 1
     where something was, 3 where the program itself failed.
     """
-    if not module and not Path(program).exists():
-        raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
-    from tilescale.compiler.sim.schedule import SCHEDULES
-
-    if schedule.partition(":")[0] not in SCHEDULES:
-        raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}")
-    if "@" in schedule and not re.fullmatch(r"exhaustive:[1-9]\d*@[^@]+", schedule):
-        raise click.UsageError(f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it")
+    require_program(program, module)
+    _require_schedule(schedule)
     if level != "tile" and schedule.startswith("exhaustive"):
         raise click.UsageError("the exhaustive schedules know the steps of the tile level: --level tile, or another schedule")
     checking = simulator.Checking(schedule, seeds, level, bound=bound, limit=limit)
     ctx.exit(Check(count, checking, module, program, args, as_json, table).run())
+
+
+def require_program(program: str, module: bool) -> None:
+    """Raises UsageError where PROGRAM is nothing that Python can run."""
+    if module:
+        return
+    path = Path(program)
+    if not path.exists():
+        raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise click.UsageError(f"{program!r} is a folder without __main__.py")
+
+
+def _require_schedule(schedule: str) -> None:
+    """Raises UsageError where there is no such schedule, before any of the program runs."""
+    from tilescale.compiler.sim.interleave import replay
+    from tilescale.compiler.sim.schedule import SCHEDULES
+
+    if schedule in SCHEDULES:
+        return
+    made = re.fullmatch(r"exhaustive:(?:[1-9]\d*@)?([^@]+)", schedule)
+    if made is None and schedule.partition(":")[0] != "exhaustive":
+        also = "; --seeds says how many of them" if schedule.partition(":")[0] in SCHEDULES else ""
+        raise click.UsageError(f"there is no schedule {schedule!r}: {', '.join(SCHEDULES)}{also}")
+    try:
+        replay(made[1] if made is not None else "")
+    except TileValueError:
+        raise click.UsageError(f"there is no schedule {schedule!r}: exhaustive:<launch>@<choices>, as a finding says it") from None
 
 
 class Check:
@@ -75,6 +99,7 @@ class Check:
 
         self.count, self.module, self.program, self.as_json, self.checking = count, module, program, as_json, checking
         self.table = table
+        self.lost: list[Loc] = []  # where threads that ranks started ended in an error of ours
         self.world = simulator.world(count, self.checking)
         personas.Persona.share()
         self.process = personas.Persona(0, {}, sys.argv, list(sys.path), (sys.stdout, sys.stderr))
@@ -106,6 +131,7 @@ class Check:
         start = time.perf_counter()
         watch: Any = personas.Imports(lambda: self.personas[self.world.turn])
         sys.meta_path.insert(0, watch)
+        self.hook, threading.excepthook = threading.excepthook, self._thread_ended
         try:
             with personas.sleeping():
                 endings = self.world.run(self._rank)
@@ -116,13 +142,21 @@ class Check:
             self.process.put_on()
             for output in self.outputs:
                 output.finish()
+            threading.excepthook = self.hook
             sys.meta_path.remove(watch)
             self.bar.close()
         failed = next((e for e in endings if e.told is not None), None)
-        if failed is not None and isinstance(failed.error, FindingError) and self.checking.report.findings:
+        if failed is not None and isinstance(failed.error, (FindingError, CommError)) and self.checking.tells(failed.error):
             failed = None  # it is told as a finding
         self._report(failed, time.perf_counter() - start)
-        return FOUND if self.checking.report.findings else FAILED if failed is not None else 0
+        return FOUND if self.checking.report.findings else FAILED if failed is not None or self.lost else 0
+
+    def _thread_ended(self, args: Any) -> None:
+        """A thread that a rank started ended in an exception, of which nobody else hears."""
+        if isinstance(args.exc_value, TileError):
+            frames = [f for f in traceback.extract_tb(args.exc_traceback) if not _ours(f.filename)]
+            self.lost += [Loc(f.filename, f.lineno or 0) for f in frames[-1:]]
+        self.hook(args)
 
     def _rank(self, rank: int) -> None:
         if self.module:
@@ -134,6 +168,8 @@ class Check:
         """Findings and failures, on stderr."""
         for finding in self.checking.report.findings:
             click.echo(f"{finding}\n", err=True)
+        for loc in dict.fromkeys(self.lost):
+            click.echo(f"{loc}: a call in a thread that a rank started is lost: such threads have no turns among the ranks", err=True)
         if failed is not None:
             click.echo(_why(failed), err=True)
 
@@ -155,6 +191,7 @@ class Check:
                     **{s: len(static.of(s)) for s in ("proven", "refuted", "unknown")},
                 },
                 "findings": [f.to_dict() for f in findings],
+                "lost": [str(loc) for loc in self.lost],
                 "failure": None if failed is None else _why(failed),
             }  # fmt: skip
             click.echo(json.dumps(facts, indent=2))
@@ -168,6 +205,7 @@ class Check:
             left = checking.incomplete
             found += ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"
         found += f", rank {failed.rank} failed" if failed is not None else ""
+        found += f", {_count(len(self.lost), 'call')} in threads of the program lost" if self.lost else ""
         found += f", static: {static.summary}" if checking.proofs else ""
         click.echo(
             f"tilescale: checked {_count(len(kernels), 'kernel')} on {_count(self.count, 'rank')}: {_count(checking.launches, 'launch')}, "
@@ -188,7 +226,7 @@ def _place_of(world: sim.SimWorld) -> str:
 
 
 def _why(ending: sim.Ending) -> str:
-    """How the rank that failed first ended: its traceback without our own frames at its beginning, or its exit code."""
+    """How the rank that failed first ended: its traceback without our own frames around the program's, or its exit code."""
     error = ending.error
     assert error is not None
     if isinstance(error, SystemExit):
@@ -200,5 +238,14 @@ def _why(ending: sim.Ending) -> str:
     ours = ("runpy", str(Path(__file__).parent), str(Path(sim.__file__)))
     while len(frames) > 1 and any(name in frames[0].filename for name in ours):
         frames.pop(0)
+    if isinstance(error, TileError) and not isinstance(error, InternalError):  # it says itself what is wrong
+        while len(frames) > 1 and _ours(frames[-1].filename):
+            frames.pop()
     told.stack[:] = frames
     return f"{''.join(told.format())}tilescale: rank {ending.rank} failed"
+
+
+def _ours(file: str) -> bool:
+    """Whether a frame's file is one of ours, or generated by us."""
+    parts = [sys.modules[f"tilescale{part}"] for part in ("", ".comm", ".launch", ".compiler") if f"tilescale{part}" in sys.modules]
+    return file.startswith("<call of") or any(file.startswith(str(folder) + os.sep) for part in parts for folder in part.__path__)

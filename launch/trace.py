@@ -15,7 +15,7 @@ import click
 from tilescale.comm import sim
 from tilescale.compiler.sim.timeline import Arrow, Slice, Timeline, Traffic, write
 from tilescale.launch import ranks
-from tilescale.launch.check import MAX_RANKS, Check
+from tilescale.launch.check import MAX_RANKS, Check, require_program
 from tilescale.simulator import Checking
 
 #: launches of which the summary tells; the file has all
@@ -43,8 +43,7 @@ def command(
     `tilescale check`, and so is the exit code. On the CPU the program's kernels are instrumented, its file is not touched; times are this
     machine's, one clock for all ranks, and the exit code is the program's.
     """
-    if not module and not Path(program).exists():
-        raise click.UsageError(f"there is no file {program!r} (a module: -m {program})")
+    require_program(program, module)
     if target == "sim":
         ctx.exit(Simulated(count, module, program, args, output).run())
     ctx.exit(_real(count, module, program, args, output))

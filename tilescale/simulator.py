@@ -144,6 +144,7 @@ class Checking:
     proofs: list[Proof] = field(default_factory=list)
     spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
     limit: int = STEPS
+    disagreed: list[BaseException] = field(default_factory=list)  # what ranks that waited for one another for ever were told
 
     def __post_init__(self) -> None:
         if self.report is None:
@@ -184,6 +185,10 @@ class Checking:
             [o for found in each for o in found], sum(f.inside for f in each), sum(f.guarded for f in each),
             sum(f.milliseconds for f in each), any(f.out_of_time for f in each),
         )  # fmt: skip
+
+    def tells(self, error: BaseException) -> bool:
+        """Whether what a rank raised is among the findings."""
+        return bool(self.report.findings) and (isinstance(error, FindingError) or any(error is told for told in self.disagreed))
 
     def take(self, label: str, report: Any) -> None:
         """What was seen of one launch of the kernel ``label``."""
@@ -314,25 +319,31 @@ def world(ranks: int, checking: Checking) -> sim.SimWorld:
 
 
 def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[int]) -> BaseException:
-    """Ranks that wait for one another for ever. Where a launch is among what they wait in, that is a finding."""
+    """Ranks that wait for one another for ever, which is a finding. A program gets it as such where a launch is among what they wait
+    in, else as the CommError that calls of tilescale.comm raise everywhere."""
     from tilescale.compiler.sim.findings import Finding, Report, Where
 
     launches = [a for a in waiting if isinstance(a.offer, Call)]
-    if not launches:
-        return sim.disagreement(waiting, ended)
+    error = sim.disagreement(waiting, ended)
 
     def where(arrival: sim.Arrival) -> Where:
         call = arrival.offer
         return Where(call.kernel.label if isinstance(call, Call) else arrival.what, arrival.loc, arrival.rank)
 
-    first, others = launches[0], [a for a in waiting if a is not launches[0]]
+    first = (launches or waiting)[0]
+    others = [a for a in waiting if a is not first]
     rest = [f"rank {a.rank} calls {where(a).what}" for a in others if where(a).what != where(first).what]
     rest += [f"rank {r} has ended" for r in ended]
-    text = f"rank {first.rank} launches {where(first).what}, and not every rank of its team does: {'; '.join(rest[:4])}"
-    hint = "the same launches in the same order on every rank"
+    rest = rest or [f"rank {a.rank} does with other ranks" for a in others]
+    does = "launches" if launches else "calls"
+    text = f"rank {first.rank} {does} {where(first).what}, and not every rank of its team does: {'; '.join(rest[:4])}"
+    hint = f"the same {'launches' if launches else 'calls of tilescale.comm'} in the same order on every rank"
     finding = Finding("different-programs", text, where(first), tuple(map(where, others))[:8], hint)
     checking.report.add(finding)
-    return FindingError(Report([finding], 1))
+    if launches:
+        error = FindingError(Report([finding], 1))
+    checking.disagreed.append(error)
+    return error
 
 
 def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: Checking | None) -> list[list[str]]:
@@ -372,7 +383,7 @@ def _difference(calls: list[Call]) -> Any:
         text = f"rank {rank} launches {names[0]} where rank 0 launches {names[1]}"
         if names[0] == names[1]:
             text = finding.message.replace("rank 1", f"rank {rank}")
-        here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+        here, there = (Where(c.kernel.label, c.loc, r) for r, c in ((rank, call), (0, first)))
         return Finding(finding.kind, text, here, (there,), finding.hint)
     for rank, call in enumerate(calls):
         for name, mine in call.tensors.items():
@@ -380,7 +391,7 @@ def _difference(calls: list[Call]) -> Any:
             if (mine.at, mine.array.shape) == (its.at, its.array.shape) or mine.block is None or its.block is None:
                 continue
             text = f"rank {rank} launches {first.kernel.label} with another symmetric tensor as {name} than rank 0"
-            here, there = (Where(c.kernel.name, c.loc, r) for r, c in ((rank, call), (0, first)))
+            here, there = (Where(c.kernel.label, c.loc, r) for r, c in ((rank, call), (0, first)))
             return Finding("different-programs", text, here, (there,), "the same tensor on all ranks, from one call of tilescale.comm")
     return None
 

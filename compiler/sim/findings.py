@@ -32,6 +32,10 @@ KINDS = {
 }
 
 
+#: told behind all others: says what is left over, not what goes wrong
+_LAST = ("unawaited",)
+
+
 @dataclass(frozen=True)
 class Where:
     """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index (a role
@@ -143,7 +147,9 @@ class Report:
         if finding.schedule != STATIC:
             self.findings = [f for f in self.findings if f.schedule != STATIC or f not in alike]
         if all(f.key != finding.key for f in self.findings):
-            self.findings.append(finding)
+            first = finding.kind not in _LAST
+            place = next((k for k, f in enumerate(self.findings) if first and f.kind in _LAST), len(self.findings))
+            self.findings.insert(place, finding)
 
     def add_static(self, found: Obligations) -> None:
         """What the static checks know, its refutations among the findings."""

@@ -541,8 +541,12 @@ class Machine:
             self.early[key] = diagnose.Early(storage, event, np.zeros(storage.cells, bool))
         self.early[key].unwritten[self.events.said[event][3]] |= unwritten
 
-    def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str) -> None:
-        self.report.add(Finding("out-of-bounds", f"{region} lies outside {name}, whose shape is {shape}", ex.where(site, region)))
+    def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str, signal: bool = False) -> None:
+        text, hint = f"{region} lies outside {name}, whose shape is {shape}", ""
+        if signal:
+            counts = ", ".join(f"0 ≤ index < {n}" for n in shape)
+            hint = f"a counter that is there, {counts}; or more of them where {name} is declared"
+        self.report.add(Finding("out-of-bounds", text, ex.where(site, region), hint=hint))
 
     def reaches(self, ex: Executor, owner: int, reach: str, site: Site) -> bool:
         """Whether there is a rank (a block of the cluster) ``owner``; a finding where not."""
@@ -550,7 +554,9 @@ class Machine:
         count = len(self.ranks) if reach == "device" else dims[0] * dims[1] * dims[2]
         if 0 <= owner < count:
             return True
-        who = "rank" if reach == "device" else "block of the cluster"
-        text = f"there is no {who} {owner}, there are {count}"
-        self.report.add(Finding("no-such-rank", text, ex.where(site), hint=f"0 ≤ index < {count}, for example (rank + 1) % n"))
+        if reach == "device":
+            text, hint = f"there is no rank {owner}: there are {count}", f"0 ≤ rank < {count}, for example (rank + 1) % n"
+        else:
+            text, hint = f"the cluster has no block {owner}: it has {count}", f"an index of a block with 0 ≤ index < {count}"
+        self.report.add(Finding("no-such-rank", text, ex.where(site), hint=hint))
         return False

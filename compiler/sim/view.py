@@ -83,7 +83,7 @@ class View:
         assert isinstance(counters, Counters)
         made = counters.at(index)
         if made is None:
-            ex.machine.report_outside(ex, counters.name, counters.shape, self.site, describe(counters.name, index))
+            ex.machine.report_outside(ex, counters.name, counters.shape, self.site, describe(counters.name, index), signal=True)
         return made
 
     def cut(self, ex: Any, storage: Storage) -> tuple[tuple[slice, ...], tuple[slice, ...] | None, tuple[int, ...]]:

@@ -100,6 +100,11 @@ class Obligations:
         late = ["not all in time"] if self.out_of_time else []
         return ", ".join([f"{count} obligation{'s' * (count != 1)}", *parts, *late])
 
+    def __str__(self) -> str:
+        """The table, and a line for each that is refuted or unknown."""
+        refuted = [f"{o.loc or '?'}: {o.kind}: {o.text}: {o.counterexample}" for o in self.of(REFUTED)]
+        return "\n".join(part for part in (self.table(), *refuted, self.open_questions()) if part)
+
     def open_questions(self) -> str:
         """What is unknown, a line each: where, of which kind, for which arguments it fails, and why it is not decided."""
         lines = []

@@ -144,9 +144,38 @@ def test_ranks_that_do_not_launch_the_same(check, body, said):
 
 def test_hosts_that_do_not_do_the_same(check):
     done = check(3, "comm.empty(3, like='numpy') if rank else comm.barrier()\n")
-    assert done.exit_code == 3 and "rank 0: barrier() at " in done.stderr and "rank 1: empty((3,), float32) at " in done.stderr
+    assert done.exit_code == 1 and "different-programs: rank 0 calls barrier(), and not every rank of its team does: " in done.stderr
+    assert "rank 1 calls empty((3,), float32)" in done.stderr and "1 finding" in done.stdout
     done = check(3, "if rank: comm.barrier()\n")
-    assert done.exit_code == 3 and "nobody can go on: rank 1: barrier()" in done.stderr and "rank 0 ended" in done.stderr
+    assert done.exit_code == 1 and "different-programs: rank 1 calls barrier(), and not every" in done.stderr
+    assert "rank 0 has ended" in done.stderr and "Traceback" not in done.stderr and "failed" not in done.stdout
+
+
+def test_a_traceback_ends_in_the_program(check):
+    done = check(2, "comm.team([0, 7]).barrier()\n")
+    assert done.exit_code == 3 and "Traceback" in done.stderr and done.stderr.count('  File "') == 1, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_in_threads_of_the_program_are_not_lost_in_silence(check):
+    body = "import threading\nt = threading.Thread(target=lambda: ring(8)(a, inbox, got, b))\nt.start(); t.join()\n"
+    done = check(2, body)
+    assert done.exit_code == 3 and "2 calls in threads of the program lost" in done.stdout, done.stdout
+    assert "program.py:" in done.stderr and "a call in a thread that a rank started is lost" in done.stderr
+    assert check(2, "ring(8)(a, inbox, got, b)\n").exit_code == 0
+
+
+@pytest.mark.parametrize("schedule", ["random:5", "exhaustive:zz", "exhaustive:", "exhaustive:1@", "exhaustive:0@-", "exhaustive:1@2@-", "hope"])
+def test_schedules_that_there_are_not_end_before_the_program_runs(check, schedule):
+    done = check(2, "print('ran')\n", "--schedule", schedule)
+    assert done.exit_code == 2 and "there is no schedule" in done.stderr and "ran" not in done.stdout
+
+
+def test_a_folder_is_a_program_only_with_a_main(tmp_path):
+    done = CliRunner().invoke(commands, ["check", "-n", "2", str(tmp_path)])
+    assert done.exit_code == 2 and "without __main__.py" in done.stderr
+    (tmp_path / "__main__.py").write_text("print('ran')\n")
+    assert CliRunner().invoke(commands, ["check", "-n", "2", str(tmp_path)]).exit_code == 0
 
 
 def test_each_rank_sees_its_own_process(check, tmp_path):
@@ -634,3 +663,9 @@ def test_limit_is_of_steps(check):
     assert check(2, body).exit_code == 0
     done = check(2, body, "--limit", "5")
     assert done.exit_code == 1 and "has not ended after 5 steps" in done.stderr
+
+
+def test_different_launches_are_named_with_their_constants(check):
+    done = check(2, "ring(8, wait=rank != 1)(a, inbox, got, b)\n")
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("  and ")]
+    assert "ring(N=8, wait=True) by rank 0" in line

@@ -77,6 +77,7 @@ class Ranks:
         from tilescale.compiler.passes.pipeline import tile_level
         from tilescale.compiler.sim.run import Launch, each_rank, prepare
 
+        __tracebackhide__ = True  # a failure shows the test's line and the finding
         given = each_rank(arguments(args or {}), self.n)
         launch = Launch(prepare(tile_level(_program(kernel))), given)
         if self.target == "cpu":
@@ -101,6 +102,7 @@ class Ranks:
             FindingError: something is wrong with a kernel that was launched, or with how ranks launch. What the first rank that
             failed raised (on processes RanksFailed, with everyone's).
         """
+        __tracebackhide__ = True
         if self.target == "cpu":
             from tilescale.testing.processes import run_ranks
 

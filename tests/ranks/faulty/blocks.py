@@ -286,7 +286,7 @@ def a_cluster_put_without_a_wait(n, bug):
     return main
 
 
-@case("no-such-rank", "no block of the cluster 2", ranks=1)
+@case("no-such-rank", "the cluster has no block 2: it has 2", ranks=1)
 def a_block_outside_the_cluster(n, bug):
     """The neighbour is counted without going round."""
 

@@ -291,3 +291,19 @@ def test_a_grid_that_cannot_be_resident_is_not_run(schedule: str):
     assert check(main, 1, {"A": np.ones(8, np.float32)}, schedule="random", seeds=2).runs == 3
     made = launch(main, 1, {"A": np.ones(3000, np.float32)}, record=True)
     assert made.report.kinds == {"not-resident"} and made.arrays[0]["A"].all()
+
+
+def test_what_nobody_awaits_is_told_last():
+    report = check(exchange(late=False), 3, {"inbox": np.zeros(S, np.float32)}, seeds=3)
+    assert [f.kind for f in report.findings][-1] == "unawaited" and report.findings[0].kind == "race", report
+
+
+def test_a_counter_outside_has_a_hint():
+    @T.prim_func
+    def main(k: T.int32, f: T.Signal((4,))):
+        with T.Kernel(1), T.Scale("device") as rank, world:
+            T.signal(f[k], dst=rank)
+            T.wait(f[0])
+
+    found = next(f for f in check(main, 2, {"k": 4}, seeds=1).findings if f.kind == "out-of-bounds")
+    assert "f[4] lies outside f, whose shape is (4,)" in found.message and "0 ≤ index < 4" in found.hint

@@ -376,3 +376,9 @@ def test_the_solver_stays_away_from_compilations():
 def test_the_table():
     text = check(ring(lambda r, n: (r + 1) % n)).table()
     assert "proven" in text and "peer" in text and "wait" in text
+
+
+def test_printed_it_is_the_table_and_what_is_wrong():
+    found = check(ring(lambda r, n: r + 1), ranks=4)
+    assert str(found).startswith(found.table()) and "Obligation(" not in str(found)
+    assert ": peer: " in str(found) and len(found.of("refuted")) > 0
