@@ -148,6 +148,30 @@ def test_collectives_agree_with_torch(dtype: str):
         assert all(r == results[0] for r in results)
 
 
+def test_one_collective_in_two_branches():
+    """Ranks meet wherever the collective stands that they come to."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "float32"), Q: T.SymmTensor((8,), "float32"), C: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as (rank, num):
+                T.copy(A, Q)
+                if rank == 0:
+                    T.all_reduce(Q, C)
+                else:
+                    T.all_reduce(Q, C)
+
+    made = run(kernel)
+
+    def work():
+        comm.init()
+        c = torch.zeros(8)
+        made(torch.full((8,), 1.0 + comm.rank()), comm.empty((8,), "float32"), c)
+        assert c.equal(torch.full((8,), 6.0))
+
+    run_ranks(3, work)
+
+
 def test_sums_of_floats_have_the_same_bits_everywhere():
     @T.prim_func
     def kernel(A: T.Tensor((64,), "float32"), Q: T.SymmTensor((64,), "float32"), C: T.Tensor((64,), "float32")):
