@@ -138,12 +138,13 @@ class _Merging:
         more: dict[str, Any] = {"block": e["block"], "worker": e["thread"]}
         if e["bytes"]:
             more["bytes"] = e["bytes"]
-        if peer >= 0:
+        if peer >= 0 and not (kind == "copy" and peer == rank):  # a copy from or to oneself is a local one, as on the simulator
             more["peer"] = peer
         name = e["name"]
         if kind == "copy":
             pulled = e["text"] == "pull"
-            more["direction"] = "pull" if pulled else "put"
+            if peer != rank:
+                more["direction"] = "pull" if pulled else "put"
             source, target = (peer, rank) if pulled else (rank, peer)
             self.timeline.traffic.add(source, target, e["bytes"], pulled=pulled)
             self.timeline.flight += [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
