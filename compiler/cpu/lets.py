@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx, tvm_ffi
@@ -21,6 +22,7 @@ class _Binder:
         self.used = used
         self.binds: list[Any] = []
         self.results: dict[int, Any] = {}
+        self.results_of_branches: list[Any] = []  # keeps what they name by address
 
     def rewrite(self, value: Any) -> Any:
         return tvm_ffi.structural_mutate(value, [(tirx.Let, self.on_let), (ir.Call, self.on_call)])
@@ -39,8 +41,42 @@ class _Binder:
         return self.results[key][1]
 
     def on_call(self, node: Any, mutator: Any) -> Any:
-        # The branches of if_then_else run only when taken (they may guard a load): their Lets stay inside.
-        return node if getattr(node.op, "name", "") == IF_THEN_ELSE else mutator.default_mutate(node)
+        """A choice whose branches hold Lets becomes a statement: they run only when taken (they may guard a load), and a Let that stays
+        inside an expression is bound more than once by TVM's analyses, which refuse it where its value has become simpler."""
+        if getattr(node.op, "name", "") != IF_THEN_ELSE:
+            return mutator.default_mutate(node)
+        if not _holds_let(node):
+            return node
+        key = hash(node)
+        if key not in self.results:
+            test, branches = self.rewrite(node.args[0]), []
+            for value in node.args[1:]:
+                inner = _Binder(self.used)
+                inner.results = dict(self.results)
+                made = inner.rewrite(value)
+                branches.append((inner.binds, made))
+                self.results_of_branches.append(inner.results)
+            var = tirx.Var("t", str(node.ty))
+            self.used.add(hash(var))
+            self.binds.append(_Choice(var, test, branches[0], branches[1]))
+            self.results[key] = (node, var)
+        return self.results[key][1]
+
+
+@dataclass
+class _Choice:
+    """``var`` is one of two values, each behind bindings of its own."""
+
+    var: Any
+    test: Any
+    yes: tuple[list[Any], Any]
+    no: tuple[list[Any], Any]
+
+
+def _holds_let(e: Any) -> bool:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(e, (tirx.Let, found.append))
+    return bool(found)
 
 
 class _Pass:
@@ -105,13 +141,32 @@ class _Pass:
         TVM's passes and code generator substitute the value of every binding into the expressions that use it, to know more
         about them: twenty temporaries, each used twice, are a million nodes. A load stops them.
         """
-        dtype = str(bind.var.ty)
-        if dtype == "bool":
+        if isinstance(bind, _Choice):
+            return self.chosen(bind)
+        if str(bind.var.ty) == "bool":
             return [bind]
-        slot = tirx.decl_buffer((self.extent,), dtype, bind.var.name, layout=None, scope="local", data_alignment=64)
-        self.slots.append(tirx.AllocBuffer(slot))
-        at = [self.lane if self.lane is not None else tirx.IntImm("int32", 0)]
+        slot, at = self.slot(bind.var)
         return [tirx.BufferStore(slot, bind.value, at), tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span)]
+
+    def slot(self, var: Any) -> tuple[Any, list[Any]]:
+        """A local buffer for a variable, an element for each lane, and where its element stands."""
+        dtype = "uint8" if str(var.ty) == "bool" else str(var.ty)
+        slot = tirx.decl_buffer((self.extent,), dtype, var.name, layout=None, scope="local", data_alignment=64)
+        self.slots.append(tirx.AllocBuffer(slot))
+        return slot, [self.lane if self.lane is not None else tirx.IntImm("int32", 0)]
+
+    def chosen(self, choice: _Choice) -> list[Any]:
+        """A choice as a statement that fills a slot."""
+        slot, at = self.slot(choice.var)
+        truth = str(choice.var.ty) == "bool"
+
+        def branch(binds: list[Any], value: Any) -> Any:
+            kept = tirx.BufferStore(slot, tirx.Cast("uint8", value) if truth else value, at)
+            return tirx.SeqStmt([*(part for bind in binds for part in self.held(bind)), kept]) if binds else kept
+
+        load = tirx.BufferLoad(slot, at)
+        value = tirx.NE(load, tirx.IntImm("uint8", 0)) if truth else load
+        return [tirx.IfThenElse(choice.test, branch(*choice.yes), branch(*choice.no)), tirx.Bind(choice.var, value)]
 
 
 def bind_lets() -> Any:

@@ -18,6 +18,8 @@
 - Instructions: ``tirx.call_extern("dtype", "ts::name", args…)`` for the functions of ``include/ts/*.cuh``. Arguments and results
   have the C++ type of their dtype in memory (half, nv_bfloat16, ts::e4m3 …); addresses are ``tirx.address_of(load)``, or
   ``tirx.buffer_data(buffer)`` for a buffer's first element.
+- Two branches of an If that both wait for phases of mbarriers are roles and run at once: the producer where the thread's number is at
+  least that of the block's own threads, the consumers elsewhere. ``ts::wgmma_m64n…`` functions are printed with the kernel.
 - A call's attribute ``comment`` is printed behind its statement: the pair of accesses that a barrier orders.
 - Parameters, in order: the kernel's own (pointers; scalars by value), tensor maps (variables of handle type), symbolic extents as
   int32, rank, world; only those that are used. `ThreadKernel.sources` says where the launcher takes each from.

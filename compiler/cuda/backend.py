@@ -49,7 +49,11 @@ class Backend(backend.Backend):
         made = toolchain.compile_cubin(printed, self.arch)
         path.write_bytes(made.code)
         path.with_suffix(".cu").write_text(printed.text)
-        return {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
+        out = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
+        if made.serialised:
+            slow = f"{kernel.name} awaits each product of a warpgroup before the next: ptxas found its accumulators in use between them"
+            out["notes"] = [*dict.fromkeys(lowered.program.notes), slow]
+        return out
 
     def printed(self, lowered: Lowered) -> Printed:
         """The kernel's CUDA C++."""

@@ -500,9 +500,9 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
 
 def _waits(s: Any) -> bool:
     """Whether a statement waits for a phase of a barrier."""
-    found: list[Any] = []
-    structural_walk(s, (ir.Call, lambda c: found.append(c) if c.op.name in EXTERN_CALLS and str(c.args[0].value) == "ts::mbarrier_wait" else None))
-    return bool(found)
+    names: set[str] = set()
+    structural_walk(s, (ir.Call, lambda c: names.add(str(c.args[0].value)) if c.op.name in EXTERN_CALLS else None))
+    return "ts::mbarrier_wait" in names
 
 
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:

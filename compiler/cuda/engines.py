@@ -1,5 +1,5 @@
-"""What runs beside a block's threads on Hopper, for `emulate`: barriers with phases, tensor copies, products of warpgroups; and the roles of
-a block, which take turns.
+"""What runs beside a block's threads on Hopper, for `emulate`: barriers with phases, tensor copies, products of warpgroups; and a
+block's roles, which take turns.
 
 A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
 comes next is drawn, and copies arrive one by one, in any order: with an odd seed at any time, with an even one only when nobody else can go
@@ -104,7 +104,7 @@ class Role:
     turn: Any = field(default_factory=lambda: threading.Semaphore(0))
     ready: Callable[[], bool] | None = None
     ended: bool = False
-    error: BaseException | None = None
+    error: Exception | None = None
 
 
 class Engines:
@@ -150,7 +150,7 @@ class Engines:
                     r.run()
         except _Ended:
             pass
-        except BaseException as error:  # it is raised where the block runs
+        except Exception as error:  # noqa: BLE001 (raised again where the block runs)
             r.error = error
         r.ended = True
         self.back.release()
@@ -359,13 +359,13 @@ def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
     b.engines.yields(lambda: made.phases & 1 != p)
 
 
-def barrier_arrive_warp(b: Any, m: Any, where: Any) -> None:
+def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     warps = m.reshape(-1, WARP)
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
     b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
     made = b.engines.barrier(_byte(m, where))
-    for _ in range(int(warps.all(1).sum())):
+    for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
         made.pending -= 1
         if made.pending < 0:
             raise EmulationError("more arrivals than a phase expects")
@@ -436,6 +436,10 @@ def _nothing(b: Any, m: Any, *_: Any) -> None:
     pass
 
 
+def _trap(b: Any, m: Any) -> None:
+    raise EmulationError("a trap")
+
+
 def find(name: str) -> Callable[..., Any] | None:
     """The instruction of a name, with its template's argument."""
     plain, _, number = name.rstrip(">").partition("<")
@@ -445,9 +449,10 @@ def find(name: str) -> Callable[..., Any] | None:
         return descriptor(int(number))
     if plain == "ts::wgmma_wait":
         return waited(int(number))
-    return {
+    plain_ones: dict[str, Callable[..., Any]] = {
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing,
-    }.get(plain)  # fmt: skip
+        "ts::more_registers": _nothing, "__trap": _trap,
+    }  # fmt: skip
+    return plain_ones.get(plain)

@@ -102,8 +102,8 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
     c, loc = call.args[2].source, loc_of(call.span)
     if instruction(call, threads, cx.uses.arch) == "wgmma":
-        made = wgmma_fragments(call, threads)
-        return [[Demand(c, f, f"T.gemm (wgmma, {down} × {across} warpgroups)", loc)] for f, down, across in made]
+        cuts = wgmma_fragments(call, threads)
+        return [[Demand(c, f, f"T.gemm (wgmma, {down} × {across} warpgroups)", loc)] for f, down, across in cuts]
     if instruction(call, threads, cx.uses.arch) == "mma":
         out = []
         for f, wm, wn in mma_fragments(m, n, threads, policy):
@@ -129,14 +129,15 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     part that begins inside a row of the swizzle has no descriptor."""
     m, n, _ = extents(call)
     groups, found = threads // 128, []
+    a, b = (swizzled(r) for r in call.args[:2])
+    if a is None or b is None:
+        return []
     for down in divisors(groups):
         across = groups // down
-        layouts = [(swizzled(r), whole) for r, whole in ((call.args[0], not call.attrs["trans_a"]), (call.args[1], bool(call.attrs["trans_b"])))]
-        if m % (64 * down) or n % (8 * across) or n // across > 256 or any(layout is None for layout, _ in layouts):
+        if m % (64 * down) or n % (8 * across) or n // across > 256:
             continue
-        (a, a_rows), (b, b_rows) = layouts
-        a_fits = a_rows or 64 * a.bits % (8 * a.swizzle) == 0
-        b_fits = b_rows or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
+        a_fits = not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
+        b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
             found.append((accumulator(m, n, (down, across)), down, across))
     column = int(call.attrs["policy"]) == 2

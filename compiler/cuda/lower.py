@@ -62,6 +62,7 @@ class Lowering(Scalars, NestLowering):
         self.tid = tirx.Var("tid", "int32")
         self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
         self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
+        self.raw = self.block
         #: blocks can tell each other something through tensors: atomic updates carry what was written before them
         self.publishes = bool(published(program))
         self.arena = arena(max(1, program.arena_bytes))
@@ -382,7 +383,14 @@ class Lowering(Scalars, NestLowering):
         unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
         dt = str(var.ty)
-        return tirx.For(var, tirx.IntImm(dt, 0), widened(extent, dt), kind, self.stmt(s.body), span=s.span)
+        count, head = widened(extent, dt), []
+        if "ts.late" in (s.annotations or {}) and not isinstance(extent, int) and self.proven(count > tirx.IntImm(dt, 0)):
+            # Without a way around the loop products stay in flight: where ways meet, ptxas awaits each of them (C7515). A promise that
+            # there is a round may be forgotten on the way to ptxas; this branch, which is never taken, is not.
+            count = tirx.Var("rounds", dt)
+            some = tirx.IfThenElse(count < tirx.IntImm(dt, 1), tirx.Evaluate(tirx.call_extern("void", "__trap")), None)
+            head = [tirx.Bind(count, widened(extent, dt)), some]
+        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), span=s.span)])
 
     def bind_range(self, var: Any, extent: Any) -> None:
         dt = str(var.ty)
@@ -404,16 +412,37 @@ class Lowering(Scalars, NestLowering):
             return done
         return self.stmt(s.body)
 
+    def _panels(self) -> list[Any]:
+        """T.use_swizzle: blocks that start together lie in a panel of a few rows ("row"; of columns with "column"), one column after the
+        other, so that they share what they read in the L2 cache. The last panel may be lower."""
+        panel, order = self.program.hints.get("swizzle", (0, "row"))
+        grid = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3]
+        if panel < 2 or grid[2] != 1 or tuple(self.program.launch.cluster) != (1, 1, 1):
+            return []
+        self.raw = [tirx.Var(f"block_{axis}", "int32") for axis in "xyz"]
+        self.block = [*self.block[:2], self.raw[2]]
+        across, down = (0, 1) if order == "row" else (1, 0)  # the axis along a panel, the one that is cut into panels
+        wide, high = widened(grid[across], "int32"), widened(grid[down], "int32")
+        names = {n: tirx.Var(n, "int32") for n in ("panel", "first", "rows", "within")}
+        flat = self.raw[0] + self.raw[1] * widened(grid[0], "int32")
+        values = {
+            "panel": flat // (wide * panel), "first": names["panel"] * panel,
+            "rows": tirx.min(high - names["first"], widened(panel, "int32")), "within": flat - names["first"] * wide,
+        }  # fmt: skip
+        ends = {down: names["first"] + tirx.truncmod(names["within"], names["rows"]), across: tirx.truncdiv(names["within"], names["rows"])}
+        return [*(tirx.Bind(names[n], v) for n, v in values.items()), *(tirx.Bind(self.block[k], ends[k]) for k in (0, 1))]
+
     # -- the whole ------------------------------------------------------------------------------------------------
     def run(self) -> ThreadKernel:
         """The kernel's function and what its launcher must know."""
+        order = self._panels()
         body = self.stmt(self.program.func.body)
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = tidied(sequence([*smem, *self.head, body]))
+        whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):
-            whole = _thread_extent(self.block[axis], f"blockIdx.{'xyz'[axis]}", grid[axis], whole)
+            whole = _thread_extent(self.raw[axis], f"blockIdx.{'xyz'[axis]}", grid[axis], whole)
         threads = self.threads + self.extra
         whole = _thread_extent(self.tid, "threadIdx.x", threads, whole)
         written = {k for k, p in enumerate(self.program.params) if p.var in self.written}

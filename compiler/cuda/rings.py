@@ -51,9 +51,7 @@ def call(name: str, *args: Any, span: Any = None) -> Any:
 
 
 def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:
-    counter = cx.scalar(token.args[0])
-    back = int(token.attrs["back"]) if "back" in token.attrs else 0
-    return cx.barriers[int(token.attrs["ring"])], counter - back if back else counter
+    return cx.barriers[int(token.attrs["ring"])], cx.scalar(token.args[0])
 
 
 def acquire(cx: Any, token: Any) -> Any:
@@ -76,7 +74,10 @@ def wait(cx: Any, token: Any) -> Any:
 
 def release(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
-    return call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), span=token.span)
+    when: Any = tirx.const(True, "bool")
+    if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
+        n, when = n - 1, cx.scalar(token.args[1])
+    return call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)
 
 
 def initialised(cx: Any) -> list[Any]:

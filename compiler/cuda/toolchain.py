@@ -48,11 +48,17 @@ class Resources:
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled kernel, its resources and the compiler's name and version."""
+    """A compiled kernel, its resources, the compiler's name and version, and what it said."""
 
     code: bytes
     resources: Resources
     compiler: str
+    messages: str = ""
+
+    @property
+    def serialised(self) -> bool:
+        """Whether ptxas makes each product of a warpgroup wait for the one before."""
+        return "wgmma.mma_async instructions are serialized" in self.messages
 
 
 def arch_of(major: int, minor: int) -> str:
@@ -190,9 +196,9 @@ def compile_cubin(printed: Printed, arch: str) -> Cubin:
         from tilescale.compiler.cuda import nvrtc
 
         code, said = nvrtc.compile_code(printed, arch, ptx=False)
-        return Cubin(code, resources_of(said, code, printed.name), nvrtc.version())
+        return Cubin(code, resources_of(said, code, printed.name), nvrtc.version(), said)
     code, said = _nvcc(printed, arch, "-cubin", ("-Xptxas", "-v"))
-    return Cubin(code, resources_of(said, code, printed.name), nvcc_version())
+    return Cubin(code, resources_of(said, code, printed.name), nvcc_version(), said)
 
 
 def compile_ptx(printed: Printed, arch: str) -> str:

@@ -13,10 +13,14 @@ from tilescale.compiler.ops.base import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def token(kind: str, ring: int, counter: Any, span: Any, back: int = 0) -> Any:
-    """``ts.ring_<kind>(counter)`` of a ring, as a statement. ``back``: it is about so many rounds before the counter's."""
-    attrs = {"ring": ring, "back": back} if back else {"ring": ring}
-    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs=attrs, ret_ty=VOID, span=span), span)
+def token(kind: str, ring: int, counter: Any, span: Any) -> Any:
+    """``ts.ring_<kind>(counter)`` of a ring, as a statement."""
+    return tirx.Evaluate(ir.Call(f"ts.ring_{kind}", [counter], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
+
+
+def late_release(ring: int, counter: Any, when: Any, span: Any) -> Any:
+    """The stage of the round before the counter's has been read, where ``when`` holds."""
+    return tirx.Evaluate(ir.Call("ts.ring_release", [counter, when], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
 
 
 class _Token(TileOp):

@@ -23,7 +23,7 @@ from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
-from tilescale.compiler.ops.ring import token
+from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
@@ -63,9 +63,9 @@ def gpu_schedule(program: Any, arch: str) -> Any:
 
 
 def _pipelined(program: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(program.func.body, (tirx.For, lambda f: found.append(f) if int((f.annotations or {}).get("ts.num_stages", 0)) > 0 else None))
-    return bool(found)
+    stages: list[int] = []
+    structural_walk(program.func.body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0)))))
+    return any(n > 0 for n in stages)
 
 
 def _with_roles(program: Any, limit: int) -> Any:
@@ -80,7 +80,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
-    return made.with_body(_products(made, structural_map(made.func.body, (tirx.For, lambda f: _late(f)))))
+    body = structural_map(made.func.body, (tirx.For, lambda f: _late(f, plan)))
+    return made.with_body(_products(made, body))
 
 
 def _depth(program: Any, limit: int) -> int:
@@ -206,14 +207,20 @@ def _products(program: Any, body: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or c.args[0].source not in rings:
             return s
-        attrs = {"wgmma": 0, **dict(c.attrs)}
-        return tirx.Evaluate(ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span), s.span)
+        return s if "wgmma" in c.attrs else _marked(c, s.span, 0)
 
     return structural_map(body, (tirx.Evaluate, mark))
 
 
-def _late(loop: Any) -> Any:
-    """A loop that only multiplies, its products awaited one round late; any other as it is.
+def _marked(call: Any, span: Any, pending: int) -> Any:
+    """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is negative."""
+    attrs = {**dict(call.attrs), "wgmma": pending}
+    return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
+
+
+def _late(loop: Any, plan: Any) -> Any:
+    """A loop that only multiplies, its products awaited one round late; any other as it is, and one whose ring has a single stage, which
+    must be empty before the next round.
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
@@ -222,16 +229,16 @@ def _late(loop: Any) -> Any:
     if len(kinds) < 4 or kinds[0] != "ring_wait" or kinds[-2:] != ["ring_release", "store"] or set(kinds[1:-2]) != {"gemm"}:
         return loop
     products = [s.value for s in stmts[1:-2]]
+    if plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
+        return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    late = token("release", number, first.args[0], stmts[-2].span, back=1)
-    marked = [tirx.Evaluate(ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "wgmma": len(products) if c is products[-1] else -1}, ret_ty=c.ty,
-                                    span=c.span), s.span) for c, s in zip(products, stmts[1:-2], strict=True)]  # fmt: skip
+    marked = [_marked(c, s.span, len(products) if c is products[-1] else -1) for c, s in zip(products, stmts[1:-2], strict=True)]
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
-    body = [stmts[0], *marked, tirx.IfThenElse(loop.loop_var > zero, late, None), stmts[-1]]
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
+    body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
+    notes = {**dict(loop.annotations), "ts.late": 1}
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
-    extent = constant(loop.extent)
-    last: Any = late if extent else tirx.IfThenElse(loop.extent > tirx.IntImm(str(loop.extent.ty), 0), late, None)
+    last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
     return sequence([made, await_products(tiles, span), last])
 
 

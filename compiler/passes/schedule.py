@@ -102,6 +102,8 @@ class _Draft:
         self.depth, self.wanted, self.reasons = depth, wanted, reasons
         self.plan = Schedule()
         self.uses = buffer_uses(program.func.body)
+        self.views: set[Any] = set()
+        structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.views.add(s.buffer)))
         self.narrow = _below_the_block(program.func.body)
         self.program = program
         self.counters: list[Any] = []
@@ -111,7 +113,7 @@ class _Draft:
         notes = loop.annotations or {}
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
-        pipeline = _pipeline(loop, self.uses)
+        pipeline = _pipeline(loop, self.uses, self.views)
         if pipeline is not None:
             return self._ring(pipeline)
         if self.wanted != TURN:
@@ -220,15 +222,15 @@ class Pipeline:
         return Pipeline(self.loop, self.stmts, self.fills, first, self.last)
 
 
-def _pipeline(loop: Any, uses: dict[Any, int]) -> Pipeline | None:
-    """The ring that a loop can be; None where its copies fill nothing that fits."""
+def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any]) -> Pipeline | None:
+    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory, has no stages of its own."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):
         buffer = _filled(s)
         # used in this loop alone, written once, and read by no statement before: the previous round's value is never wanted
-        if buffer is not None and buffer not in fills and inside[buffer] == uses[buffer]:
+        if buffer is not None and buffer not in fills and buffer not in views and inside[buffer] == uses[buffer]:
             if not any(buffer in _touches(t) for t in stmts[:k]) and not any(_writes(t, buffer) for t in stmts[k + 1 :]):
                 fills[buffer] = k
     if not fills:

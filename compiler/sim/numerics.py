@@ -164,12 +164,18 @@ def truncated_remainder(a: Any, b: Any) -> Any:
     return a - truncated_division(a, b) * b
 
 
+def _sigmoid(x: Any) -> Any:
+    """``e^x / (1 + e^x)`` where x is negative: ``1 / (1 + e^-x)`` overflows there and gives 0 where a denormal number is right."""
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1.0) / (1.0 + e)
+
+
 # Computed in float64 and rounded once: what a function of float32 is, to the last bit in all but a few cases.
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x), "log": np.log, "log2": np.log2, "log10": np.log10,
     "log1p": np.log1p, "sqrt": np.sqrt, "rsqrt": lambda x: 1.0 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tan": np.tan,
     "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
-    "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)), "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x),
+    "sigmoid": _sigmoid, "erf": lambda x: np.vectorize(math.erf, otypes=[np.float64])(x),
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
     "pow": np.power, "fmod": np.fmod, "atan2": np.arctan2, "copysign": np.copysign, "hypot": np.hypot,
     "ieee_add": np.add, "ieee_sub": np.subtract, "ieee_mul": np.multiply,

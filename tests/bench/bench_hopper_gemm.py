@@ -4,7 +4,7 @@ Random bf16 data. Both are captured in CUDA graphs of several launches that walk
 all, so that the L2 cache holds none of the next launch's; graphs are replayed in turn, at least 30 times each, and timed by events. The
 medians are compared; ratios are taken pair by pair.
 
-Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0 …`` (BM,BN,BK,stages,threads,panel), ``--rounds 40``,
+Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0,0 …`` (BM,BN,BK,stages,threads,panel,blocks), ``--rounds 40``,
 ``--transposed`` (B as (N, K)), ``--float16``. The figures go to $OUT/hopper_gemm.json, or without OUT to tests/bench/results.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SHAPES = ("8192,8192,8192", "4096,4096,4096", "8192,7168,8192")
-TILES = ("128,256,64,4,256,0", "128,256,64,4,256,8", "128,256,64,4,256,16")
+TILES = ("128,256,64,4,256,0,0", "128,256,64,4,256,8,0", "128,256,64,4,256,16,0", "128,256,64,4,256,8,132", "128,256,64,4,256,16,132")
 TRAFFIC = 128 << 20
 
 
@@ -85,8 +85,8 @@ def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int, trans
     theirs = (lambda a, b, c: torch.mm(a, b.T, out=c)) if transposed else (lambda a, b, c: torch.mm(a, b, out=c))
     graphs, resources, errors = {"torch.mm": captured(theirs, sets)}, {}, {}
     for tile in tiles:
-        name = "×".join(map(str, tile[:3])) + f" {tile[3]} stages {tile[4]} threads panel {tile[5]}"
-        made = tilescale.compile(gemm(M, N, K, *tile[:5], dtype=dtype, trans_b=transposed, panel=tile[5]), target="cuda")
+        name = "×".join(map(str, tile[:3])) + f" {tile[3]} stages {tile[4]} threads panel {tile[5]} blocks {tile[6]}"
+        made = tilescale.compile(gemm(M, N, K, *tile[:5], dtype=dtype, trans_b=transposed, panel=tile[5], blocks=tile[6]), target="cuda")
         made(*sets[0])
         errors[name] = ((sets[0][2].float() - want).abs().max() / want.abs().max()).item()
         if errors[name] > 2e-2:
@@ -103,7 +103,7 @@ def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int, trans
             "us": {k: v * 1e6 for k, v in found.items()}, "tflops": work / found["median"] / 1e12, "ratio_to_torch": spread(ratios),
             "relative_error": errors.get(name, 0.0), "resources": resources.get(name, {}),
         }  # fmt: skip
-        print(f"{M}×{N}×{K}  {name:44s} {found['median'] * 1e6:9.1f} µs  {work / found['median'] / 1e12:6.1f} TFLOP/s  "
+        print(f"{M}×{N}×{K}  {name:58s} {found['median'] * 1e6:9.1f} µs  {work / found['median'] / 1e12:6.1f} TFLOP/s  "
               f"{statistics.median(ratios):.3f} × torch.mm  (p10 {spread(ratios)['p10']:.3f}, p90 {spread(ratios)['p90']:.3f})", flush=True)  # fmt: skip
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import os
 import pickle
 import selectors
@@ -91,6 +92,8 @@ def run_seeds(
     minutes: float = float("inf"),
 ) -> Summary:  # fmt: skip
     """All seeds on ``jobs`` processes, or as many as ``minutes`` allow; ``show`` hears of each as it is done."""
+    if ranks > 1:
+        importlib.import_module("torch")  # once, here: each group of ranks would load it anew, within its time limit
     start, done = time.monotonic(), Summary()
     waiting = [list(seeds[k : k + PORTION]) for k in range(0, len(seeds), PORTION)][::-1]
     sel = selectors.DefaultSelector()

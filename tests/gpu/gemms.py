@@ -9,10 +9,13 @@ import tilescale.language as T
 
 def gemm(
     M: int, N: int, K: int, BM: int = 128, BN: int = 256, BK: int = 64, stages: int = 4, threads: int = 256, dtype: str = "bfloat16",
-    out: str = "", trans_a: bool = False, trans_b: bool = False, panel: int = 0,
+    out: str = "", trans_a: bool = False, trans_b: bool = False, panel: int = 0, blocks: int = 0,
 ) -> Any:  # fmt: skip
     """C = op(A) · op(B), A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, the operands' dtype without; summed in float32.
-    ``panel``: blocks in panels of so many rows (T.use_swizzle)."""
+    ``panel``: blocks in panels of so many rows (T.use_swizzle). ``blocks``: so many blocks that stay and take one tile after another, in
+    panels of ``panel`` rows too."""
+    if blocks:
+        return _persistent(M, N, K, BM, BN, BK, stages, threads, dtype, out or dtype, trans_b, max(1, panel), blocks)
     a_shape, b_shape = ((K, M) if trans_a else (M, K)), ((N, K) if trans_b else (K, N))
     a_tile, b_tile = ((BK, BM) if trans_a else (BM, BK)), ((BN, BK) if trans_b else (BK, BN))
 
@@ -34,5 +37,33 @@ def gemm(
                     T.copy(B[k * BK, bx * BN], b)
                 T.gemm(a, b, acc, transpose_A=trans_a, transpose_B=trans_b)
             T.copy(acc, C[by * BM, bx * BN])
+
+    return gemm
+
+
+def _persistent(
+    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, dtype: str, out: str, trans_b: bool, panel: int, blocks: int
+) -> Any:
+    b_shape, b_tile = ((N, K) if trans_b else (K, N)), ((BN, BK) if trans_b else (BK, BN))
+    high, wide = -(-M // BM), -(-N // BN)
+
+    @T.prim_func
+    def gemm(A: T.Tensor((M, K), dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), out)):
+        with T.Kernel(blocks, threads=threads) as block:
+            a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            for tile in T.Persistent(high * wide, blocks, block):
+                first = tile // (wide * panel) * panel
+                rows = T.min(high - first, panel)
+                row, col = first + (tile - first * wide) % rows, (tile - first * wide) // rows
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                    T.copy(A[row * BM, k * BK], a)
+                    if trans_b:
+                        T.copy(B[col * BN, k * BK], b)
+                    else:
+                        T.copy(B[k * BK, col * BN], b)
+                    T.gemm(a, b, acc, transpose_B=trans_b)
+                T.copy(acc, C[row * BM, col * BN])
 
     return gemm

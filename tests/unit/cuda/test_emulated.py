@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
+from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.cuda import emulate
+from tilescale.compiler.tvm_compat import tirx
 
 SHAPES = [(1,), (7,), (128,), (1000,), (48, 80), (3, 5), (64, 64), (1, 33), (17, 1), (2, 3, 40), (5, 1, 7), (130, 3)]
 THREADS = [32, 64, 96, 128, 256]
@@ -254,3 +257,24 @@ def test_the_same_bits_on_every_run():
     kernel, args = product(("float32",) * 3, (33, 20, 9), 64)
     first, second = (agree(kernel, args, seed=s) for s in (0, 1))
     assert np.array_equal(first["C"], second["C"])
+
+
+@pytest.mark.parametrize("where", ["if", "chosen", "both"])
+def test_a_shuffle_of_part_of_a_warp_is_found(where: str):
+    """The partners are there in all three; the other lanes are not."""
+    out, tid = tk.pointer("out", "int32"), tirx.Var("tid", "int32")
+    low, other = tirx.LT(tid, 8), tirx.call_extern("int32", "ts::shuffle_xor", tid, tk.int32(1))
+    body = {
+        "if": lambda: tirx.IfThenElse(low, tk.store(out, tid, other), None),
+        "chosen": lambda: tk.store(out, tid, tirx.if_then_else(low, other, tid)),
+        "both": lambda: tk.store(out, tid, tirx.Cast("int32", tirx.And(low, tirx.LT(other, 4)))),
+    }[where]()
+    for part, ok in ((body, False), (tk.store(out, tid, other), True)):
+        kernel = tk.kernel("k", [out], tk.threads(part, {"threadIdx.x": (tid, 64)}), block=64)
+        array = np.zeros(64, "int32")
+        if ok:
+            emulate.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])
+            assert array.tolist() == [t ^ 1 for t in range(64)]
+        else:
+            with pytest.raises(emulate.EmulationError, match="a shuffle in part of a warp"):
+                emulate.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])

@@ -258,6 +258,25 @@ def test_a_tile_that_is_allocated_in_its_loop(plan: dict[str, Any]):
     assert report, report
 
 
+@pytest.mark.parametrize("plan", [{}, {"ahead": True}, {"roles": BOTH}])
+def test_a_view_has_no_stages(plan: dict[str, Any]):
+    """It is the memory of another tile, which a later round still needs."""
+
+    @T.prim_func
+    def main(A: T.Tensor((4, S), "int32"), C: T.Tensor((4, S), "int32")):
+        with T.Kernel(1):
+            t = T.alloc_shared((4, 4), "int32")
+            for k in T.Pipelined(4, num_stages=2):
+                flat = T.view(t, (S,), "int32")
+                T.copy(A[k, 0], flat)
+                T.copy(flat, C[k, 0])
+
+    assert forms(main, **plan)[0] == []
+    a = np.arange(4 * S, dtype=np.int32).reshape(4, S)
+    report = check(main, 1, {"A": a}, level="both", depth=3, seeds=2, **{"roles": ("all",), **plan})
+    assert report, report
+
+
 def test_plans_that_there_are_not():
     for plan in ({"roles": ("consumer",)}, {"roles": BOTH, "ahead": True}):
         with pytest.raises(ValueError, match="one role"):

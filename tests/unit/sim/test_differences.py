@@ -237,6 +237,102 @@ def test_a_choice_between_two_numbers_keeps_its_dtype():
     agree(main, {"A": np.arange(8, dtype=np.int32), "C": zeros(8, dtype=np.uint64)})
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_functions_of_constants(dtype: str):
+    """TVM would compute 0 / 0 while the expression is built."""
+
+    @T.prim_func
+    def main(C: T.Tensor((2, 4), dtype)):
+        with T.Kernel(1):
+            for i in T.Parallel(4):
+                C[0, i] = T.log1p(T.cast(0.0, dtype)) + T.exp(T.cast(0.0, dtype))
+                C[1, i] = T.tanh(T.cast(0.0, dtype)) - T.sqrt(T.cast(2.25, dtype))
+
+    assert (agree(main, {"C": zeros(2, 4, dtype=dtype)})["C"] == [[1.0], [-1.5]]).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int64", *UNSIGNED])
+def test_conversions_of_constants(dtype: str):
+    """Negative numbers become unsigned ones by wrapping, floats by saturating."""
+
+    @T.prim_func
+    def main(C: T.Tensor((8, 4), dtype)):
+        with T.Kernel(1) as b:
+            for i in T.Parallel(4):
+                one, least, float_ = T.cast(1, dtype), T.cast(T.cast(-7, "int16"), dtype), T.cast(T.cast(-1.0, "float32"), dtype)
+                C[6, i] = T.truncmod(T.cast(b, dtype) ^ T.cast(i, dtype), T.max(least, one))
+                C[7, i] = T.truncdiv(T.truncmod(T.cast(b, dtype), T.max(T.cast(b, dtype), one)), T.max(float_, one))
+                C[0, i] = T.max(T.cast(T.cast(-7, "int16"), dtype), T.cast(1, dtype))
+                C[1, i] = T.max(T.cast(T.cast(-1.0, "float32"), dtype), T.cast(1, dtype))
+                C[2, i] = T.truncmod(T.cast(T.cast(-7, "int64"), dtype), T.cast(T.cast(5.5, "float64"), dtype))
+                C[3, i] = T.cast(T.cast(-1e30, "float32"), dtype)
+                C[4, i] = T.cast(T.cast(1e30, "float64"), dtype)
+                C[5, i] = T.cast(T.cast(T.cast(-1, "int32"), "uint8"), dtype)
+
+    info = np.iinfo(dtype)
+    seven = -7 % 2**info.bits if info.min == 0 else -7
+    c = agree(main, {"C": zeros(8, 4, dtype=dtype)})["C"]
+    byte = 255 if info.max >= 255 else -1
+    assert c[:6, 0].tolist() == [max(seven, 1), 1, int(np.fmod(seven, 5)) if seven < 0 else seven % 5, info.min, info.max, byte]
+
+
+@pytest.mark.parametrize("lanes", [3, 16])
+def test_converted_integers_that_turn_out_to_be_zero(lanes: int):
+    """Hidden from the interval analysis, they must not reach the code generator as a zero of another type."""
+
+    @T.prim_func
+    def main(C: T.Tensor((2, lanes), "float16"), D: T.Tensor((2, lanes), "float32")):
+        with T.Kernel(2, threads=64) as b:
+            t, u = T.alloc_fragment((lanes,), "float16"), T.alloc_fragment((lanes,), "float32")
+            for i in T.Parallel(lanes):
+                t[i] = T.cast((T.cast(i, "int32") // 32) % T.max(T.cast(b, "int32"), T.cast(1, "int32")), "float16")
+                u[i] = T.cast(i // 32, "float32") + T.reinterpret(i // 64, "float32")
+            T.copy(t, C[b, 0:lanes])
+            T.copy(u, D[b, 0:lanes])
+
+    out = agree(main, {"C": np.ones((2, lanes), np.float16), "D": np.ones((2, lanes), np.float32)})
+    assert not out["C"].any() and not out["D"].any()
+
+
+def test_functions_in_branches_in_functions():
+    """Bindings within bindings within a branch: TVM's analyses bind them twice and refuse values that have become simpler."""
+
+    @T.prim_func
+    def main(A: T.Tensor((8, 4), "float16"), C: T.Tensor((8, 4), "float16"), D: T.Tensor((8, 4), "float16"), E: T.Tensor((8, 4), "bool")):
+        with T.Kernel(1, threads=64):
+            t = T.alloc_shared((64, 4), "float16")
+            with T.Scale("thread") as (w, n):
+                for j in T.serial(4):
+                    least = T.min(T.exp2(T.cast(-1.25, "float16")), T.sin(T.cast(1.5, "float16")))
+                    t[w, j] = T.if_then_else(w % 2 == 0, T.atan(T.cast(T.cast(j, "float32"), "float16")), least)
+            T.copy(t[0:8, 0:4], D)
+            for i, j in T.Parallel(8, 4):
+                x = T.floor(A[i, j])
+                inner = T.if_then_else(A[7 - i, j] < x, T.max(T.ceil(A[i, j]), A[i + j, 0]), T.sqrt(T.abs(x)))
+                C[i, j] = T.max(T.if_then_else(x > T.cast(0, "float16"), T.floor(T.max(inner, x)), T.max(x, A[i - 3, j])), x)
+                E[i, j] = T.if_then_else(i < j, T.isnan(T.sqrt(A[i, j - 9])), T.floor(T.max(inner, x)) > x)
+
+    a = (np.random.default_rng(0).integers(-16, 17, (8, 4)) / 4).astype(np.float16)
+    out = agree(main, {"A": a, "C": zeros(8, 4, dtype=np.float16), "D": zeros(8, 4, dtype=np.float16), "E": zeros(8, 4, dtype=bool)})
+    assert np.allclose(out["D"], np.where(np.arange(8)[:, None] % 2 == 0, np.arctan(np.arange(4)), 2**-1.25), rtol=1e-3)
+    assert out["E"].any() and not out["E"].all()
+
+
+def test_a_constant_index_outside_is_refused_by_all():
+    """Where the index is known only when the kernel runs, the read gives zero."""
+
+    @T.prim_func
+    def main(A: T.Tensor((4,), "int32"), C: T.Tensor((4,), "int32")):
+        with T.Kernel(1):
+            for k in range(2):
+                for i in T.Parallel(4):
+                    C[i] = T.if_then_else(i < 0, A[k - 1], 2)
+
+    for attempt in (lambda: launch(main, 1, {"A": np.ones(4, np.int32), "C": zeros(4, dtype=np.int32)}), lambda: run(main)):
+        with refused(TileValueError, "index -1 lies outside axis 0 of A, whose extent is 4"):
+            attempt()
+
+
 def test_kept_counters_go_on_from_launch_to_launch():
     """What a launch leaves behind is what the next one is given."""
 

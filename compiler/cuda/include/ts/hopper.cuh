@@ -19,22 +19,20 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-// Waits until the phase of this parity is over (acquire).
+// Waits until the phase of this parity is over (acquire). The loop is PTX's own: one that the compiler sees, between products that are
+// under way, makes ptxas await each of them (warning C7514).
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
-  uint32_t address = shared_address(barrier);
-  uint32_t done;
-  do {
-    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(address), "r"(parity)
-                 : "memory");
-  } while (!done);
+  asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
+                   shared_address(barrier)),
+               "r"(parity)
+               : "memory");
 }
-// One arrival for the warp (release), behind what all of its lanes did.
-__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier) {
+// One arrival for the warp (release), behind what all of its lanes did, where `when` holds: a predicate and no branch, as above.
+__device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier, int when) {
   __syncwarp();
-  if (threadIdx.x % 32 == 0)
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.b32 p, %1, 0; @p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(shared_address(barrier)),
+               "r"(threadIdx.x % 32 == 0 ? when : 0)
+               : "memory");
 }
 
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.

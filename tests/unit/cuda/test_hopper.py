@@ -1,0 +1,198 @@
+"""Hopper's GEMM without a GPU: the CUDA text, the machine's resources, and the emulated block, whose engines deliver as late as they may."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.gpu.gemms import gemm
+from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.cuda import emulate, engines, toolchain
+from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, tirx
+
+GOLDEN = Path(__file__).with_name("hopper_gemm.txt")
+#: (M, N, K), options, seed of the schedule: even ones deliver copies as late as they may
+CASES = [
+    ((130, 136, 136), {"BM": 128, "BN": 128, "stages": 3}, 0),
+    ((130, 136, 136), {"BM": 128, "BN": 128, "stages": 3, "trans_b": True, "dtype": "float16"}, 1),
+    ((136, 136, 200), {"BM": 128, "BN": 128, "stages": 2, "trans_a": True, "threads": 128, "out": "float32"}, 2),
+    ((64, 136, 200), {"BM": 64, "BN": 128, "stages": 2, "trans_a": True, "trans_b": True}, 3),
+    ((1, 264, 200), {"BM": 128, "BN": 256, "stages": 4}, 4),
+    ((100, 96, 200), {"BM": 128, "BN": 96, "BK": 32, "stages": 4}, 5),
+    ((100, 72, 200), {"BM": 128, "BN": 64, "stages": 1}, 7),
+    ((200, 40, 264), {"BM": 192, "BN": 48, "BK": 128, "stages": 3, "threads": 384}, 6),
+]
+
+
+def lowered(kernel: Any) -> tuple[ThreadKernel, Any]:
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    return Lowering(program, "sm_90a").run(), program
+
+
+def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:
+    dtype = options.get("dtype", "bfloat16")
+    a, b = ((K, M) if options.get("trans_a") else (M, K)), ((N, K) if options.get("trans_b") else (K, N))
+    return {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), options.get("out", dtype))}
+
+
+@pytest.mark.parametrize("shape, options, seed", CASES, ids=str)
+def test_products(shape: tuple[int, int, int], options: dict[str, Any], seed: int):
+    kernel = gemm(*shape, **options)
+    made, program = lowered(kernel)
+    assert program.notes == [] and len(made.maps) == 2 and made.threads > program.launch.threads
+    agree(kernel, arguments(*shape, options), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_persistent_kernel_keeps_its_ring(seed: int):
+    """The counters live across tiles, the producer runs ahead of the epilogue."""
+    options = {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 2, "panel": 2, "out": "float32"}
+    assert "ts::tma_load" in print_kernel(lowered(gemm(200, 136, 200, **options))[0]).text
+    agree(gemm(200, 136, 200, **options), arguments(200, 136, 200, options), seed=seed)
+
+
+@pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
+def test_panels_reach_every_block(panel: int, order: str):
+    m = T.dynamic("m")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((m, 100), "int32")):
+        with T.Kernel(T.ceildiv(100, 16), T.ceildiv(m, 4), threads=32) as (bx, by):
+            T.use_swizzle(panel, order)
+            for i, j in T.Parallel(4, 16):
+                A[by * 4 + i, bx * 16 + j] += by * 1000 + bx + 1
+
+    agree(kernel, {"A": empty((30, 100), "int32")})
+
+
+def test_two_products_of_one_ring():
+    """Both are awaited one round late, as two groups; and a statement between them means that each is awaited at once."""
+    shape, half = (64, 128), (64, 64)
+
+    def kernel(between: bool) -> Any:
+        @T.prim_func
+        def both(A: T.Tensor((64, 328), "float16"), B: T.Tensor((328, 64), "float16"), C: T.Tensor(shape, "float32"), n: T.int32):
+            with T.Kernel(1, threads=128):
+                a, b = T.alloc_shared(half, "float16"), T.alloc_shared(half, "float16")
+                x, y = T.alloc_fragment(half, "float32"), T.alloc_fragment(half, "float32")
+                T.clear(x)
+                T.clear(y)
+                for k in T.Pipelined(n, num_stages=3):
+                    T.copy(A[0, k * 64], a)
+                    T.copy(B[k * 64, 0], b)
+                    T.gemm(a, b, x)
+                    if between:
+                        for i, j in T.Parallel(64, 64):
+                            x[i, j] = x[i, j] * 0.5
+                    T.gemm(a, b, y, transpose_A=True)
+                T.copy(x, C[0:64, 0:64])
+                T.copy(y, C[0:64, 64:128])
+
+        return both
+
+    args = {"A": data((64, 328), "float16", 1), "B": data((328, 64), "float16", 2), "C": empty(shape, "float32")}
+    for between, n, wait in ((False, 6, "ts::wgmma_wait<2>"), (False, 0, "ts::wgmma_wait<2>"), (True, 6, "ts::wgmma_wait<0>")):
+        text = print_kernel(lowered(kernel(between))[0]).text
+        assert wait in text and "ts::tma_load" in text
+        agree(kernel(between), {**args, "n": n}, seed=n)
+
+
+# ---- faults
+
+
+def edited(kernel: ThreadKernel, edit: Any) -> ThreadKernel:
+    """The kernel with instructions changed: ``edit(name, arguments)`` gives (name, arguments), None to take it out, or Ellipsis."""
+    import dataclasses
+
+    count = [0]
+
+    def change(s: Any) -> Any:
+        call = s.value
+        if not isinstance(call, ir.Call) or call.op.name not in EXTERN_CALLS:
+            return s
+        made = edit(str(call.args[0].value), list(call.args[1:]))
+        if made is ...:
+            return s
+        count[0] += 1
+        return tirx.Evaluate(tirx.IntImm("int32", 0)) if made is None else tirx.Evaluate(tirx.call_extern("void", made[0], *made[1]))
+
+    body = structural_map(kernel.func.body, (tirx.Evaluate, change))
+    assert count[0], "nothing was changed"
+    return dataclasses.replace(kernel, func=tirx.PrimFunc(list(kernel.func.params), body))
+
+
+def _named(a: Any) -> str:
+    return a.args[0].source.name if isinstance(a, ir.Call) and a.op.name == "tirx.address_of" else ""
+
+
+FAULTS: dict[str, Any] = {
+    "the producer does not wait for an empty stage": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "empty0" else ...,
+    "the consumers do not wait for a full stage": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
+    "the producer waits for the wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if n == "ts::mbarrier_wait" and _named(a[0]) == "empty0" else ...,
+    "the consumers wait for the wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
+    "stages are released before their products are over": lambda n, a: None if n == "ts::wgmma_wait<1>" else ...,
+    "stages are not released": lambda n, a: None if n == "ts::mbarrier_arrive_warp" else ...,
+    "the epilogue does not wait": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
+    "products are not committed": lambda n, a: None if n == "ts::wgmma_commit" else ...,
+    "no fence behind the zeros": lambda n, a: None if n == "ts::wgmma_fence" else ...,
+    "too few bytes are expected": lambda n, a: (n, [a[0], a[1] - 128]) if n == "ts::mbarrier_expect" else ...,
+    "too many bytes are expected": lambda n, a: (n, [a[0], a[1] + 128]) if n == "ts::mbarrier_expect" else ...,
+    "a barrier expects too few arrivals": lambda n, a: (n, [a[0], a[1] - 4]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
+    "a barrier expects too many arrivals": lambda n, a: (n, [a[0], a[1] + 1]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str):
+    shape, options = (128, 64, 520), {"BM": 128, "BN": 64, "stages": 3, "out": "float32"}
+    made, program = lowered(gemm(*shape, **options))
+    args = arguments(*shape, options)
+    right = emulate.run(made, program, args)["C"]
+    broken = edited(made, FAULTS[fault])
+    for seed in range(12):
+        try:
+            got = emulate.run(broken, program, args, seed)["C"]
+        except engines.EmulationError:
+            return
+        if not (got == right).all():
+            return
+    pytest.fail("no schedule shows it")
+
+
+# ---- the text
+
+
+def test_the_text():
+    """The kernel as a person reads it, without the comments that name lines."""
+    text = print_kernel(lowered(gemm(8192, 7168, 8192))[0]).text
+    kept = [line.rstrip() for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// gemms\.py", line)]
+    assert "\n".join(kept) + "\n" == GOLDEN.read_text()
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132}], ids=str)
+def test_products_stay_in_flight(options: dict[str, Any]):
+    """No spills, and nothing that makes the machine await each product (ptxas' warning C7514)."""
+    made = toolchain.compile_cubin(print_kernel(lowered(gemm(**{"M": 4096, "N": 4096, "K": 4096, "trans_a": "K" in options, **options}))[0]), "sm_90a")
+    assert made.resources.spill_stores == 0 and made.resources.stack == 0
+    assert not made.serialised, made.messages
+
+
+# ---- what keeps to one role
+
+
+def test_what_tma_cannot_do_is_said():
+    program = pipeline.run(gemm(100, 100, 100).trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    assert any("without TMA and wgmma" in note and "16 bytes" in note for note in program.notes), program.notes
+    agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
+    program = pipeline.run(gemm(128, 128, 128, dtype="float32").trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    assert any("T.gemm of float32" in note for note in program.notes)
+    assert pipeline.run(gemm(128, 128, 128).trace(), passes=pipeline.gpu_passes("sm_80"))[0].notes == []
