@@ -8,15 +8,17 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tilescale.comm import sim
-from tilescale.compiler.sim.timeline import Arrow, Slice, Timeline, Traffic, write
 from tilescale.launch import ranks
 from tilescale.launch.check import MAX_RANKS, Check, require_program
 from tilescale.simulator import Checking
+
+if TYPE_CHECKING:  # it loads NumPy, which must see the environment that Check makes
+    from tilescale.compiler.sim.timeline import Slice, Timeline
 
 #: launches of which the summary tells; the file has all
 SHOWN = 12
@@ -57,6 +59,8 @@ class Simulated(Check):
         self.output = output.absolute()
 
     def _report(self, failed: sim.Ending | None, seconds: float) -> None:
+        from tilescale.compiler.sim.timeline import write
+
         self._tell(failed)
         timelines = self.checking.timelines
         write(self.output, timelines)
@@ -76,6 +80,8 @@ def _summarize(timelines: list[Timeline], output: Path) -> None:
 
 
 def _real(count: int, module: bool, program: str, args: tuple[str, ...], output: Path) -> int:
+    from tilescale.compiler.sim.timeline import write
+
     with tempfile.TemporaryDirectory(prefix="tilescale-trace-") as folder:
         os.environ["TILESCALE_TRACE"] = folder
         argv = [sys.executable, *(["-m"] if module else []), program, *args]
@@ -107,6 +113,8 @@ class _Merging:
     """One kernel's events on their way to a timeline."""
 
     def __init__(self, name: str, count: int, start: int, threads: dict[tuple[int, str], int]):
+        from tilescale.compiler.sim.timeline import Timeline, Traffic
+
         self.timeline = Timeline(name, Traffic(count), "µs")
         self.start, self.threads = start, threads
         self.open: dict[tuple[int, int, int], list[dict[str, Any]]] = defaultdict(list)  # (rank, block, site) → its begun operations
@@ -134,16 +142,19 @@ class _Merging:
         return self.timeline
 
     def _slice(self, begin: float, end: float, rank: int, e: dict[str, Any]) -> Slice:
+        from tilescale.compiler.sim.timeline import Slice
+
         peer, kind = e["rank"], _KINDS.get(e["kind"], e["kind"])
         more: dict[str, Any] = {"block": e["block"], "worker": e["thread"]}
         if e["bytes"]:
             more["bytes"] = e["bytes"]
-        if peer >= 0:
+        if peer >= 0 and not (kind == "copy" and peer == rank):  # a copy from or to oneself is a local one, as on the simulator
             more["peer"] = peer
         name = e["name"]
         if kind == "copy":
             pulled = e["text"] == "pull"
-            more["direction"] = "pull" if pulled else "put"
+            if peer != rank:
+                more["direction"] = "pull" if pulled else "put"
             source, target = (peer, rank) if pulled else (rank, peer)
             self.timeline.traffic.add(source, target, e["bytes"], pulled=pulled)
             self.timeline.flight += [(rank, begin, e["bytes"]), (rank, end, -e["bytes"])] if peer != rank else []
@@ -169,6 +180,8 @@ class _Merging:
 
     def _arrow(self, wait: Slice, e: dict[str, Any]) -> None:
         """The last signal of the counter before the wait's end ended it, if it was sent while the wait lasted."""
+        from tilescale.compiler.sim.timeline import Arrow
+
         sent = [s for s in self.signals.get((wait.rank, wait.name), ()) if wait.start <= s[0] <= wait.end] if e["text"] else []
         if sent:
             self.timeline.arrows.append(Arrow(wait.name, sent[-1][1], (wait.rank, wait.thread, wait.end)))

@@ -1,7 +1,9 @@
-"""Atomic updates of memory that blocks or ranks share; their order is the order of arrival."""
+"""Atomic updates of a rank's own memory, which its blocks share; their order is the order of arrival."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
@@ -46,16 +48,35 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool) -> Any:
     return None
 
 
+def _own(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses ``dst=`` and ``src=`` naming a rank, which would else be Python's "multiple values for argument"."""
+
+    @functools.wraps(fn)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        named = next((name for name in ("dst", "src") if name in kwargs and (args or isinstance(kwargs[name], int))), None)
+        if named is not None:
+            raise TileTypeError(
+                f"T.{fn.__name__} has no {named}=: it acts on memory of its own rank", loc=source.current(),
+                hint="T.signal(s[0], dst=rank) adds to a peer's counter, T.copy(…, dst=rank) writes a peer's memory",
+            )  # fmt: skip
+        return fn(*args, **kwargs)
+
+    return checked
+
+
+@_own
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False) -> Any:
     """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before."""
     return _atomic("add", dst, value, return_prev)
 
 
+@_own
 def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """The greater of an element and a value (a region and a tile)."""
     return _atomic("max", dst, value, return_prev)
 
 
+@_own
 def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """The lesser of an element and a value (a region and a tile)."""
     return _atomic("min", dst, value, return_prev)
@@ -66,21 +87,25 @@ def _several(dst: Any, value: Any, count: int) -> None:
     _atomic("add", to, frm, False)
 
 
+@_own
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
     """Adds two neighbouring elements."""
     _several(dst, value, 2)
 
 
+@_own
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
     """Adds four neighbouring elements."""
     _several(dst, value, 4)
 
 
+@_own
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
     """Reads an element at once, after everything that its writer released."""
     return _atomic("load", src, 0, True)
 
 
+@_own
 def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
     """Writes an element at once, releasing what was written before."""
     _atomic("store", dst, value, False)

@@ -54,7 +54,7 @@ class Polling:
 
 
 def looked(ex: Any, storage: Storage, key: Any) -> None:
-    """Notes what a watched round reads. Regions are told by where they are, not by when."""
+    """Notes what a watched round reads, a region once; of the elements that lanes gather from one memory the last ones."""
     spot = repr(key) if not isinstance(key, tuple) or not any(isinstance(k, np.ndarray) for k in key) else "lanes"
     ex.polled[id(storage), spot] = storage, key
 

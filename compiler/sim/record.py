@@ -80,6 +80,9 @@ class Recorder(Observer):
         counts = [count for *_, count, _ in moved]
         nbytes = sum(count * width(view) for view, _, _, count, _ in moved)
         cost = -(-nbytes // LOCAL)
+        if name == "copy":  # memory reads and writes them, and they move once; told of the side that a copy between ranks tells
+            view, _, _, count, _ = max(moved, key=lambda m: (m[2] is not None, m[1] == "read"))
+            nbytes = count * width(view)
         if name == "gemm" and len(counts) >= 3:  # |A||B||C| = (MNK)²
             cost = int(2 * math.sqrt(math.prod(float(c) for c in counts[:3]))) // FLOPS
         regions = ", ".join(f"{'reads' if mode == 'read' else 'writes'} {region}" for _, mode, _, _, region in moved)

@@ -669,3 +669,16 @@ def test_different_launches_are_named_with_their_constants(check):
     done = check(2, "ring(8, wait=rank != 1)(a, inbox, got, b)\n")
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("  and ")]
     assert "ring(N=8, wait=True) by rank 0" in line
+
+
+@pytest.mark.parametrize("command", ["check", "trace"])
+def test_products_have_one_thread_unless_the_user_says_more(tmp_path, command):
+    """NumPy reads the variable when it is loaded, which must be behind that."""
+    script = tmp_path / "program.py"
+    script.write_text("import os, sys\nprint(os.environ['OPENBLAS_NUM_THREADS'], 'numpy' in sys.modules)\n")
+    for given, seen in ((None, "1"), ("3", "3")):
+        environ = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+        environ |= {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **({} if given is None else {"OPENBLAS_NUM_THREADS": given})}
+        argv = [sys.executable, "-m", "tilescale.launch", command, "-n", "1", str(script)]
+        ran = subprocess.run(argv, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert ran.returncode == 0 and f"{seen} False" in ran.stdout, ran.stdout + ran.stderr

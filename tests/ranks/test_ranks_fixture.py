@@ -138,3 +138,15 @@ def test_the_same_bodies_on_processes(tmp_path: Path, clean_env):
     done = subprocess.run(command, cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=120)
     bodies = len(re.findall(r"^def test_", text[: text.index("# ---- about")], re.MULTILINE))
     assert done.returncode == 0 and f"{bodies} passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_failure_shows_the_finding_and_not_the_fixture(tmp_path: Path, clean_env):
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import tilescale.language as T\n\n\ndef test_it(ranks):\n    @T.prim_func\n    def main(F: T.SymmTensor((8,), 'int32')):\n"
+        "        with T.Kernel(1), T.Scale('device') as rank, n:\n            T.copy(F, F, dst=n)\n\n    ranks(2).run(main)\n"
+    )
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tilescale.testing", str(test)]
+    ran = subprocess.run(argv, cwd=tmp_path, env=clean_env, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1 and "no-such-rank" in ran.stdout, ran.stdout + ran.stderr
+    assert "given = each_rank" not in ran.stdout and "done.report" not in ran.stdout

@@ -31,7 +31,7 @@ def ring(N, wait=True):
             else:
                 if wait:
                     T.wait(got[1])
-                T.copy(inbox, B[1, 0:N])
+                T.copy(inbox, B[1, 0:N], src=rank)
             T.barrier()
     return main
 
@@ -92,6 +92,8 @@ def test_both_targets_see_the_same_traffic(tmp_path: Path):
     assert counted["sim"] == counted["cpu"]
     assert counted["sim"]["copy", "put", 0, 1, "bytes"] == counted["sim"]["copy", "pull", 1, 0, "bytes"] == 2 * 256
     for found in events.values():
+        own = [e["args"] for e in found if e["ph"] == "X" and e["cat"] == "copy" and "peer" not in e["args"]]
+        assert [args["bytes"] for args in own] == [256] * 4 and all("direction" not in args for args in own)
         kinds = Counter(e["cat"] for e in found if e["ph"] == "X")
         assert kinds["wait"] == 4 and kinds["barrier"] == 8 and kinds["signal"] == 4
         assert 1 <= sum(e["ph"] == "s" for e in found) <= 4

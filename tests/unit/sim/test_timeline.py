@@ -81,7 +81,7 @@ def test_waits_last_until_their_signal_is_sent():
     assert (put.start, put.duration) == (0, S * 4 // REMOTE) and put.more["bytes"] == S * 4 and put.name == "box[0:64]"
     assert (signal.start, signal.duration) == (put.end, 1)
     assert (wait.start, wait.end) == (0, signal.end + 1) and wait.more["condition"] == "ge 1"
-    assert (copy.start, copy.duration) == (wait.end, -(-2 * S * 4 // LOCAL))
+    assert (copy.start, copy.duration) == (wait.end, -(-2 * S * 4 // LOCAL)) and copy.more["bytes"] == S * 4  # read and written, moved once
     (arrow,) = timeline.arrows
     assert arrow.source == (0, 0, signal.start) and arrow.target == (1, 0, signal.end)
     assert timeline.waits == [wait]
