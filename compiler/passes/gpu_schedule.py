@@ -49,10 +49,15 @@ class Unfit(Exception):
         self.loc = loc_of(getattr(node, "span", None))
 
 
+#: whether a ring may live across the rounds of an outer loop (persistent tiles): on an H200 that gave wrong results which the emulator
+#: does not show, so it is left to one role until the cause is known
+ACROSS_TILES = False
+
+
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
     program = replace(program, notes=list(program.notes))
-    if arch != "sm_90a" or not _pipelined(program):
+    if arch != "sm_90a" or not _pipelined(program.func.body):
         return schedule(program)
     try:
         return _with_roles(program, limit_of(arch))
@@ -62,15 +67,19 @@ def gpu_schedule(program: Any, arch: str) -> Any:
         return schedule(program)
 
 
-def _pipelined(program: Any) -> bool:
+def _pipelined(body: Any) -> bool:
     stages: list[int] = []
-    structural_walk(program.func.body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0)))))
+    structural_walk(body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0)))))
     return any(n > 0 for n in stages)
 
 
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
+    outer: list[Any] = []
+    structural_walk(program.func.body, (tirx.For, lambda f: outer.append(f) if _pipelined(f.body) else None))
+    if outer and not ACROSS_TILES:
+        raise Unfit("a pipelined loop inside another loop")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
     made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES)

@@ -43,6 +43,12 @@ def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]
     return {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), options.get("out", dtype))}
 
 
+@pytest.fixture(autouse=True)
+def across_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings across tiles are tested here, though not used yet."""
+    monkeypatch.setattr("tilescale.compiler.passes.gpu_schedule.ACROSS_TILES", True)
+
+
 @pytest.mark.parametrize("shape, options, seed", CASES, ids=str)
 def test_products(shape: tuple[int, int, int], options: dict[str, Any], seed: int):
     kernel = gemm(*shape, **options)
