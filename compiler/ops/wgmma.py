@@ -16,7 +16,7 @@ def await_products(tiles: list[Any], span: Any) -> Any:
 @register
 class AwaitProducts(TileOp):
     name = "await_products"
-    waits = True
+    completes = True
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(tile, mode) for tile in call.args for mode in ("read", "write")]
@@ -25,3 +25,8 @@ class AwaitProducts(TileOp):
         from tilescale.compiler.cuda.wgmma import awaited
 
         return awaited(cx, call.args, 0)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import flights
+
+        return lambda ex: flights.wait(ex, flights.PRODUCT)
