@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilescale import comm, env, errors, language
     from tilescale.compat import PassConfigKey
     from tilescale.errors import TileError
+    from tilescale.export import load
     from tilescale.kernel import Kernel
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
@@ -42,12 +43,13 @@ _LAZY = {
     "env": "",
     "errors": "",
     "language": "",
+    "load": "tilescale.export",
     "set_log_level": "tilescale.log",
 }
 
 __all__ = [
     "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
-    "errors", "jit", "language", "set_log_level",
+    "errors", "jit", "language", "load", "set_log_level",
 ]  # fmt: skip
 
 
