@@ -218,7 +218,7 @@ class Solver:
     def cheapest(self, buffer: Any) -> Fragment:
         """The spread of a tile that nothing else decides: along the axis on which its copies walk memory, mindful of reductions."""
         shape, bits = _shape(buffer), bits_of(buffer)
-        along, widest, reduced = len(shape) - 1, 128 // bits, []
+        along, widest, reduced = len(shape) - 1, 0, []
         for u in self.uses.items:
             if u.nest is not None:
                 memory = [a for a in u.nest.accesses if not in_registers(a.buffer)]
@@ -226,11 +226,11 @@ class Solver:
                 if memory and mine:
                     k, run = loops.contiguous(u.nest)
                     axes = [x for x, e in enumerate(mine[0].indices) if (loops.plain_index(e, u.nest.vars) or (-1, 0))[0] == k]
-                    if axes:
-                        along, widest = axes[0], max(1, min(widest, run))
+                    if axes:  # in elements of the memory: a float32 tile of half floats has eight neighbours to an access, not four
+                        along, widest = axes[0], max(1, min(widest or run, run))
             elif u.call is not None and u.call.op.name.startswith("ts.reduce") and u.call.args[0].source.same_as(buffer):
                 reduced.append(int(u.call.attrs["axis"]) % len(shape))
-        return best(shape, self.uses.owners[buffer].threads, bits, along, widest, tuple(reduced))
+        return best(shape, self.uses.owners[buffer].threads, bits, along, widest or 128 // bits, tuple(reduced))
 
     def misfits(self) -> float:
         """How many elements the accesses name that need another thread's: what has to go through shared memory."""
