@@ -22,20 +22,29 @@ def kernel(columns: int, dtype: str = "bfloat16", eps: float = 1e-6, plan: Rows 
         with T.Kernel(T.ceildiv(m, rows), threads=p.threads) as bx:
             x, square = T.alloc_fragment((rows, width), acc), T.alloc_fragment((rows, width), acc)
             factor = T.alloc_fragment((rows,), acc)
-            T.clear(factor)
-            for t in T.serial(p.turns):
-                for i, j in T.Parallel(rows, width):
-                    x[i, j] = T.cast(X[bx * rows + i, t * width + j], acc)
-                for i, j in T.Parallel(rows, width):
-                    square[i, j] = x[i, j] * x[i, j]
-                T.reduce_sum(square, factor, dim=1, clear=False)
+            for i, j in T.Parallel(rows, width):
+                x[i, j] = T.cast(X[bx * rows + i, j], acc)
+            for i, j in T.Parallel(rows, width):
+                square[i, j] = x[i, j] * x[i, j]
+            T.reduce_sum(square, factor, dim=1)
             for i in T.Parallel(rows):
                 factor[i] = T.rsqrt(factor[i] / columns + eps)
-            for t in T.serial(p.turns):
-                if p.turns > 1:  # else the row is still there
-                    for i, j in T.Parallel(rows, width):
-                        x[i, j] = T.cast(X[bx * rows + i, t * width + j], acc)
-                for i, j in T.Parallel(rows, width):
-                    Y[bx * rows + i, t * width + j] = T.cast(x[i, j] * factor[i] * T.cast(W[t * width + j], acc), dtype)
+            for i, j in T.Parallel(rows, width):
+                Y[bx * rows + i, j] = T.cast(x[i, j] * factor[i] * T.cast(W[j], acc), dtype)
 
-    return rms_norm
+    @T.prim_func
+    def rms_norm_of_long_rows(X: T.Tensor((m, columns), dtype), W: T.Tensor((columns,), dtype), Y: T.Tensor((m, columns), dtype)):
+        with T.Kernel(m, threads=p.threads) as row:
+            square, factor = T.alloc_fragment((1, width), acc), T.alloc_fragment((1,), acc)
+            T.clear(square)
+            for t in T.serial(p.turns):
+                for i, j in T.Parallel(1, width):
+                    x = T.cast(X[row + i, t * width + j], acc)
+                    square[i, j] += x * x
+            T.reduce_sum(square, factor, dim=1)
+            for i in T.Parallel(1):
+                factor[i] = T.rsqrt(factor[i] / columns + eps)
+            for i, j in T.Parallel(1, columns):
+                Y[row + i, j] = T.cast(T.cast(X[row + i, j], acc) * factor[i] * T.cast(W[j], acc), dtype)
+
+    return rms_norm if p.turns == 1 else rms_norm_of_long_rows

@@ -57,10 +57,7 @@ def kernel(columns: int, dtype: str = "bfloat16", plan: Rows | None = None) -> A
                 T.reduce_sum(x, total, dim=1, clear=False)
             for i in T.Parallel(1):
                 total[i] = 1.0 / total[i]
-            for t in T.serial(p.turns):
-                for i, j in T.Parallel(1, width):
-                    x[i, j] = T.cast(X[row + i, t * width + j], acc)
-                for i, j in T.Parallel(1, width):
-                    Y[row + i, t * width + j] = T.cast(T.exp(x[i, j] - top[i]) * total[i], dtype)
+            for i, j in T.Parallel(1, columns):
+                Y[row + i, j] = T.cast(T.exp(T.cast(X[row + i, j], acc) - top[i]) * total[i], dtype)
 
     return softmax if p.turns == 1 else softmax_of_long_rows
