@@ -173,8 +173,9 @@ class Solver:
         self.propagate()
         for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
             for a in u.reads:
-                small = prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local"
-                if small and in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
+                if not in_registers(a.buffer) or a.buffer not in self.uses.owners or a.buffer in self.known:
+                    continue
+                if prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local":
                     self.known[a.buffer] = replicated(_shape(a.buffer), self.uses.owners[a.buffer].threads)
         self.propagate()
         while left := [b for b in self.free if b not in self.known]:
