@@ -171,7 +171,9 @@ class _Counting:
         self.stmt(self.program.func.body, 1.0, work)
         heavy = work.matrix_flops + work.element + work.moved
         mean = self.mean(heavy)
-        loops = [Loop(self.mean(e), self.mean(r * e) / max(self.mean(e), 1e-9), s, w.each(self.mean), loc) for e, r, s, w, loc in self.loops]
+        loops = [
+            Loop(self.mean(e), self.mean(r * e) / max(self.mean(e), 1e-9), s, w.each(self.mean), loc) for e, r, s, w, loc in self.loops
+        ]
         held = {"shared": 0, "local": 0}
         for buffer in self.allocated:
             scope = buffer.ty.storage_scope.partition(".")[0]
