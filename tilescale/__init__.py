@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilescale import comm, env, errors, language, ops
     from tilescale.compat import PassConfigKey
     from tilescale.errors import TileError
+    from tilescale.export import load
     from tilescale.kernel import Kernel
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
@@ -43,12 +44,13 @@ _LAZY = {
     "errors": "",
     "language": "",
     "ops": "",
+    "load": "tilescale.export",
     "set_log_level": "tilescale.log",
 }
 
 __all__ = [
     "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
-    "errors", "jit", "language", "ops", "set_log_level",
+    "errors", "jit", "language", "load", "ops", "set_log_level",
 ]  # fmt: skip
 
 
