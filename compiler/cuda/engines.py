@@ -56,6 +56,24 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
 
+    def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
+        """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
+        starts = coordinates[::-1]
+        parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
+        if not all(a < z for a, z in parts):
+            return None
+        box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
+        return box, tuple(slice(a, z) for a, z in parts)
+
+    def cells(self, at: int) -> Any:
+        """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""
+        size = self.array.dtype.itemsize
+        if self.swizzle and (self.box[-1] * size != self.swizzle or at % (8 * self.swizzle)):
+            raise EmulationError(f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}")
+        if any(n > 256 for n in self.box):
+            raise EmulationError(f"a box of {self.box}")
+        return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)
+
 
 @dataclass
 class Load:
@@ -64,6 +82,17 @@ class Load:
     barrier: Barrier
     cells: Any
     data: Any
+
+
+@dataclass
+class Store:
+    """A store under way: the bytes that it reads, what they were when it was issued, the box for them and its coordinates."""
+
+    cells: Any
+    seen: Any
+    tmap: TensorMap
+    coordinates: list[int]
+    committed: bool = False
 
 
 @dataclass
@@ -115,6 +144,8 @@ class Engines:
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
         self.loads: list[Load] = []
+        #: by the thread that issued them
+        self.stores: dict[int, list[Store]] = {}
         self.groups: dict[int, Group] = {}
         self.flights: dict[tuple[int, int, int], Flight] = {}
         self.roles: list[Role] = []
@@ -193,6 +224,8 @@ class Engines:
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
+        if any(self.stores.values()):
+            raise EmulationError("a block ends while stores read its shared memory")
 
     # -- barriers -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:
@@ -214,19 +247,11 @@ class Engines:
 
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
-        size = tmap.array.dtype.itemsize
-        starts = coordinates[::-1]
         box = np.zeros(tmap.box, tmap.array.dtype)
-        inside = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, tmap.box, tmap.array.shape, strict=True)]
-        if all(a < z for a, z in inside):
-            there = tuple(slice(a - s, z - s) for (a, z), s in zip(inside, starts, strict=True))
-            box[there] = tmap.array[tuple(slice(a, z) for a, z in inside)]
-        if tmap.swizzle and (tmap.box[-1] * size != tmap.swizzle or to % (8 * tmap.swizzle)):
-            raise EmulationError(f"a box of {tmap.box[-1] * size} bytes a row at byte {to}, under a swizzle of {tmap.swizzle}")
-        if any(n > 256 for n in tmap.box):
-            raise EmulationError(f"a box of {tmap.box}")
+        if (parts := tmap.inside(coordinates)) is not None:
+            box[parts[0]] = tmap.array[parts[1]]
         data = np.frombuffer(box.tobytes(), np.uint8)
-        cells = swizzled(to + np.arange(data.size), tmap.swizzle)
+        cells = tmap.cells(to)
         for other in self.loads:
             if np.intersect1d(cells, other.cells).size:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
@@ -237,8 +262,33 @@ class Engines:
         arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.loads.append(Load(barrier, cells, data))
 
+    def store(self, arena: Any, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int) -> None:
+        cells = tmap.cells(frm)
+        self.fenced(arena, cells)
+        self.stores.setdefault(issuer, []).append(Store(cells, arena.data[cells].copy(), tmap, coordinates))
+
+    def commit_stores(self, issuer: int) -> None:
+        for s in self.stores.get(issuer, []):
+            s.committed = True
+
+    def await_stores(self, arena: Any, issuer: int) -> None:
+        """The committed stores of a thread have read what they store."""
+        for s in [s for s in self.stores.get(issuer, []) if s.committed]:
+            if not np.array_equal(arena.data[s.cells], s.seen):
+                raise EmulationError("shared memory was written while a store was reading it")
+            if (parts := s.tmap.inside(s.coordinates)) is not None:
+                box = np.frombuffer(s.seen.tobytes(), s.tmap.array.dtype).reshape(s.tmap.box)
+                s.tmap.array[parts[1]] = box[parts[0]]
+            self.stores[issuer].remove(s)
+
+    def fenced(self, arena: Any, cells: Any) -> None:
+        """What threads wrote to ``cells`` is there for the asynchronous proxy."""
+        if (arena.unfenced[cells] >= 0).any():
+            raise EmulationError("an engine reads what a thread wrote, without fence.proxy.async between them")
+
     def _arrive(self, load: Load) -> None:
         self.arena.data[load.cells] = load.data
+        self.arena.unfenced[load.cells] = -1
         load.barrier.bytes -= load.data.size
         if load.barrier.bytes < 0:
             raise EmulationError("a copy brings more bytes than its barrier expects")
@@ -259,6 +309,8 @@ class Engines:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
         group = self.group(number)
         p.seen = self.read(p)
+        for which in (0, 1):
+            self.fenced(self.arena, operand(p, which).ravel())
         if p.key not in self.flights:
             if not group.fenced:
                 raise EmulationError("a product without wgmma.fence behind other writes of its registers")
@@ -381,6 +433,32 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
     b.engines.yields()
 
 
+def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads make one store")
+    who, start = int(np.flatnonzero(m)[0]), _byte(m, frm)
+    cells = tmap.cells(start)
+    b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
+    b.engines.store(frm.memory.arena, start, tmap, [int(_one(m, c)) for c in coordinates], who)
+    b.engines.yields()
+
+
+def bulk_commit(b: Any, m: Any) -> None:
+    for who in np.flatnonzero(m):
+        b.engines.commit_stores(int(who))
+
+
+def bulk_wait(b: Any, m: Any) -> None:
+    arena = next(x.arena for x in b.memory.values() if hasattr(x, "arena"))
+    for who in np.flatnonzero(m):
+        b.engines.await_stores(arena, int(who))
+
+
+def fence_proxy(b: Any, m: Any) -> None:
+    arena = next(x.arena for x in b.memory.values() if hasattr(x, "arena"))
+    arena.unfenced[np.isin(arena.unfenced, np.flatnonzero(m))] = -1
+
+
 def descriptor(swizzle: int) -> Callable[..., Any]:
     mode = next(k for k, w in SWIZZLE_OF.items() if w == swizzle)
 
@@ -452,6 +530,7 @@ def find(name: str) -> Callable[..., Any] | None:
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
+        "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap,
     }  # fmt: skip

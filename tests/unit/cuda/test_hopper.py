@@ -43,17 +43,11 @@ def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]
     return {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), options.get("out", dtype))}
 
 
-@pytest.fixture(autouse=True)
-def across_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rings across tiles are tested here, though not used yet."""
-    monkeypatch.setattr("tilescale.compiler.passes.gpu_schedule.ACROSS_TILES", True)
-
-
 @pytest.mark.parametrize("shape, options, seed", CASES, ids=str)
 def test_products(shape: tuple[int, int, int], options: dict[str, Any], seed: int):
     kernel = gemm(*shape, **options)
     made, program = lowered(kernel)
-    assert program.notes == [] and len(made.maps) == 2 and made.threads > program.launch.threads
+    assert program.notes == [] and len(made.maps) in (2, 3) and made.threads > program.launch.threads
     agree(kernel, arguments(*shape, options), seed=seed)
 
 
@@ -152,6 +146,8 @@ FAULTS: dict[str, Any] = {
     "too few bytes are expected": lambda n, a: (n, [a[0], a[1] - 128]) if n == "ts::mbarrier_expect" else ...,
     "too many bytes are expected": lambda n, a: (n, [a[0], a[1] + 128]) if n == "ts::mbarrier_expect" else ...,
     "a barrier expects too few arrivals": lambda n, a: (n, [a[0], a[1] - 4]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
+    "results are stored without a proxy fence": lambda n, a: None if n == "ts::fence_proxy_async" else ...,
+    "stores are not awaited": lambda n, a: None if n == "ts::bulk_wait_read<0>" else ...,
     "a barrier expects too many arrivals": lambda n, a: (n, [a[0], a[1] + 1]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
 }
 
