@@ -17,7 +17,7 @@ LOG2_E = 1.4426950408889634
 
 
 class Shape:
-    """Where a block finds its rows: tensors (batch, heads, length, dim), or, packed, (all tokens, heads, dim) with the sequences' starts."""
+    """Where a block finds its rows: tensors (batch, heads, length, dim) or, packed, (all tokens, heads, dim) with the sequences' starts."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool):
         self.heads, self.kv_heads, self.dim, self.packed = heads, kv_heads, dim, packed
@@ -67,7 +67,9 @@ def delta(s: Shape, dtype: str, rows: int = 64, threads: int = 128) -> Any:
     return attention_delta
 
 
-def key_gradients(s: Shape, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int, stages: int, atomic: bool = False) -> Any:
+def key_gradients(
+    s: Shape, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int, stages: int, atomic: bool = False
+) -> Any:
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
     Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. With ``atomic`` the block
     adds scale · ds·k to dQ (float32, zero before) as well."""
