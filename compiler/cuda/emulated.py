@@ -25,6 +25,7 @@ class Memory:
         self.reader = np.full(self.cells, -1, np.int64)  # -2: several
         self.written = np.zeros((self.cells, 3), np.int64)
         self.read = np.zeros((self.cells, 3), np.int64)
+        self.unfenced = np.full(self.cells, -1, np.int64)  # who wrote it and made no proxy fence since
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Block:
             met = self._ordered(last, who, mem.read[cells])
             bad = ((last >= 0) & (last != who) & ~met) | ((last == -2) & (mem.read[cells][..., 0] == self.stamps[0, 0]))
             self._refuse(bad, mem, cells, last, who, "reads")
-            mem.writer[cells], mem.written[cells] = who, self.stamps[who]
+            mem.writer[cells], mem.written[cells], mem.unfenced[cells] = who, self.stamps[who], who
             again = mem.writer[cells]
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:

@@ -4,7 +4,8 @@ block's roles, which take turns.
 A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
 comes next is drawn, and copies arrive one by one, in any order: with an odd seed at any time, with an even one only when nobody else can go
 on. Until a copy has arrived its destination holds garbage. Products read their operands when they are issued and again when they are
-awaited, and must find the same; until then their accumulators hold NaN.
+awaited, and must find the same; until then their accumulators hold NaN. What threads wrote to shared memory they read only behind a proxy
+fence of the writer and a meeting with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.layout.instructions import wgmma_accumulator
+from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.sim import numerics
 
 WARP, WARPGROUP = 32, 128
@@ -67,15 +68,25 @@ class Load:
 
 
 @dataclass
+class Held:
+    """A left operand in registers: (64, 16) lanes and slots."""
+
+    registers: Any
+    lanes: Any
+    slots: Any
+
+
+@dataclass
 class Product:
-    """A product under way."""
+    """A product under way. Operands in shared memory: descriptor, rows, whether they are stored across."""
 
     key: tuple[int, int, int]
-    a: tuple[int, int, bool]
+    a: tuple[int, int, bool] | Held
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]
     dtype: str
+    block: Any
 
 
 @dataclass
@@ -193,6 +204,8 @@ class Engines:
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
+        if any(arrived for arrived, _ in self.meetings.values()):
+            raise EmulationError("a block ends while threads are awaited at a named barrier")
 
     # -- barriers -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:
@@ -203,14 +216,20 @@ class Engines:
     def meet(self, number: int, count: int, lanes: Any, done: Callable[[], None]) -> None:
         """Lanes arrive at a named barrier and wait for the others."""
         arrived = self.meetings.setdefault(number, [0, 0])
-        arrived[0] += int(lanes.sum())
         turn = arrived[1]
+        self.arrive(number, count, lanes)
+        if arrived[1] > turn:
+            done()
+        self.yields(lambda: arrived[1] > turn)
+
+    def arrive(self, number: int, count: int, lanes: Any) -> None:
+        """Lanes arrive at a named barrier."""
+        arrived = self.meetings.setdefault(number, [0, 0])
+        arrived[0] += int(lanes.sum())
         if arrived[0] > count:
             raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
         if arrived[0] == count:
-            arrived[0], arrived[1] = 0, turn + 1
-            done()
-        self.yields(lambda: arrived[1] > turn)
+            arrived[0], arrived[1] = 0, arrived[1] + 1
 
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
@@ -232,7 +251,7 @@ class Engines:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
-                if np.intersect1d(cells, np.concatenate([operand(p, 0).ravel(), operand(p, 1).ravel()])).size:
+                if any(np.intersect1d(cells, operand(p, which).ravel()).size for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.loads.append(Load(barrier, cells, data))
@@ -249,11 +268,19 @@ class Engines:
         return self.groups.setdefault(number, Group())
 
     def read(self, p: Product) -> tuple[Any, Any]:
-        cells = [operand(p, which) for which in (0, 1)]
-        if max(int(c.max()) for c in cells) + 1 >= self.arena.data.size:
-            raise EmulationError("a matrix descriptor reaches beyond shared memory")
-        a, b = (self.arena.data[c].astype(np.uint16) | self.arena.data[c + 1].astype(np.uint16) << 8 for c in cells)
-        return a, b
+        made: list[Any] = []
+        for which in (0, 1):
+            if which not in in_memory(p):
+                made.append(np.ascontiguousarray(p.a.registers[p.a.lanes, p.a.slots]).view(np.uint16))
+                continue
+            cells = operand(p, which)
+            if int(cells.max()) + 1 >= self.arena.data.size:
+                raise EmulationError("a matrix descriptor reaches beyond shared memory")
+            p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
+            if (self.arena.unfenced[cells] >= 0).any():
+                raise EmulationError("a product reads what threads wrote, and no proxy fence stands between")
+            made.append(self.arena.data[cells].astype(np.uint16) | self.arena.data[cells + 1].astype(np.uint16) << 8)
+        return made[0], made[1]
 
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
@@ -295,6 +322,11 @@ class Engines:
 def swizzled(address: Any, width: int) -> Any:
     """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
     return address ^ ((address >> 7 & MASKS[width]) << 4)
+
+
+def in_memory(p: Product) -> tuple[int, ...]:
+    """Which operands of a product lie in shared memory."""
+    return (1,) if isinstance(p.a, Held) else (0, 1)
 
 
 def operand(p: Product, which: int) -> Any:
@@ -406,10 +438,24 @@ def product(name: str) -> Callable[..., None]:
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
             base = int(_one(mine, d.index))
             key = (id(d.memory), g, base)
-            left, right = ((int(_one(mine, x)), rows, t == "1") for x, rows, t in ((a, 64, trans[0]), (bb, n, trans[1])))
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtype))
+            right = (int(_one(mine, bb)), n, trans[1] == "1")
+            left: Any = None
+            if trans[0] == "r":
+                f = wgmma_a(16)
+                index = np.indices(f.shape)
+                left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(_one(mine, a.index)) + f.slot(*index))
+            else:
+                left = (int(_one(mine, a)), 64, trans[0] == "1")
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtype, b))
 
     return run
+
+
+def proxy_fence(b: Any, m: Any) -> None:
+    """What these lanes wrote to shared memory is there for products."""
+    memory = b.engines.arena
+    if memory is not None:
+        memory.unfenced[np.isin(memory.unfenced, np.flatnonzero(m))] = -1
 
 
 def fence(b: Any, m: Any) -> None:
@@ -453,6 +499,6 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap,
+        "ts::more_registers": _nothing, "__trap": _trap, "ts::fence_proxy_async": proxy_fence,
     }  # fmt: skip
     return plain_ones.get(plain)

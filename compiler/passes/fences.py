@@ -3,9 +3,13 @@ unless each thread touches only what it touched itself.
 
 The pass walks the program with the list of accesses since the last meeting. In front of a statement that conflicts with one of them it
 puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those of its next round: its body is walked until the list at
-its end brings nothing new. Conditions are uniform among an executor's threads (they compute them from the same values), so a meeting may
+its end brings nothing new; a meeting that only what stands in front of the loop asks for goes there, and not into each round. Conditions are uniform among an executor's threads (they compute them from the same values), so a meeting may
 stand in a branch. Inside T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
 what the author wrote, and by a meeting of the block in front of and behind the scale.
+
+Products of wgmma read shared memory through another proxy than threads write it by. Such a read needs a proxy fence by the writer and then
+a meeting, also where threads have met since: those writes stay in the list, marked as met, until a meeting with such a fence. The other
+way round a meeting is enough: a product was awaited in front of any statement that writes what it reads (passes/products.py).
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
-from tilescale.compiler.tvm_compat import structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
@@ -45,7 +49,8 @@ class Owners:
 
 @dataclass(frozen=True)
 class Touch:
-    """An access of a statement to memory that threads share. ``stale``: variables that have other values by now than they had then."""
+    """An access of a statement to memory that threads share. ``stale``: variables that have other values by now than they had then.
+    ``engine``: it goes through the asynchronous proxy. ``met``: threads have met since, without a fence between the proxies."""
 
     memory: Any
     mode: str
@@ -54,6 +59,8 @@ class Touch:
     node: Any
     key: tuple[Any, int]
     stale: frozenset[Any] = frozenset()
+    engine: bool = False
+    met: bool = False
 
     def conflicts(self, other: Touch) -> bool:
         """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing."""
@@ -87,6 +94,9 @@ class _Walk:
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
         self.pending: list[Touch] = []
+        found: list[Any] = []
+        structural_walk(program.func.body, (ir.Call, lambda c: found.append(c) if _by_engine(c) else None))
+        self.engines = bool(found)
 
     def run(self) -> Any:
         return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
@@ -106,6 +116,8 @@ class _Walk:
         return buffer
 
     def clash(self, a: Touch, b: Touch) -> bool:
+        if a.met and not b.engine:
+            return False
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
         if _publishes(a, b, self.published) or _publishes(b, a, self.published):
@@ -121,6 +133,7 @@ class _Walk:
     def _touches(self, s: Any, ex: Executor) -> list[Touch]:
         nest = nest_of(s)
         found: list[tuple[Any, str, Owners | None, str]] = []
+        engine = isinstance(s, tirx.Evaluate) and _by_engine(s.value)
         if nest is not None:
             loop, _ = choose(nest, self.layouts, ex.threads)
             own = own_buffers(nest)
@@ -136,7 +149,7 @@ class _Walk:
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar"))
-        return [Touch(self.memory(b), mode, owners, what, s, (s, k)) for k, (b, mode, owners, what) in enumerate(found)
+        return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine) for k, (b, mode, owners, what) in enumerate(found)
                 if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
 
     # -- statements ---------------------------------------------------------------------------------------------------
@@ -149,7 +162,11 @@ class _Walk:
             before = self.meet(self.touches(s, ex), ex)
             notes = dict(s.annotations) if s.annotations else {}
             runs = isinstance(s.extent, tirx.IntImm) and int(s.extent.value) > 0
+            start = list(self.pending)
             body = self._rounds(s.body, ex, [], runs, s.loop_var)
+            if (pair := self._outside(s, ex, start, body)) is not None:
+                before += self._meeting([pair], ex)
+                body = self._rounds(s.body, ex, [], runs, s.loop_var)
             made = tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
             return sequence([*before, made])
         if isinstance(s, tirx.While):
@@ -165,7 +182,7 @@ class _Walk:
             self.pending = _union(after, self.pending)
             return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
         if _is_barrier(s):
-            self.pending = []
+            self.pending = self._after(self.pending, False)
             return s
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
@@ -174,12 +191,38 @@ class _Walk:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
         out: list[Any] = []
         if ex.threads > 1:
-            pair = next(((a, b) for b in touches for a in self.pending if self.clash(a, b)), None)
-            if pair is not None:
-                out.append(fence(ex.name, _reason(*pair), pair[1].node.span))
-                self.pending = []
+            pairs = [(a, b) for b in touches for a in self.pending if self.clash(a, b)]
+            out = self._meeting(pairs, ex)
         self.pending = _union(self.pending, touches)
         return out
+
+    def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor) -> list[Any]:
+        """The meeting that pairs of accesses ask for, behind which none of them is pending."""
+        if not pairs:
+            return []
+        proxy = any(b.engine and _by_threads(a) for a, b in pairs)
+        self.pending = self._after(self.pending, proxy)
+        return [fence(ex.name, _reason(*pairs[0]), pairs[0][1].node.span, proxy)]
+
+    def _after(self, touches: list[Touch], proxy: bool) -> list[Touch]:
+        """What is pending behind a meeting: what threads wrote and the other proxy may not see."""
+        return [replace(t, met=True) for t in touches if _by_threads(t)] if self.engines and not proxy else []
+
+    def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> tuple[Touch, Touch] | None:
+        """The pair for which a loop has a meeting in each round that it would not have if threads met in front of it."""
+        if not start or ex.threads == 1:
+            return None
+        pair = next(((a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)), None)
+        if pair is None:
+            return None
+        after = self.pending
+        self.pending = self._after(start, pair[1].engine)
+        alone = self._rounds(loop.body, ex, [], False, loop.loop_var)
+        if _meetings(alone) < _meetings(made):
+            self.pending = start
+            return pair
+        self.pending = after
+        return None
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
         """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
@@ -191,7 +234,7 @@ class _Walk:
             made = self.visit(body, ex)
             tail = self.meet(again, ex) if again else []
             late = [replace(t, stale=t.stale | defined) for t in self.pending]
-            if all(any(t.key == c.key and t.stale <= c.stale for c in carried) for t in late):
+            if all(any(t.key == c.key and t.stale <= c.stale and c.met <= t.met for c in carried) for t in late):
                 break
             carried = _union(carried, late)
         self.pending = late if runs else _union(start, late)
@@ -203,10 +246,9 @@ class _Walk:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
         every = self._all(s.body, inner)
-        pair = next(((a, b) for b in every for a in self.pending if self.clash(a, b)), None)
-        before = [fence(ex.name, _reason(*pair), s.span)] if pair is not None else []
-        outer = [] if pair is not None else self.pending
-        self.pending = []
+        before = self._meeting([(a, b) for b in every for a in self.pending if self.clash(a, b)], ex)
+        outer = self.pending
+        self.pending = [t for t in outer if t.met]
         body = self.visit(s.body, inner)
         # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
         apart = [replace(t, owners=None) for t in every]
@@ -218,6 +260,23 @@ class _Walk:
         from tilescale.compiler.layout.infer import walk
 
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+
+
+def _by_threads(t: Touch) -> bool:
+    """Whether threads write shared memory here, which the asynchronous proxy does not see without a fence."""
+    return t.mode != "read" and not t.engine and t.memory.ty.storage_scope.startswith("shared")
+
+
+def _by_engine(call: Any) -> bool:
+    """Whether an operation touches shared memory through the asynchronous proxy."""
+    return base.find(call) is not None and call.op.name == "ts.gemm" and "wgmma" in call.attrs
+
+
+def _meetings(s: Any) -> int:
+    """How many meetings stand in a statement."""
+    found: list[Any] = []
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if base.find(c) is not None and c.op.name == "ts.sync" else None))
+    return len(found)
 
 
 def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
@@ -275,7 +334,7 @@ def _union(a: Iterable[Touch], b: Iterable[Touch]) -> list[Touch]:
             out[t.key] = t
         else:
             owners = None if before.owners is None or t.owners is None else t.owners
-            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners)
+            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners, met=t.met and before.met)
     return list(out.values())
 
 

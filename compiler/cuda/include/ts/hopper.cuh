@@ -19,6 +19,8 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
+// What this thread wrote to shared memory is there for products and TMA (the asynchronous proxy) that a meeting behind this orders.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Waits until the phase of this parity is over (acquire). The loop is PTX's own: one that the compiler sees, between products that are
 // under way, makes ptxas await each of them (warning C7514).
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
@@ -85,11 +87,24 @@ template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
-// Behind a wait: the compiler may not have read these before.
+// Behind a wait: the compiler may not have read these accumulators before, nor have put anything else into a left operand's registers.
 template <int count>
 __device__ __forceinline__ void wgmma_arrived(float* d) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int count, typename T>
+__device__ __forceinline__ void wgmma_arrived(T* a) {
+#pragma unroll
+  for (int i = 0; i < count; i += 2) {
+    uint32_t r;
+    memcpy(&r, a + i, sizeof(r));
+    asm volatile("" ::"r"(r) : "memory");
+  }
+}
+// Arrives at a named barrier of `threads` threads without waiting for them.
+__device__ __forceinline__ void barrier_arrive(int number, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 }  // namespace ts
