@@ -500,5 +500,6 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::fence_proxy_async": proxy_fence,
+        "ts::wgmma_behind": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

@@ -21,6 +21,8 @@ from tilescale.compiler.tvm_compat import tirx
 WARPGROUP, ROWS, DEPTH = 128, 64, 16
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
+#: slots of a fragment behind whose computation a wait is kept
+PINNED = 4
 KINDS = {"float16": "f16", "bfloat16": "bf16"}
 
 
@@ -107,9 +109,15 @@ def _plain(name: str, span: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
 
 
-def awaited(cx: Any, tiles: Any, pending: int, span: Any = None) -> Any:
-    """``wait_group``, and the accumulators and operands in registers named behind it."""
-    out = [_plain(f"wgmma_wait<{pending}>", span)]
+def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = ()) -> Any:
+    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it."""
+    out = []
+    for tile in behind:
+        held = cx.places[tile.source]
+        for k in range(min(held.layout.slots, PINNED)):
+            last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
+            out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
+    out.append(_plain(f"wgmma_wait<{pending}>", span))
     for tile in tiles:
         held = cx.places[tile.source]
         if isinstance(held, Registers):

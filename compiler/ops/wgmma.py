@@ -13,11 +13,11 @@ FREE = -1
 TURNS = ("first", "take", "pass", "last")
 
 
-def await_products(tiles: list[Any], span: Any, operands: Any = (), pending: int = 0) -> Any:
-    """``ts.await_products(tiles, operands)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
-    accumulators, may be read behind it, and ``operands`` written."""
-    attrs = {"executor": "block", "pending": pending, "tiles": len(tiles)}
-    return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands], attrs=attrs, ret_ty=VOID, span=span), span)
+def await_products(tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = ()) -> Any:
+    """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
+    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run."""
+    attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind)}
+    return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
 def turn(what: str, span: Any) -> Any:
@@ -37,7 +37,8 @@ class AwaitProducts(TileOp):
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cuda.wgmma import awaited
 
-        return awaited(cx, call.args, int(call.attrs["pending"]))
+        apart = len(call.args) - int(call.attrs["behind"])
+        return awaited(cx, call.args[:apart], int(call.attrs["pending"]), call.span, call.args[apart:])
 
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None  # products are complete where they stand there

@@ -3,7 +3,8 @@
 **Awaiting** (`awaited`). A product is issued where it stands, and awaited in front of the first statement that touches its accumulator or
 writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A ring's
 release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways part or
-meet (loops, branches), since ptxas awaits every product there (warning C7515).
+meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should run beside
+the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
 
 **Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
 
@@ -28,8 +29,10 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.wgmma import FREE, await_products, turn
+from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
@@ -128,7 +131,7 @@ class _Awaiting:
                     f.held.append(stmts[k + 1])
                     f.counters.add(counter)
                 continue
-            self._land(flying, self._needed(flying, s), out, s.span)
+            self._land(flying, self._needed(flying, s), out, s.span, stmts[k - 1] if k else None)
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
@@ -158,15 +161,21 @@ class _Awaiting:
             b = self.bases[b]
         return b
 
-    def _land(self, flying: list[Flight], count: int, out: list[Any], span: Any) -> None:
-        """The first products end here, and what waited for them follows."""
+    def _land(self, flying: list[Flight], count: int, out: list[Any], span: Any, before: Any = None) -> None:
+        """The first products end here, and what waited for them follows. ``before``: the statement in front, which runs beside them."""
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
         tiles = list({f.result: f.call.args[2] for f in done}.values())
         operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
-        out.append(await_products(tiles, span, operands, len(flying)))
+        beside = [] if before is None or flying else [b for b in touched(before)[1] if _vector(b)]
+        out.append(await_products(tiles, span, operands, len(flying), [whole(b) for b in beside]))
         out += [s for f in done for s in f.held]
+
+
+def _vector(b: Any) -> bool:
+    """Whether a buffer is a fragment of few float32 elements a thread, as what a tile was reduced to."""
+    return b.ty.storage_scope == "local.fragment" and len(b.ty.shape) == 1 and element_dtype(b) == "float32"
 
 
 # ---- overlapping

@@ -87,6 +87,13 @@ template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
+// Keeps the wait that follows behind the computation of `value`: ptxas moves it up across arithmetic, which should run beside the products.
+// It does not move it across a load of shared memory, even one that is made only where `value` is a certain NaN, and then changes nothing.
+__device__ __forceinline__ void wgmma_behind(const float* value, const void* shared) {
+  asm volatile("{ .reg .pred p; .reg .b32 t; setp.eq.b32 p, %0, 0x7fd15ea5; @p ld.volatile.shared.b32 t, [%1]; }" ::"r"(__float_as_int(*value)),
+               "r"(shared_address(shared))
+               : "memory");
+}
 // Behind a wait: the compiler may not have read these accumulators before, nor have put anything else into a left operand's registers.
 template <int count>
 __device__ __forceinline__ void wgmma_arrived(float* d) {
