@@ -25,7 +25,8 @@ class Memory:
         self.reader = np.full(self.cells, -1, np.int64)  # -2: several
         self.written = np.zeros((self.cells, 3), np.int64)
         self.read = np.zeros((self.cells, 3), np.int64)
-        self.unfenced = np.full(self.cells, -1, np.int64)  # who wrote it and made no proxy fence since
+        #: the thread whose write the asynchronous proxy does not see yet
+        self.unfenced = np.full(self.cells, -1, np.int64)
 
 
 @dataclass
@@ -74,7 +75,8 @@ class Block:
             met = self._ordered(last, who, mem.read[cells])
             bad = ((last >= 0) & (last != who) & ~met) | ((last == -2) & (mem.read[cells][..., 0] == self.stamps[0, 0]))
             self._refuse(bad, mem, cells, last, who, "reads")
-            mem.writer[cells], mem.written[cells], mem.unfenced[cells] = who, self.stamps[who], who
+            mem.writer[cells], mem.written[cells] = who, self.stamps[who]
+            mem.unfenced[cells] = who
             again = mem.writer[cells]
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:

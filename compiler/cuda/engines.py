@@ -17,13 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
-from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim import numerics, tiles
 
 WARP, WARPGROUP = 32, 128
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
+#: an instruction's word for an operand's dtype
+DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 STEPS = 1_000_000
+#: what an accumulator holds while products are under way
+UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
 
 class EmulationError(AssertionError):
@@ -57,6 +62,24 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
 
+    def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
+        """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
+        starts = coordinates[::-1]
+        parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
+        if not all(a < z for a, z in parts):
+            return None
+        box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
+        return box, tuple(slice(a, z) for a, z in parts)
+
+    def cells(self, at: int) -> Any:
+        """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""
+        size = self.array.dtype.itemsize
+        if self.swizzle and (self.box[-1] * size != self.swizzle or at % (8 * self.swizzle)):
+            raise EmulationError(f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}")
+        if any(n > 256 for n in self.box):
+            raise EmulationError(f"a box of {self.box}")
+        return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)
+
 
 @dataclass
 class Load:
@@ -68,8 +91,19 @@ class Load:
 
 
 @dataclass
+class Store:
+    """A store under way: the bytes that it reads, what they were when it was issued, the box for them and its coordinates."""
+
+    cells: Any
+    seen: Any
+    tmap: TensorMap
+    coordinates: list[int]
+    committed: bool = False
+
+
+@dataclass
 class Held:
-    """A left operand in registers: (64, 16) lanes and slots."""
+    """A left operand in registers: lanes and slots of its elements, 64 rows of a step of k."""
 
     registers: Any
     lanes: Any
@@ -85,8 +119,18 @@ class Product:
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]
-    dtype: str
+    dtypes: tuple[str, str]
+    sums: str
     block: Any
+
+    @property
+    def size(self) -> int:
+        """Bytes of an operand's element."""
+        return int(numerics.storage(self.dtypes[0]).itemsize)
+
+    @property
+    def wide(self) -> Any:
+        return np.float64 if self.sums == "float32" else np.int64
 
 
 @dataclass
@@ -126,6 +170,8 @@ class Engines:
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
         self.loads: list[Load] = []
+        #: by the thread that issued them
+        self.stores: dict[int, list[Store]] = {}
         self.groups: dict[int, Group] = {}
         self.flights: dict[tuple[int, int, int], Flight] = {}
         self.roles: list[Role] = []
@@ -206,6 +252,8 @@ class Engines:
             raise EmulationError("a block ends while its products are under way")
         if any(arrived for arrived, _ in self.meetings.values()):
             raise EmulationError("a block ends while threads are awaited at a named barrier")
+        if any(self.stores.values()):
+            raise EmulationError("a block ends while stores read its shared memory")
 
     # -- barriers -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:
@@ -233,19 +281,11 @@ class Engines:
 
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
-        size = tmap.array.dtype.itemsize
-        starts = coordinates[::-1]
         box = np.zeros(tmap.box, tmap.array.dtype)
-        inside = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, tmap.box, tmap.array.shape, strict=True)]
-        if all(a < z for a, z in inside):
-            there = tuple(slice(a - s, z - s) for (a, z), s in zip(inside, starts, strict=True))
-            box[there] = tmap.array[tuple(slice(a, z) for a, z in inside)]
-        if tmap.swizzle and (tmap.box[-1] * size != tmap.swizzle or to % (8 * tmap.swizzle)):
-            raise EmulationError(f"a box of {tmap.box[-1] * size} bytes a row at byte {to}, under a swizzle of {tmap.swizzle}")
-        if any(n > 256 for n in tmap.box):
-            raise EmulationError(f"a box of {tmap.box}")
+        if (parts := tmap.inside(coordinates)) is not None:
+            box[parts[0]] = tmap.array[parts[1]]
         data = np.frombuffer(box.tobytes(), np.uint8)
-        cells = swizzled(to + np.arange(data.size), tmap.swizzle)
+        cells = tmap.cells(to)
         for other in self.loads:
             if np.intersect1d(cells, other.cells).size:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
@@ -256,8 +296,33 @@ class Engines:
         arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.loads.append(Load(barrier, cells, data))
 
+    def store(self, arena: Any, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int) -> None:
+        cells = tmap.cells(frm)
+        self.fenced(arena, cells)
+        self.stores.setdefault(issuer, []).append(Store(cells, arena.data[cells].copy(), tmap, coordinates))
+
+    def commit_stores(self, issuer: int) -> None:
+        for s in self.stores.get(issuer, []):
+            s.committed = True
+
+    def await_stores(self, arena: Any, issuer: int) -> None:
+        """The committed stores of a thread have read what they store."""
+        for s in [s for s in self.stores.get(issuer, []) if s.committed]:
+            if not np.array_equal(arena.data[s.cells], s.seen):
+                raise EmulationError("shared memory was written while a store was reading it")
+            if (parts := s.tmap.inside(s.coordinates)) is not None:
+                box = np.frombuffer(s.seen.tobytes(), s.tmap.array.dtype).reshape(s.tmap.box)
+                s.tmap.array[parts[1]] = box[parts[0]]
+            self.stores[issuer].remove(s)
+
+    def fenced(self, arena: Any, cells: Any) -> None:
+        """What threads wrote to ``cells`` is there for the asynchronous proxy."""
+        if (arena.unfenced[cells] >= 0).any():
+            raise EmulationError("an engine reads what a thread wrote, without fence.proxy.async between them")
+
     def _arrive(self, load: Load) -> None:
         self.arena.data[load.cells] = load.data
+        self.arena.unfenced[load.cells] = -1
         load.barrier.bytes -= load.data.size
         if load.barrier.bytes < 0:
             raise EmulationError("a copy brings more bytes than its barrier expects")
@@ -269,17 +334,17 @@ class Engines:
 
     def read(self, p: Product) -> tuple[Any, Any]:
         made: list[Any] = []
-        for which in (0, 1):
+        for which, dtype in enumerate(p.dtypes):
             if which not in in_memory(p):
-                made.append(np.ascontiguousarray(p.a.registers[p.a.lanes, p.a.slots]).view(np.uint16))
+                made.append(p.a.registers[p.a.lanes, p.a.slots].view(numerics.storage(dtype)))
                 continue
-            cells = operand(p, which)
-            if int(cells.max()) + 1 >= self.arena.data.size:
+            cells = operand(p, which)[..., None] + np.arange(p.size)
+            if int(cells.max()) >= self.arena.data.size:
                 raise EmulationError("a matrix descriptor reaches beyond shared memory")
-            p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
-            if (self.arena.unfenced[cells] >= 0).any():
-                raise EmulationError("a product reads what threads wrote, and no proxy fence stands between")
-            made.append(self.arena.data[cells].astype(np.uint16) | self.arena.data[cells + 1].astype(np.uint16) << 8)
+            if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
+                p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
+                self.fenced(self.arena, cells)
+            made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
         return made[0], made[1]
 
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
@@ -292,8 +357,8 @@ class Engines:
             f = wgmma_accumulator(n)
             index = np.indices(f.shape)
             lanes, slots = number * WARPGROUP + f.thread(*index), base + f.slot(*index)
-            self.flights[p.key] = Flight(registers, lanes, slots, registers[lanes, slots].astype(np.float64))
-            registers[lanes, slots] = np.nan
+            self.flights[p.key] = Flight(registers, lanes, slots, registers[lanes, slots].astype(p.wide))
+            registers[lanes, slots] = UNKNOWN[p.sums]
         self.flights[p.key].left += 1
         group.open.append(p)
 
@@ -305,14 +370,15 @@ class Engines:
 
     def _complete(self, p: Product, group: Group) -> None:
         now = self.read(p)
-        if not all(np.array_equal(x, y) for x, y in zip(now, p.seen, strict=True)):
+        if not all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(now, p.seen, strict=True)):
             raise EmulationError("the operands of a product changed while it was under way")
-        a, b = (numerics.decode(x.view(numerics.storage(p.dtype)), p.dtype).astype(np.float64) for x in now)
+        a, b = (factors(x, dtype).astype(p.wide) for x, dtype in zip(now, p.dtypes, strict=True))
         flight = self.flights[p.key]
-        flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(np.float32).astype(np.float64)
+        flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(p.sums).astype(p.wide)
         flight.left -= 1
         if flight.left == 0:
-            if not np.isnan(flight.registers[flight.lanes, flight.slots]).all():
+            held = flight.registers[flight.lanes, flight.slots]
+            if not (np.isnan(held) if p.sums == "float32" else held == UNKNOWN[p.sums]).all():
                 raise EmulationError("an accumulator was written while products were under way")
             flight.registers[flight.lanes, flight.slots] = flight.value
             del self.flights[p.key]
@@ -329,19 +395,27 @@ def in_memory(p: Product) -> tuple[int, ...]:
     return (1,) if isinstance(p.a, Held) else (0, 1)
 
 
+def factors(stored: Any, dtype: str) -> Any:
+    """What tensor cores multiply: float32 is cut to tf32."""
+    return tiles.tf32(stored) if dtype == "float32" else numerics.decode(stored, dtype)
+
+
 def operand(p: Product, which: int) -> Any:
-    """The byte of each element of an operand, (rows, 16), by its descriptor (PTX ISA, "Matrix Descriptor Format", "Strides")."""
+    """The first byte of each element of an operand, 32 bytes of each row, by its descriptor (PTX ISA, "Matrix Descriptor Format",
+    "Strides"). Across rows there are 16-bit elements alone."""
     descriptor, rows, across = (p.a, p.b)[which]
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)
     if width is None:
         raise EmulationError("a matrix descriptor without a swizzle")
-    r, k = np.indices((rows, 16))
+    r, k = np.indices((rows, 32 // p.size))
     if across:
+        if p.size != 2:
+            raise EmulationError(f"a product of {p.dtypes} whose operands do not run along k")
         wide = width // 2
         address = r // wide * (leading << 4) + r % wide * 2 + k // 8 * (stride << 4) + k % 8 * width
     else:
-        address = r // 8 * (stride << 4) + r % 8 * width + k * 2
+        address = r // 8 * (stride << 4) + r % 8 * width + k * p.size
     return swizzled((start << 4) + address, width)
 
 
@@ -413,6 +487,32 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
     b.engines.yields()
 
 
+def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads make one store")
+    who, start = int(np.flatnonzero(m)[0]), _byte(m, frm)
+    cells = tmap.cells(start)
+    b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
+    b.engines.store(frm.memory.arena, start, tmap, [int(_one(m, c)) for c in coordinates], who)
+    b.engines.yields()
+
+
+def bulk_commit(b: Any, m: Any) -> None:
+    for who in np.flatnonzero(m):
+        b.engines.commit_stores(int(who))
+
+
+def bulk_wait(b: Any, m: Any) -> None:
+    arena = next(x.arena for x in b.memory.values() if hasattr(x, "arena"))
+    for who in np.flatnonzero(m):
+        b.engines.await_stores(arena, int(who))
+
+
+def fence_proxy(b: Any, m: Any) -> None:
+    arena = next(x.arena for x in b.memory.values() if hasattr(x, "arena"))
+    arena.unfenced[np.isin(arena.unfenced, np.flatnonzero(m))] = -1
+
+
 def descriptor(swizzle: int) -> Callable[..., Any]:
     mode = next(k for k, w in SWIZZLE_OF.items() if w == swizzle)
 
@@ -427,10 +527,11 @@ def descriptor(swizzle: int) -> Callable[..., Any]:
 
 
 def product(name: str) -> Callable[..., None]:
-    """``ts::wgmma_m64n256k16_bf16_01``."""
-    shape, kind, trans = name.removeprefix("ts::wgmma_").split("_")
+    """``ts::wgmma_m64n256k16_bf16_01``, ``ts::wgmma_m64n256k32_e4m3_e5m2_00``."""
+    shape, *kinds, trans = name.removeprefix("ts::wgmma_").split("_")
     n = int(shape.partition("n")[2].partition("k")[0])
-    dtype = {"f16": "float16", "bf16": "bfloat16"}[kind]
+    dtypes = DTYPES[kinds[0]], DTYPES[kinds[-1]]
+    sums = "int32" if dtypes[0] in ("int8", "uint8") else "float32"
 
     def run(b: Any, m: Any, d: Any, a: Any, bb: Any, keep: Any) -> None:
         for g in _groups(b, m):
@@ -446,16 +547,9 @@ def product(name: str) -> Callable[..., None]:
                 left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(_one(mine, a.index)) + f.slot(*index))
             else:
                 left = (int(_one(mine, a)), 64, trans[0] == "1")
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtype, b))
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtypes, sums, b))
 
     return run
-
-
-def proxy_fence(b: Any, m: Any) -> None:
-    """What these lanes wrote to shared memory is there for products."""
-    memory = b.engines.arena
-    if memory is not None:
-        memory.unfenced[np.isin(memory.unfenced, np.flatnonzero(m))] = -1
 
 
 def fence(b: Any, m: Any) -> None:
@@ -498,8 +592,8 @@ def find(name: str) -> Callable[..., Any] | None:
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
+        "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap, "ts::fence_proxy_async": proxy_fence,
-        "ts::wgmma_behind": _nothing,
+        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

@@ -1,14 +1,19 @@
-"""Copies by the tensor memory accelerator: boxes of a tensor into the swizzled tiles of a ring's stage (PTX ISA 9.0,
-"cp.async.bulk.tensor"). What lies outside the tensor is written as zeros, and counts among the bytes that the barrier expects."""
+"""Copies by the tensor memory accelerator (PTX ISA 9.0, "cp.async.bulk.tensor"): boxes of a tensor into the swizzled tiles of a ring's
+stage, and out of a swizzled tile into a tensor. What lies outside the tensor is read as zeros, which count among the bytes that the
+barrier expects, and never written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.cuda.kernel import TensorMap
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.layout import Shared
+from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
 
@@ -18,28 +23,60 @@ def box_rows(rows: int) -> int:
     return max(n for n in range(8, 257, 8) if rows % n == 0)
 
 
+def stored(region: Any) -> Shared:
+    """The layout of a tile that TMA stores: boxes under the widest swizzle, which threads also write without bank conflicts."""
+    shape, bits = [int(e) for e in region.source.ty.shape], bits_of(region.source)
+    return boxed(shape, bits, widest_swizzle(shape[-1], bits))
+
+
 def load(cx: Any, call: Any) -> Any:
     """One copy for each box of the tile."""
     src, dst = call.args[:2]
-    place, source = cx.places[dst.source], src.source
-    layout, (rows, cols) = place.layout, [int(e) for e in dst.source.ty.shape[1:]]
-    if not layout.swizzle:
-        raise InternalError(f"{place.name} is filled by TMA and has no swizzle", loc=cx.here)
-    wide, down = layout.swizzle * 8 // layout.bits, box_rows(rows)
-    axes = long_axes(src)
-    box = tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(src.region)))
-    param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(source))
-    name = cx.tensor_map(TensorMap(param, box, layout.swizzle), f"{source.name}_map")
     stage = cx.scalar(dst.region[0].min)
-    starts = [cx.scalar(r.min) for r in src.region]
-    barriers = cx.barriers[int(call.attrs["ring"])]
-    full = at(barriers.full, stage)
+    full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
     out = []
+    for tile, name, coordinates in _boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage]):
+        out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_load", tile, name, full, *coordinates), call.span))
+    return sequence(out)
+
+
+def store(cx: Any, call: Any) -> Any:
+    """One store for each box of the tile, all by one thread, as one group."""
+    src, dst = call.args[:2]
+    out: list[Any] = []
+    for tile, name, coordinates in _boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
+        out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_store", name, tile, *coordinates), call.span))
+    out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
+    return tirx.IfThenElse(_issuer(cx), sequence(out), None, call.span)
+
+
+def await_stores(cx: Any, call: Any) -> Any:
+    """The thread that issued the stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes
+    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else."""
+    wait = tirx.Evaluate(tirx.call_extern("void", "ts::bulk_wait_read<0>"), call.span)
+    return tirx.IfThenElse(_issuer(cx), wait, None, call.span)
+
+
+def _issuer(cx: Any) -> Any:
+    return tirx.EQ(cx.tid, tirx.IntImm("int32", 0))
+
+
+def _boxes(cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any]) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
+    map, and its coordinates, the innermost first."""
+    place, tensor = cx.places[tile], region.source
+    layout, (rows, cols) = place.layout, shape
+    if not layout.swizzle:
+        raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
+    wide, down = layout.swizzle * 8 // layout.bits, box_rows(rows)
+    axes = long_axes(region)
+    box = tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region)))
+    param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
+    name = cx.tensor_map(TensorMap(param, box, layout.swizzle), f"{tensor.name}_map")
+    starts = [cx.scalar(r.min) for r in region.region]
     for r in range(0, rows, down):
         for c in range(0, cols, wide):
             where = list(starts)
             where[axes[0]], where[axes[1]] = where[axes[0]] + r, where[axes[1]] + c
-            into = at(place.buf, cx.analyzer.simplify(place.linear([stage, tirx.IntImm("int32", r), tirx.IntImm("int32", c)])))
-            coordinates = [cx.analyzer.simplify(w) for w in reversed(where)]  # the innermost first
-            out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_load", into, name, full, *coordinates), call.span))
-    return sequence(out)
+            linear = place.linear([*stage, tirx.IntImm("int32", r), tirx.IntImm("int32", c)])
+            yield at(place.buf, cx.analyzer.simplify(linear)), name, [cx.analyzer.simplify(w) for w in reversed(where)]

@@ -1,8 +1,8 @@
 """Products of a warpgroup: wgmma.mma_async (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate").
 
-Operands in shared memory are named by matrix descriptors, which walk the boxes that TMA wrote. An operand whose rows run along k ("K-major") is stepped
-along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole groups of
-rows. The left operand may lie in registers instead. Accumulators are registers that the tensor cores write until ``wait_group`` says
+Operands in shared memory are named by matrix descriptors, which walk the boxes that TMA wrote. One whose rows run along k ("K-major") is
+stepped along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole
+groups of rows. The left operand may lie in registers instead. Accumulators are registers that the tensor cores write until ``wait_group`` says
 otherwise, and a left operand is read until then: nothing may touch them in between, and the compiler is told so by naming them all
 behind that wait.
 """
@@ -11,19 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.tvm_compat import tirx
 
-WARPGROUP, ROWS, DEPTH = 128, 64, 16
+WARPGROUP, ROWS = 128, 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
 #: slots of a fragment behind whose computation a wait is kept
 PINNED = 4
-KINDS = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -48,17 +47,18 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
         start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
         binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
         descriptors.append(var)
-    kind = KINDS[element_dtype(b.place.buf)]
-    function = f"ts::wgmma_m64n{own_n}k16_{kind}_{'r' if held_a else int(a.across)}{int(b.across)}"
+    bits = b.place.layout.bits
+    each = depth(bits)
+    function = f"ts::wgmma_m64n{own_n}k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
     clear = bool(constant(call.args[3]))
     steps = []
-    for step in range(k // DEPTH):
+    for step in range(k // each):
         for block in range(blocks):
-            if held_a:  # a step is four registers of two elements, behind those of the steps before
-                left = at(a.buf, tirx.IntImm("int32", (block * (k // DEPTH) + step) * 8))
+            if held_a:  # a step is four registers, behind those of the steps before
+                left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
             else:
-                left = _moved(cx, descriptors[0], a, block * ROWS, step * DEPTH)
-            right = _moved(cx, descriptors[-1], b, 0, step * DEPTH)
+                left = _moved(cx, descriptors[0], a, block * ROWS, step * each)
+            right = _moved(cx, descriptors[-1], b, 0, step * each)
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
@@ -145,25 +145,30 @@ def turned(cx: Any, what: str, span: Any) -> Any:
 
 def function_text(name: str) -> str:
     """The definition of ``ts::wgmma_m64n…``, whose operands PTX lists one by one. Printed with the kernels that call it."""
-    shape, kind, trans = name.rsplit("_", 2)
+    shape, *kinds, trans = name.removeprefix("wgmma_").split("_")
     n = int(shape.partition("n")[2].partition("k")[0])
     count = n // 2
+    whole = kinds[0] in ("s8", "u8")
+    sums, ctype, letter = ("s32", "int", "r") if whole else ("f32", "float", "f")
+    # the factors of A and B are 1, the transposes of those in shared memory an option of 16-bit operands
+    across = "".join(f", {t}" for t in trans.replace("r", "")) if kinds[0] in ("f16", "bf16") else ""
+    options = "" if whole else f", 1, 1{across}"
     registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    operands = ", ".join(f'"+{letter}"(d[{i}])' for i in range(count))
     rows = _folded(operands, 12)
     body = "\n".join(f'      "{part}"' for part in _folded(registers, 24))
+    instruction = f"wgmma.mma_async.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
     held = trans[0] == "r"
     b, keep = (count + 4, count + 5) if held else (count + 1, count + 2)
     left = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if held else f"%{count}"
-    flags = f"1, 1, {trans[1]}" if held else f"1, 1, {trans[0]}, {trans[1]}"
     inputs = ", ".join(f'"r"(r[{i}])' for i in range(4)) if held else '"l"(a)'
     load = "  uint32_t r[4];\n  memcpy(r, a, sizeof(r));\n" if held else ""
     return (
         f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
-        f"__device__ __forceinline__ void {name}(float* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, int keep) {{\n{load}"
-        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{keep}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"\n'
+        f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, int keep) {{\n{load}"
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{keep}, 0; {instruction} {{"\n'
         f"{body}\n"
-        f'      "}}, {left}, %{b}, p, {flags}; }}"\n'
+        f'      "}}, {left}, %{b}, p{options}; }}"\n'
         f"      : {(chr(10) + '        ').join(rows)}\n"
         f'      : {inputs}, "l"(b), "r"(keep));\n'
         f"}}"

@@ -86,7 +86,7 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         k, shift = found
         if shape[k] or shift < 0 or nest.extents[k] + shift > fragment.shape[axis]:
             return None
-        shape[k], shifts[k] = fragment.shape[axis], shift
+        shape[k], shifts[k], own = _part(own, shift, nest.extents[k], fragment.shape[axis])
         pieces += [replace(p, axis=k) for p in own]
     pieces = list(packed(pieces))
     slot = prod(p.extent for p in pieces if p.to == "slot")
@@ -107,6 +107,16 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
     return Loop(vars_, (*nest.extents, *(1 for _ in fixed)), made, (*shifts, *fixed)) if made.covers else None
+
+
+def _part(own: list[Piece], shift: int, extent: int, whole: int) -> tuple[int, int, list[Piece]]:
+    """The axis of a loop over ``extent`` elements of a fragment's axis from ``shift`` on: its extent, shift and digits. Where they are
+    whole values of the highest digit, and slots, the loop has no other rounds; else it runs over all of the axis and leaves some out."""
+    top = max(own, key=lambda p: p.unit, default=None)
+    if top is None or top.to != "slot" or shift % top.unit or extent % top.unit or extent == whole or top.unit * top.extent != whole:
+        return whole, shift, own
+    rounds = extent // top.unit
+    return extent, 0, [p for p in own if p is not top] + ([replace(top, extent=rounds)] if rounds > 1 else [])
 
 
 def _share_copies(pieces: list[Piece], axis: int, extent: int) -> tuple[list[Piece], int]:
@@ -220,7 +230,9 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
         why = "the loop's extents are known only at run time"
         return None, [(a, why) for a in known if a.mode != "read" or not is_replicated(layouts[a.buffer])]
     found: tuple[Loop | None, list[tuple[Element, str]]] = None, []
-    for loop in _and_free(tries, nest, threads):
+    # numbers that every thread has say nothing about who runs what: memory does then
+    alone = all(a.mode == "read" and prod(layouts[a.buffer].shape) == 1 for a in known)
+    for loop in _and_free([] if alone else tries, nest, threads):
         bad = []
         for a in known:
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")

@@ -11,8 +11,8 @@ from tilescale.compiler.tvm_compat import ir, tirx
 def fence(scope: str, why: str, span: Any, proxy: bool = False) -> Any:
     """``ts.sync()``: the threads of an executor meet, and see what each wrote to shared and global memory before.
 
-    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people. proxy: what was written to shared memory
-    is then there for the asynchronous proxy as well (PTX ISA, "Async proxy"): each thread's own fence, in front of the meeting.
+    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people. proxy: what they wrote to shared memory is
+    visible to the asynchronous proxy too (TMA, wgmma).
     """
     attrs = {"scope": scope, "why": why, "proxy": int(proxy)}
     return tirx.Evaluate(ir.Call("ts.sync", [], attrs=attrs, ret_ty=VOID, span=span), span)
@@ -26,10 +26,7 @@ class Sync(TileOp):
         return []
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        made = cx.sync(str(call.attrs["scope"]), str(call.attrs["why"]))
-        if not int(call.attrs["proxy"]):
-            return made
-        return tirx.SeqStmt([tirx.Evaluate(tirx.call_extern("void", "ts::fence_proxy_async"), call.span), made])
+        return cx.sync(str(call.attrs["scope"]), str(call.attrs["why"]), bool(int(call.attrs["proxy"])))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None  # one statement of an executor follows the other there

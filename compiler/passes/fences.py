@@ -3,13 +3,10 @@ unless each thread touches only what it touched itself.
 
 The pass walks the program with the list of accesses since the last meeting. In front of a statement that conflicts with one of them it
 puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those of its next round: its body is walked until the list at
-its end brings nothing new; a meeting that only what stands in front of the loop asks for goes there, and not into each round. Conditions are uniform among an executor's threads (they compute them from the same values), so a meeting may
-stand in a branch. Inside T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
-what the author wrote, and by a meeting of the block in front of and behind the scale.
-
-Products of wgmma read shared memory through another proxy than threads write it by. Such a read needs a proxy fence by the writer and then
-a meeting, also where threads have met since: those writes stay in the list, marked as met, until a meeting with such a fence. The other
-way round a meeting is enough: a product was awaited in front of any statement that writes what it reads (passes/products.py).
+its end brings nothing new; a meeting that only what stands in front of a loop asks for goes there, and not into each round. Conditions
+are uniform among an executor's threads (they compute them from the same values), so a meeting may stand in a branch. Inside T.Scale below
+the block only the executor's own threads are ordered; executors among themselves are ordered by what the author wrote, and by a meeting
+of the block in front of and behind the scale.
 """
 
 from __future__ import annotations
@@ -49,8 +46,7 @@ class Owners:
 
 @dataclass(frozen=True)
 class Touch:
-    """An access of a statement to memory that threads share. ``stale``: variables that have other values by now than they had then.
-    ``engine``: it goes through the asynchronous proxy. ``met``: threads have met since, without a fence between the proxies."""
+    """An access of a statement to memory that threads share. ``stale``: variables that have other values by now than they had then."""
 
     memory: Any
     mode: str
@@ -59,6 +55,7 @@ class Touch:
     node: Any
     key: tuple[Any, int]
     stale: frozenset[Any] = frozenset()
+    #: by an engine beside the threads; the threads have met since, without a proxy fence
     engine: bool = False
     met: bool = False
 
@@ -66,6 +63,8 @@ class Touch:
         """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing."""
         if self.memory is not other.memory or (self.mode == "read" and other.mode == "read"):
             return False
+        if self.met or other.engine or self.engine:
+            return self.engine != other.engine  # engines are ordered among themselves by what they are given
         if self.mode == other.mode == "update":
             return False  # atomic: any order is right
         mine, theirs = self.owners, other.owners
@@ -94,9 +93,7 @@ class _Walk:
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
         self.pending: list[Touch] = []
-        found: list[Any] = []
-        structural_walk(program.func.body, (ir.Call, lambda c: found.append(c) if _by_engine(c) else None))
-        self.engines = bool(found)
+        self.engines = _has_engines(program)
 
     def run(self) -> Any:
         return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
@@ -132,25 +129,24 @@ class _Walk:
 
     def _touches(self, s: Any, ex: Executor) -> list[Touch]:
         nest = nest_of(s)
-        found: list[tuple[Any, str, Owners | None, str]] = []
-        engine = isinstance(s, tirx.Evaluate) and _by_engine(s.value)
+        found: list[tuple[Any, str, Owners | None, str, bool]] = []
         if nest is not None:
             loop, _ = choose(nest, self.layouts, ex.threads)
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    found.append((a.buffer, a.mode, owners_of(nest, loop, a), nest.what))
+                    found.append((a.buffer, a.mode, owners_of(nest, loop, a), nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
                 if not in_registers(buffer) and "ring" not in (s.value.attrs or {}) and buffer not in self.ringed:
-                    found.append((buffer, access.mode, None, f"T.{op.name}"))
+                    found.append((buffer, access.mode, None, f"T.{op.name}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
-                found.append((r.buffer, "read", None, "a scalar"))
-        return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine) for k, (b, mode, owners, what) in enumerate(found)
-                if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
+                found.append((r.buffer, "read", None, "a scalar", False))
+        return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
+                for k, (b, mode, owners, what, engine) in enumerate(found) if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
@@ -164,8 +160,9 @@ class _Walk:
             runs = isinstance(s.extent, tirx.IntImm) and int(s.extent.value) > 0
             start = list(self.pending)
             body = self._rounds(s.body, ex, [], runs, s.loop_var)
-            if (pair := self._outside(s, ex, start, body)) is not None:
-                before += self._meeting([pair], ex)
+            if (pairs := self._outside(s, ex, start, body)) is not None:
+                self.pending = start
+                before += self._meeting(pairs, ex)
                 body = self._rounds(s.body, ex, [], runs, s.loop_var)
             made = tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
             return sequence([*before, made])
@@ -182,7 +179,7 @@ class _Walk:
             self.pending = _union(after, self.pending)
             return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
         if _is_barrier(s):
-            self.pending = self._after(self.pending, False)
+            self.pending = self._behind(False)
             return s
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
@@ -191,8 +188,7 @@ class _Walk:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
         out: list[Any] = []
         if ex.threads > 1:
-            pairs = [(a, b) for b in touches for a in self.pending if self.clash(a, b)]
-            out = self._meeting(pairs, ex)
+            out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex)
         self.pending = _union(self.pending, touches)
         return out
 
@@ -200,29 +196,27 @@ class _Walk:
         """The meeting that pairs of accesses ask for, behind which none of them is pending."""
         if not pairs:
             return []
-        proxy = any(b.engine and _by_threads(a) for a, b in pairs)
-        self.pending = self._after(self.pending, proxy)
-        return [fence(ex.name, _reason(*pairs[0]), pairs[0][1].node.span, proxy)]
+        crossing = next((p for p in pairs if _crosses(*p)), None)
+        first = crossing or pairs[0]
+        self.pending = self._behind(crossing is not None)
+        return [fence(ex.name, _reason(*first), first[1].node.span, crossing is not None)]
 
-    def _after(self, touches: list[Touch], proxy: bool) -> list[Touch]:
-        """What is pending behind a meeting: what threads wrote and the other proxy may not see."""
-        return [replace(t, met=True) for t in touches if _by_threads(t)] if self.engines and not proxy else []
-
-    def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> tuple[Touch, Touch] | None:
-        """The pair for which a loop has a meeting in each round that it would not have if threads met in front of it."""
-        if not start or ex.threads == 1:
+    def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> list[tuple[Touch, Touch]] | None:
+        """The pairs for which a loop has a meeting in each round that it would not have if threads met in front of it."""
+        pairs = [(a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)] if ex.threads > 1 else []
+        if not pairs:
             return None
-        pair = next(((a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)), None)
-        if pair is None:
-            return None
-        after = self.pending
-        self.pending = self._after(start, pair[1].engine)
+        after, self.pending = self.pending, start
+        self._meeting(pairs, ex)
         alone = self._rounds(loop.body, ex, [], False, loop.loop_var)
-        if _meetings(alone) < _meetings(made):
-            self.pending = start
-            return pair
         self.pending = after
-        return None
+        return pairs if _meetings(alone) < _meetings(made) else None
+
+    def _behind(self, fenced: bool) -> list[Touch]:
+        """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
+        if fenced or not self.engines:
+            return []
+        return [replace(t, met=True) for t in self.pending if t.mode != "read" and not t.engine and _is_shared(t.memory)]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
         """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
@@ -246,9 +240,12 @@ class _Walk:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
         every = self._all(s.body, inner)
-        before = self._meeting([(a, b) for b in every for a in self.pending if self.clash(a, b)], ex)
-        outer = self.pending
-        self.pending = [t for t in outer if t.met]
+        pairs = [(a, b) for b in every for a in self.pending if self.clash(a, b)]
+        pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
+        crossing = pair is not None and _crosses(*pair)
+        before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
+        outer = self._behind(crossing) if pair is not None else self.pending
+        self.pending = []
         body = self.visit(s.body, inner)
         # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
         apart = [replace(t, owners=None) for t in every]
@@ -260,16 +257,6 @@ class _Walk:
         from tilescale.compiler.layout.infer import walk
 
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
-
-
-def _by_threads(t: Touch) -> bool:
-    """Whether threads write shared memory here, which the asynchronous proxy does not see without a fence."""
-    return t.mode != "read" and not t.engine and t.memory.ty.storage_scope.startswith("shared")
-
-
-def _by_engine(call: Any) -> bool:
-    """Whether an operation touches shared memory through the asynchronous proxy."""
-    return base.find(call) is not None and call.op.name == "ts.gemm" and "wgmma" in call.attrs
 
 
 def _meetings(s: Any) -> int:
@@ -311,6 +298,28 @@ def published(program: Any) -> set[Any]:
         for r in scalar_reads(s):
             note(r.buffer, r.mode)
     return {b for b, m in modes.items() if "read" in m and m != {"read"}}
+
+
+def _is_shared(buffer: Any) -> bool:
+    return str(buffer.ty.storage_scope).startswith("shared")
+
+
+def _crosses(a: Touch, b: Touch) -> bool:
+    """Whether ``a``, written by threads, is touched by an engine in ``b``: a proxy fence must stand between them."""
+    return b.engine and not a.engine and a.mode != "read" and _is_shared(a.memory)
+
+
+def _has_engines(program: Any) -> bool:
+    """Whether anything in a kernel touches memory by the asynchronous proxy outside its rings."""
+    found: list[Any] = []
+
+    def look(c: Any) -> None:
+        op = base.find(c)
+        if op is not None and any(a.proxy == "async" for a in op.effects(c)):
+            found.append(c)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return bool(found)
 
 
 def _is_barrier(s: Any) -> bool:

@@ -4,7 +4,7 @@ why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
 most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by nothing
-but products of 16-bit floats summed in float32; one to three warpgroups of consumers.
+but products that wgmma has; one to three warpgroups of consumers.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -28,6 +28,7 @@ from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.products import awaited, is_product, name_of, overlapped
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -38,8 +39,8 @@ WARPGROUP = 128
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (232, 40), 384: (160, 32)}
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
-#: rows of a box
-MOST_ROWS = 256
+#: bytes of shared memory beside the tiles: barriers
+BESIDE = 1024
 
 
 class Unfit(Exception):
@@ -49,10 +50,6 @@ class Unfit(Exception):
         super().__init__(reason)
         self.loc = loc_of(getattr(node, "span", None))
 
-
-#: whether a ring may live across the rounds of an outer loop (persistent tiles): on an H200 that gave wrong results which the emulator
-#: does not show, so it is left to one role until the cause is known
-ACROSS_TILES = False
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -77,10 +74,6 @@ def _pipelined(body: Any) -> bool:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
-    outer: list[Any] = []
-    structural_walk(program.func.body, (tirx.For, lambda f: outer.append(f) if _pipelined(f.body) else None))
-    if outer and not ACROSS_TILES:
-        raise Unfit("a pipelined loop inside another loop")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
     made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES, by_reader=True)
@@ -91,25 +84,32 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_copies(made)
     _check_readers(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
-    return made.with_body(awaited(made, overlapped(made, body)))
+    made = made.with_body(awaited(made, overlapped(made, body)))
+    return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
 def _depth(program: Any, limit: int) -> int:
     """The most stages that fit beside everything else that the block has in shared memory."""
     one = schedule(program, depth=1, roles=splitting.ROLES, by_reader=True)
+    sizes = _shared(one.func.body)
+    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
+    rest = sum(sizes.values()) - ring
+    depth = (limit - rest - BESIDE) // ring if ring else 0
+    if depth < 1:
+        raise Unfit("its tiles fill shared memory, whole")
+    return int(depth)
+
+
+def _shared(body: Any) -> dict[Any, int]:
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
         if s.buffer.ty.storage_scope.startswith("shared"):
             sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
 
-    structural_walk(one.func.body, (tirx.AllocBuffer, size))
-    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
-    rest = sum(sizes.values()) - ring
-    depth = (limit - rest - 1024) // ring if ring else 0  # a kilobyte for barriers and alignment
-    if depth < 1:
-        raise Unfit("its tiles fill shared memory, whole")
-    return int(depth)
+    structural_walk(body, (tirx.AllocBuffer, size))
+    return sizes
 
 
 # ---- what it takes
@@ -183,13 +183,13 @@ def _check_readers(program: Any) -> None:
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
+    from tilescale.compiler.cuda import dtypes
     from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
-    dtypes = [element_dtype(r.source) for r in (a, b, c)]
-    if dtypes[0] != dtypes[1] or dtypes[0] not in ("float16", "bfloat16") or dtypes[2] != "float32":
-        return f"T.gemm of {dtypes[0]} by {dtypes[1]} into {dtypes[2]}"
+    if why := dtypes.no_wgmma(call):
+        return why
     if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
         return "T.gemm inside a T.Scale, or with a condition for clear_accum"
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
@@ -201,8 +201,10 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
+        if in_registers(r.source) and bits_of(r.source) != 16:
+            return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
-    if k % 16 or not wgmma_fragments(call, program.launch.threads):
+    if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
         m, n = (int(e) for e in c.source.ty.shape)
         return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
     return None

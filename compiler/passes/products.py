@@ -1,9 +1,9 @@
 """When the products of a consumer, which the tensor cores compute beside its threads, are awaited, and what stands between.
 
 **Awaiting** (`awaited`). A product is issued where it stands, and awaited in front of the first statement that touches its accumulator or
-writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A ring's
-release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways part or
-meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should run beside
+writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A
+ring's release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways
+part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should run beside
 the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
 
 **Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
