@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
 #: files that have an ``OP``
-MODULES = ("gemm",)
+MODULES = ("gemm", "rms_norms", "row_softmax")
 #: a function that people call → its file
 HOME = {
     "matmul": "gemm",
+    "rms_norm": "rms_norms",
+    "softmax": "row_softmax",
 }
 
 __all__ = ["HOME", "MODULES", "load", *HOME]
