@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
 #: files that have an ``OP``
-MODULES = ("gemm", "rms_norms", "row_softmax")
+MODULES = ("gemm", "latent_attention", "rms_norms", "row_softmax")
 #: a function that people call → its file
 HOME = {
     "matmul": "gemm",
+    "mla_decode": "latent_attention",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
 }
