@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
 #: files that have an ``OP``
-MODULES = ("gemm",)
+MODULES = ("gemm", "grouped",)
 #: a function that people call → its file
 HOME = {
+    "grouped_matmul": "grouped",
     "matmul": "gemm",
 }
 
