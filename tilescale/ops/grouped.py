@@ -84,9 +84,12 @@ def product(
                     else:
                         T.copy(B[group, k * BK, bx * BN], b)
                     T.gemm(a, b, acc, transpose_B=trans_b)
-                for i, j in T.Parallel(BM, BN):
-                    if row + i < end:
-                        C[row + i, bx * BN + j] = acc[i, j]
+                if row + BM <= end:
+                    T.copy(acc, C[row, bx * BN])
+                else:
+                    for i, j in T.Parallel(BM, BN):
+                        if row + i < end:
+                            C[row + i, bx * BN + j] = acc[i, j]
 
     return grouped
 
