@@ -77,8 +77,8 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
-    # Names that only the producer reads are no statements of the consumer's loop.
-    made = remove_unused(schedule(program, depth=_depth(program, limit), roles=splitting.ROLES, by_reader=True))
+    made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES, by_reader=True)
+    made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
         raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
