@@ -29,7 +29,8 @@ from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
-from tilescale.compiler.passes.products import awaited, is_product, name_of, overlapped
+from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
+from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -77,6 +78,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
     made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES, by_reader=True)
+    made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
         raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
@@ -237,7 +239,7 @@ def _late(loop: Any, plan: Any) -> Any:
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    stmts = flat(loop.body)
     kinds = [name_of(s) for s in stmts[:-1]]
     if len(kinds) < 3 or kinds[0] != "ring_wait" or kinds[-1] != "ring_release" or not all(is_product(s) for s in stmts[1:-2]):
         return loop
