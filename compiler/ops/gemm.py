@@ -99,7 +99,8 @@ class Gemm(TileOp):
         a, b, c = call.args[:3]
         clears = call.args[3]  # what C holds is read unless it starts from zero
         held = [] if constant(clears) else [Access(c, "read", when=None if constant(clears) is not None else tirx.Not(clears))]
-        return [Access(a, "read"), Access(b, "read"), *held, Access(c, "write")]
+        proxy = "async" if "wgmma" in call.attrs else ""
+        return [Access(a, "read", proxy=proxy), Access(b, "read", proxy=proxy), *held, Access(c, "write")]
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         from tilescale.compiler.cuda.gemm import stage
