@@ -1,7 +1,7 @@
 """``grouped_matmul(a, b, sizes)``: rows of one matrix in groups, each group times a matrix of its own (the experts of a mixture).
 
-How long the groups are is known on the device alone. A small kernel lists the tiles: which group each belongs to, at which row it begins and
-where its group ends. The second kernel has as many blocks as there could be tiles at most; those behind the last one end at once. A
+How long the groups are is known on the device alone. A small kernel lists the tiles: which group each belongs to, at which row it begins
+and where its group ends. The second kernel has as many blocks as there could be tiles at most; those behind the last one end at once. A
 tile never reaches into the next group: rows behind its group's end are computed and not stored.
 """
 
@@ -98,11 +98,11 @@ def product(
 
 
 def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The first sizes[0] rows of a times b[0], the next sizes[1] times b[1], and so on; summed in float32 and rounded once.
+    """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and rounded once.
 
     Args:
         a: (M, K) of bfloat16 or float16, contiguous. b: (G, K, N), contiguous or the transpose of a contiguous (G, N, K).
-        sizes: (G,) of int32 on the same device, never looked at by the host; they add up to M at most. Rows behind them are left as they are.
+        sizes: (G,) of int32 on the same device, which the host never looks at; they add up to M at most. Rows behind them stay as they are.
         out: (M, N), contiguous, takes the result; without it rows behind the groups are undefined.
 
     Raises:
@@ -139,11 +139,11 @@ def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out
 
 
 def draw(
-    sizes: tuple[int, ...], N: int, K: int, dtype: str = "bfloat16", trans_b: bool = False, beyond: int = 0, device: Any = "cpu", seed: int = 0
+    sizes: tuple[int, ...], N: int, K: int, dtype: str = "bfloat16", trans_b: bool = False, device: Any = "cpu", seed: int = 0
 ) -> dict[str, Any]:
-    """Normal random operands; ``beyond``: rows behind the last group, which hold zeros, as the result's do."""
+    """Normal random operands."""
     g = generator(device, seed)
-    G, M = len(sizes), sum(sizes) + beyond
+    G, M = len(sizes), sum(sizes)
     b = normal((G, N, K), dtype, g).transpose(1, 2) if trans_b else normal((G, K, N), dtype, g)
     return {"a": normal((M, K), dtype, g), "b": b, "sizes": torch.tensor(sizes, dtype=torch.int32, device=device)}
 
@@ -169,7 +169,8 @@ def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> Call
 def _cases() -> tuple[Case, ...]:
     small: list[dict[str, Any]] = [
         {"sizes": (5, 0, 70, 1), "N": 72, "K": 104}, {"sizes": (5, 0, 70, 1), "N": 72, "K": 104, "trans_b": True, "dtype": "float16"},
-        {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"}, {"sizes": (1,), "N": 8, "K": 8}, {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
+        {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"}, {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
+        {"sizes": (1,), "N": 8, "K": 8},
     ]  # fmt: skip
     ragged = [(1000, 1, 0, 517, 128, 129), (3,) * 40, (4096,), (0, 700), (64, 128, 256, 512, 1, 2, 3, 0)]
     gpu = [{"sizes": s, "N": n, "K": k, "trans_b": tb} for s in ragged for n, k in ((520, 264), (1032, 1000)) for tb in (False, True)]
