@@ -25,52 +25,68 @@ DTYPES = ("bfloat16", "float16")
 
 # ---- kernels
 
+#: queries of a tile in the table of numbers a query, whose last tile is filled up
+TILE = 64
+
 
 class Shape:
     """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool):
         self.heads, self.kv_heads, self.dim, self.packed = heads, kv_heads, dim, packed
-        self.batch, self.queries, self.keys = T.dynamic("batch"), T.dynamic("queries"), T.dynamic("keys")
+        self.queries, self.keys, self.blocks, self.ends = (T.dynamic(n) for n in ("queries", "keys", "blocks", "ends"))
+        self.batch = self.ends - 1 if packed else T.dynamic("batch")
 
     def rows(self, length: Any, heads: int) -> tuple[Any, ...]:
         return (length, heads, self.dim) if self.packed else (self.batch, heads, length, self.dim)
 
     @property
-    def sums(self) -> tuple[Any, ...]:
-        """Of numbers a query: log-sum-exps and deltas."""
-        return (self.heads, self.queries) if self.packed else (self.batch, self.heads, self.queries)
+    def numbers(self) -> Any:
+        """A query's numbers, by tiles: its log-sum-exp times log2 e, infinite where there is no query, and its delta."""
+        return T.Tensor((self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, TILE), "float32")
 
     def tile(self, x: Any, b: Any, h: Any, row: Any, count: int) -> Any:
         return x[row : row + count, h, 0 : self.dim] if self.packed else x[b, h, row, 0]
-
-    def number(self, x: Any, b: Any, h: Any, row: Any) -> Any:
-        return x[h, row] if self.packed else x[b, h, row]
 
     def span(self, starts: Any, b: Any, length: Any) -> tuple[Any, Any]:
         """The first row of sequence b, and how many it has."""
         return (starts[b], starts[b + 1] - starts[b]) if self.packed else (0, length)
 
 
-def delta(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, rows: int = 64, threads: int = 128) -> Any:
-    """``Delta = rowsum(dO ∘ O)`` in float32."""
+def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, threads: int = 128) -> Any:
+    """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed)
     kind = T.Tensor(s.rows(s.queries, heads), dtype)
 
-    @T.prim_func
-    def attention_delta(O: kind, dO: kind, Delta: T.Tensor(s.sums, "float32")):
-        with T.Kernel(T.ceildiv(s.queries, rows), heads, 1 if packed else s.batch, threads=threads) as (bx, h, b):
-            product, total = T.alloc_fragment((rows, dim), "float32"), T.alloc_fragment((rows,), "float32")
-            for i, j in T.Parallel(rows, dim):
-                at = bx * rows + i
+    @T.macro
+    def body(O, dO, Lse, Numbers, starts):
+        with T.Kernel(s.blocks, heads, s.batch, threads=threads) as (bx, h, b):
+            first, count = s.span(starts, b, s.queries)
+            product, total = T.alloc_fragment((TILE, dim), "float32"), T.alloc_fragment((TILE,), "float32")
+            for i, j in T.Parallel(TILE, dim):
+                at = first + bx * TILE + i
                 if packed:
                     product[i, j] = T.cast(O[at, h, j], "float32") * T.cast(dO[at, h, j], "float32")
                 else:
                     product[i, j] = T.cast(O[b, h, at, j], "float32") * T.cast(dO[b, h, at, j], "float32")
             T.reduce_sum(product, total, dim=1)
-            T.copy(total, s.number(Delta, b, h, bx * rows))
+            for i in T.Parallel(TILE):
+                at = bx * TILE + i
+                lse = Lse[h, first + at] if packed else Lse[b, h, at]
+                Numbers[b, h, 0, bx, i] = T.if_then_else(at < count, lse * LOG2_E, T.infinity("float32"))
+                Numbers[b, h, 1, bx, i] = total[i]
 
-    return attention_delta
+    @T.prim_func
+    def attention_query_numbers(O: kind, dO: kind, Lse: T.Tensor((s.batch, heads, s.queries), "float32"), Numbers: s.numbers):
+        body(O, dO, Lse, Numbers, None)
+
+    @T.prim_func
+    def packed_attention_query_numbers(
+        O: kind, dO: kind, Lse: T.Tensor((heads, s.queries), "float32"), Starts: T.Tensor((s.ends,), "int32"), Numbers: s.numbers
+    ):
+        body(O, dO, Lse, Numbers, Starts)
+
+    return packed_attention_query_numbers if packed else attention_query_numbers
 
 
 def key_gradients(
@@ -78,11 +94,11 @@ def key_gradients(
     stages: int = 2,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order. Scores
-    are computed transposed, (keys, queries), so that they are left operands of the products that sum."""
+    are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has p = 0."""
     s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
 
     @T.macro
-    def body(Q, K, V, dO, Lse, Delta, dK, dV, q_starts, k_starts, most):
+    def body(Q, K, V, dO, Numbers, dK, dV, q_starts, k_starts, most):
         with T.Kernel(T.ceildiv(most, BN), kv_heads, s.batch, threads=threads) as (bx, h, b):
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
@@ -98,21 +114,20 @@ def key_gradients(
             start = bx * BN // BM if causal else 0
             tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
             for t in T.Pipelined(tiles * group, num_stages=stages):
-                head, at = h * group + t // tiles, (start + t % tiles) * BM
-                T.copy(s.tile(Q, b, head, q_first + at, BM), q)
-                T.copy(s.tile(dO, b, head, q_first + at, BM), g)
+                head, m = (h, start + t) if group == 1 else (h * group + t // tiles, start + t % tiles)
+                T.copy(s.tile(Q, b, head, q_first + m * BM, BM), q)
+                T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
                 T.gemm(k, q, p, transpose_B=True, clear_accum=True)
                 T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(BN, BM):
-                    seen = at + j < q_count
-                    if causal:
-                        seen = seen and bx * BN + i <= at + j
-                    score = T.__exp2(p[i, j] * factor - s.number(Lse, b, head, q_first + at + j) * LOG2_E)
-                    p[i, j] = T.if_then_else(seen, score, 0.0)
+                    p[i, j] = T.__exp2(p[i, j] * factor - Numbers[b, head, 0, m * BM // TILE, m * BM % TILE + j])
+                if causal:
+                    for i, j in T.Parallel(BN, BM):
+                        p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
                 T.copy(p, p_left)
                 T.gemm(p_left, g, dv)
                 for i, j in T.Parallel(BN, BM):
-                    ds[i, j] = p[i, j] * (ds[i, j] - s.number(Delta, b, head, q_first + at + j))
+                    ds[i, j] = p[i, j] * (ds[i, j] - Numbers[b, head, 1, m * BM // TILE, m * BM % TILE + j])
                 T.copy(ds, ds_left)
                 T.gemm(ds_left, q, dk)
             for i, j in T.Parallel(BN, dim):
@@ -126,20 +141,17 @@ def key_gradients(
                 T.copy(dk, s.tile(dK, b, h, bx * BN, BN))
                 T.copy(dv, s.tile(dV, b, h, bx * BN, BN))
 
-    q, k, sums = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor(s.sums, "float32")
-    ends = T.dynamic("ends")
+    q, k, starts = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor((s.ends,), "int32")
 
     @T.prim_func
-    def attention_key_gradients(Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dK: k, dV: k):
-        body(Q, K, V, dO, Lse, Delta, dK, dV, None, None, s.keys)
+    def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dK: k, dV: k):
+        body(Q, K, V, dO, Numbers, dK, dV, None, None, s.keys)
 
     @T.prim_func
     def packed_attention_key_gradients(
-        Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dK: k, dV: k, Starts: T.Tensor((ends,), "int32"), Begins: T.Tensor((ends,), "int32"),
-        most: T.int32,
-    ):  # fmt: skip
-        s.batch = ends - 1
-        body(Q, K, V, dO, Lse, Delta, dK, dV, Starts, Begins, most)
+        Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dK: k, dV: k, QStarts: starts, KStarts: starts, most: T.int32
+    ):
+        body(Q, K, V, dO, Numbers, dK, dV, QStarts, KStarts, most)
 
     return packed_attention_key_gradients if packed else attention_key_gradients
 
@@ -152,7 +164,7 @@ def query_gradients(
     s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
 
     @T.macro
-    def body(Q, K, V, dO, Lse, Delta, dQ, q_starts, k_starts, most):
+    def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
         with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (bx, h, b):
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
@@ -160,11 +172,13 @@ def query_gradients(
             k, v = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
             p, ds = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
             left, dq = T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
-            lse, less = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
+            lse, delta = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             T.copy(s.tile(Q, b, h, q_first + bx * BM, BM), q)
             T.copy(s.tile(dO, b, h, q_first + bx * BM, BM), g)
-            T.copy(s.number(Lse, b, h, q_first + bx * BM), lse)
-            T.copy(s.number(Delta, b, h, q_first + bx * BM), less)
+            for i in T.Parallel(BM):
+                at = bx * BM + i
+                lse[i] = Numbers[b, h, 0, at // TILE, at % TILE]
+                delta[i] = Numbers[b, h, 1, at // TILE, at % TILE]
             T.clear(dq)
             tiles = T.ceildiv(k_count, BN)
             if causal:
@@ -178,8 +192,9 @@ def query_gradients(
                     seen = t * BN + j < k_count
                     if causal:
                         seen = seen and t * BN + j <= bx * BM + i
-                    score = T.__exp2(p[i, j] * factor - lse[i] * LOG2_E)
-                    ds[i, j] = T.if_then_else(seen, score, 0.0) * (ds[i, j] - less[i])
+                    p[i, j] = T.if_then_else(seen, T.__exp2(p[i, j] * factor - lse[i]), 0.0)
+                for i, j in T.Parallel(BM, BN):
+                    ds[i, j] = p[i, j] * (ds[i, j] - delta[i])
                 T.copy(ds, left)
                 T.gemm(left, k, dq)
             for i, j in T.Parallel(BM, dim):
@@ -191,20 +206,17 @@ def query_gradients(
             else:
                 T.copy(dq, s.tile(dQ, b, h, bx * BM, BM))
 
-    q, k, sums = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor(s.sums, "float32")
-    ends = T.dynamic("ends")
+    q, k, starts = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor((s.ends,), "int32")
 
     @T.prim_func
-    def attention_query_gradients(Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dQ: q):
-        body(Q, K, V, dO, Lse, Delta, dQ, None, None, s.queries)
+    def attention_query_gradients(Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dQ: q):
+        body(Q, K, V, dO, Numbers, dQ, None, None, s.queries)
 
     @T.prim_func
     def packed_attention_query_gradients(
-        Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dQ: q, Starts: T.Tensor((ends,), "int32"), Begins: T.Tensor((ends,), "int32"),
-        most: T.int32,
-    ):  # fmt: skip
-        s.batch = ends - 1
-        body(Q, K, V, dO, Lse, Delta, dQ, Starts, Begins, most)
+        Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dQ: q, QStarts: starts, KStarts: starts, most: T.int32
+    ):
+        body(Q, K, V, dO, Numbers, dQ, QStarts, KStarts, most)
 
     return packed_attention_query_gradients if packed else attention_query_gradients
 
@@ -256,15 +268,16 @@ def attention_gradients(
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
     dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True))
-    sums = torch.empty(numbers, dtype=torch.float32, device=q.device)
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
     (m1, n1), (m2, n2) = tiles(dim)
+    batch, queries = (len(q_starts) - 1, longest[0]) if q_starts is not None and longest is not None else (q.shape[0], q.shape[2])
+    sums = torch.empty(batch, heads, 2, -(-queries // TILE), TILE, dtype=torch.float32, device=q.device)
     starts: tuple[Any, ...] = (q_starts, k_starts) if packed else ()
     most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
-    host.launch(delta, (o, do, sums), **what)
-    host.launch(key_gradients, (q, k, v, do, lse, sums, dk, dv, *starts, *most[1]), **more, BM=m1, BN=n1)
-    host.launch(query_gradients, (q, k, v, do, lse, sums, dq, *starts, *most[0]), **more, BM=m2, BN=n2)
+    host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what)
+    host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, BM=m1, BN=n1)
+    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, BM=m2, BN=n2)
     return dq, dk, dv
 
 
