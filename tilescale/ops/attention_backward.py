@@ -93,8 +93,9 @@ def key_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
     stages: int = 2,
 ) -> Any:  # fmt: skip
-    """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order. Scores
-    are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has p = 0."""
+    """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
+    Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
+    p = 0."""
     s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
 
     @T.macro
@@ -244,16 +245,16 @@ def attention_gradients(
         lse: (batch, heads, queries) float32, ln of the sum of exp(scale · scores): what the forward left.
         causal: query i has seen the keys up to its own place i.
         scale: of the scores; dim ** -0.5 without.
-        q_starts, k_starts: sequences of different lengths, packed: q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads, dim), lse
-            (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the last ends. longest: the most queries and the
-            most keys of a sequence.
+        q_starts, k_starts: sequences of different lengths, packed: q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads,
+            dim), lse (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the last ends. longest: the most
+            queries and the most keys of a sequence.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
     packed, dtype = q_starts is not None, host.dtype_name(q)
     if any(t.dtype != q.dtype for t in (do, k, v, o)) or dtype not in DTYPES or lse.dtype != torch.float32:
-        raise TileTypeError(f"attention_gradients of {dtype}", expected="one of " + ", ".join(DTYPES) + " for all but lse, which is float32")
+        raise TileTypeError(f"attention_gradients of {dtype}", expected="one of " + ", ".join(DTYPES) + " for all but lse: float32")
     axes = 3 if packed else 4
     h = 1  # the axis of heads, in both orders
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}, do {tuple(do.shape)}, lse {tuple(lse.shape)}"
@@ -262,12 +263,13 @@ def attention_gradients(
     heads, kv_heads, dim = q.shape[h], k.shape[h], q.shape[-1]
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
     if heads % kv_heads or dim % 8 or dim > 256 or tuple(lse.shape) != numbers or not packed and q.shape[0] != k.shape[0]:
-        raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim a multiple of 8 up to 256, one batch")
+        raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim of 8 and at most 256, one batch")
     if packed and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
         raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
-    dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True))
+    named = zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True)
+    dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in named)
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
     (m1, n1), (m2, n2) = tiles(dim)
@@ -304,7 +306,8 @@ def draw(
     batch: int, heads: int, length: int, dim: int, kv_heads: int = 0, keys: int = 0, causal: bool = False, packed: bool = False,
     dtype: str = "bfloat16", device: Any = "cpu", seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
-    """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: lengths up to ``length`` and ``keys``."""
+    """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: of lengths up to ``length``
+    and ``keys``."""
     g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
     if packed:
         counts = [_sequences(length, batch, True, g), _sequences(keys, batch, True, g)]
@@ -320,7 +323,7 @@ def draw(
     lse = torch.empty((heads, q_shape[0]) if packed else q_shape[:3], dtype=torch.float32, device=device)
     for b in range(batch):
         for h in range(heads):
-            x, y, z = _heads(q, q_starts, b, h), _heads(k, k_starts, b, h * kv_heads // heads), _heads(v, k_starts, b, h * kv_heads // heads)
+            x, (y, z) = _heads(q, q_starts, b, h), (_heads(t, k_starts, b, h * kv_heads // heads) for t in (k, v))
             s = x.float() @ y.float().T * dim**-0.5
             if causal:
                 s.masked_fill_(_hidden(*s.shape, device), -torch.inf)
@@ -335,8 +338,8 @@ def reference(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, causal: bool,
     q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: tuple[int, int] | None = None,
 ) -> tuple[Expected, ...]:  # fmt: skip
-    """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before they are multiplied, which adds
-    up as a root; sums are off by their roundings, and exponentials by those of their arguments."""
+    """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before they are multiplied, which
+    adds up as a root; sums are off by their roundings, and exponentials by those of their arguments."""
     unit, scale = ROUNDING[q.dtype], q.shape[-1] ** -0.5
     grads = {n: torch.zeros(t.shape, dtype=torch.float64, device=q.device) for n, t in (("q", q), ("k", k), ("v", v))}
     off = {n: torch.zeros_like(t) for n, t in grads.items()}
@@ -345,15 +348,17 @@ def reference(
         for h in range(q.shape[1]):
             x, g, y = (_heads(t, q_starts, b, h).double() for t in (q, do, o))
             key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
-            s = x @ key.T * scale - _heads(lse, q_starts, b, h).double()[:, None]
+            sums = _heads(lse, q_starts, b, h).double()[:, None]
+            s = x @ key.T * scale - sums
             p = (s.masked_fill(_hidden(*s.shape, q.device), -torch.inf) if causal else s).exp()
             ds = p * (g @ value.T - (g * y).sum(-1, keepdim=True))
-            rough = summed(x.abs() @ key.abs().T * scale, x.shape[1]) + (s.abs() + _heads(lse, q_starts, b, h).double().abs()[:, None]) * 2.0**-21
+            rough = summed(x.abs() @ key.abs().T * scale, x.shape[1]) + (s.abs() + sums.abs()) * 2.0**-21
             noise_p = p * (rough + 2.0**-20)
-            noise_ds = ds.abs() * (rough + 2.0**-20) + p * summed(g.abs() @ value.abs().T + (g * y).abs().sum(-1, keepdim=True), x.shape[1])
-            for name, a, noise, other, at in (("v", p.T, noise_p.T, g, h // group), ("k", ds.T, noise_ds.T, x, h // group), ("q", ds, noise_ds, key, h)):
+            terms = g.abs() @ value.abs().T + (g * y).abs().sum(-1, keepdim=True)
+            noise_ds = ds.abs() * (rough + 2.0**-20) + p * summed(terms, x.shape[1])
+            for name, a, noise, other in (("v", p.T, noise_p.T, g), ("k", ds.T, noise_ds.T, x), ("q", ds, noise_ds, key)):
                 times = 1.0 if name == "v" else scale
-                starts = q_starts if name == "q" else k_starts
+                starts, at = (q_starts, h) if name == "q" else (k_starts, h // group)
                 plain = a.abs() @ other.abs()
                 _heads(grads[name], starts, b, at).add_(a @ other * times)
                 rounded = unit * torch.minimum(plain, 8 * (a.square() @ other.square()).sqrt())
