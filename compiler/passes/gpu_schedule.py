@@ -30,6 +30,7 @@ from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -90,7 +91,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     depth = _depth(program, limit, splitting.ROLES)
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
-    made = schedule(program, depth=depth, roles=splitting.ROLES)
+    made = remove_unused(schedule(program, depth=depth, roles=splitting.ROLES))  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
         raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
@@ -245,7 +246,8 @@ def _late(loop: Any, plan: Any) -> Any:
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    stmts = [s for s in body if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]  # where an unused name was
     kinds = [_kind(s) for s in stmts]
     if len(kinds) < 4 or kinds[0] != "ring_wait" or kinds[-2:] != ["ring_release", "store"] or set(kinds[1:-2]) != {"gemm"}:
         return loop
