@@ -98,9 +98,11 @@ def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
     def passed(call: Any) -> None:
         if call.op.name not in EXTERN_CALLS:
             return
+        name = str(call.args[0].value)
+        size = int(name[name.index("<") + 1 : -1]) if name.startswith("ts::cp_async<") else WIDEST
         for a in call.args:
             if isinstance(a, ir.Call) and a.op.name in ("tirx.address_of", "tirx.buffer_data"):
-                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], WIDEST)
+                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], size)
 
     structural_walk(kernel.func.body, (ir.TensorLoad, lambda e: note(e.source, access_bytes(e.source, e.indices))))
     structural_walk(kernel.func.body, (tirx.BufferStore, lambda s: note(s.buffer, access_bytes(s.buffer, s.indices))))

@@ -15,7 +15,7 @@ from typing import Any
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
-from tilescale.compiler.cuda.rings import Barriers, call, initialised
+from tilescale.compiler.cuda.rings import Barriers, call, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -53,6 +53,7 @@ class Lowering(Scalars, NestLowering):
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
+        self.rounds = rounds_of(program)
         self.sites: list[str] = []
         self.here: Loc | None = None
         self.loop = None
