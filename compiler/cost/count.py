@@ -61,16 +61,20 @@ class Work:
     remote: Any = 0.0
 
     def add(self, other: Work, times: Any) -> None:
-        for mine, theirs in ((self.matrix, other.matrix), (self.read, other.read), (self.written, other.written)):
+        pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
+            (self.matrix, other.matrix), (self.read, other.read), (self.written, other.written),
+        ]  # fmt: skip
+        for mine, theirs in pairs:
             for key, amount in theirs.items():
-                mine[key] = mine.get(key, 0.0) + amount * times  # type: ignore[attr-defined]
+                mine[key] = mine.get(key, 0.0) + amount * times
         self.element = self.element + other.element * times
         self.special = self.special + other.special * times
         self.remote = self.remote + other.remote * times
 
     def each(self, of: Callable[[Any], float]) -> Work:
         """With every amount replaced."""
-        held = [{key: of(v) for key, v in d.items()} for d in (self.matrix, self.read, self.written)]
+        amounts: list[dict[Any, Any]] = [self.matrix, self.read, self.written]
+        held: list[dict[Any, Any]] = [{key: of(v) for key, v in d.items()} for d in amounts]
         return Work(held[0], of(self.element), of(self.special), held[1], held[2], of(self.remote))
 
     @property
@@ -382,8 +386,8 @@ class _Counting:
     def ring(self, body: Any, stages: int) -> None:
         """Tiles that a pipelined loop's copies fill have a place for each stage."""
         for x in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
-            call = getattr(x, "value", None)
-            op = base.find(call) if isinstance(x, tirx.Evaluate) else None
+            call: Any = x.value if isinstance(x, tirx.Evaluate) else None
+            op = None if call is None else base.find(call)
             if op is not None and op.name == "copy" and call.args[0].source in self.shapes and call.args[1].source not in self.shapes:
                 self.stages[call.args[1].source] = stages
 
