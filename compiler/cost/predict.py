@@ -4,9 +4,9 @@ A multiprocessor works its blocks off round by round. A round takes as long as t
 special functions, the path from L2), or, where a ring has few stages, as long as the latency of its loads divided by its stages; each tile
 adds a prologue and an epilogue. Memory bounds the whole. What is particular:
 
-- A product of a warpgroup reads both operands from shared memory, 64 rows of A with all columns of B each time, and what TMA brings is written
-  there: with 128 bytes a clock this, and not the tensor cores, bounds tiles that are narrow (PTX ISA, "wgmma.mma_async", and the
-  H100 whitepaper for the width).
+- A product of a warpgroup reads both operands from shared memory, 64 rows of A with all columns of B each time, and what TMA brings is
+  written there: with 128 bytes a clock this, and not the tensor cores, bounds tiles that are narrow (PTX ISA, "wgmma.mma_async", and
+  the H100 whitepaper for the width).
 - Where all multiprocessors multiply at once the clock falls: `BUSY`.
 - A load's latency grows where L2 does not hold what is read.
 

@@ -7,7 +7,7 @@ predictions are good for: see tests/bench/results/cost_model.json for how it agr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,13 @@ def known_machine(target: Any, tensors: Sequence[Any] = ()) -> tuple[Any, str] |
 
 
 def rank(
-    jitted: Jit, configs: Sequence[Config], args: Sequence[Any] = (), kwargs: Config | None = None, *, extents: dict[str, int] | None = None,
-    target: Any = None,
+    jitted: Jit, configs: Sequence[Config], args: Sequence[Any] = (), kwargs: Config | None = None, *,
+    extents: dict[str, int] | None = None, target: Any = None,
 ) -> list[Predicted]:  # fmt: skip
     """The configurations of a jitted function, best first; equal ones in the order given.
 
     Args:
-        configs: keyword arguments beside ``args`` and ``kwargs``, which a call would give. extents: values of a factory's T.dynamic extents.
+        configs: keyword arguments beside ``args`` and ``kwargs``, which a call would give. extents: values of T.dynamic extents (factories).
         target: by default the function's own.
 
     Raises:
@@ -52,18 +52,21 @@ def rank(
     """
     machine = known_machine(jitted.target if target is None else target, args)
     if machine is None:
-        raise TileError("times are predicted for GPUs with known figures alone", expected="a target such as cuda:sm_90a or cuda:sm_80")
+        raise TileError("times are predicted for GPUs with known figures alone", expected="cuda:sm_90a or cuda:sm_80")
     with without_collection():
         made = [_predicted(jitted, config, args, kwargs or {}, extents or {}, machine) for config in configs]
     return sorted(made, key=lambda p: p.latency)
 
 
-def _predicted(jitted: Jit, config: Config, args: Sequence[Any], kwargs: Config, extents: dict[str, int], machine: tuple[Any, str]) -> Predicted:
+def _predicted(
+    jitted: Jit, config: Config, args: Sequence[Any], kwargs: Config, extents: dict[str, int], machine: tuple[Any, str]
+) -> Predicted:
     from tilescale.compiler import cost
 
     try:
         program = jitted.program(*args, **kwargs, **config)
-        counted = cost.count(program, extents if isinstance(jitted, Factory) else _extents(program, jitted, args, kwargs), neighbours=machine[0].sms)
+        given = extents if isinstance(jitted, Factory) else _extents(program, jitted, args, kwargs)
+        counted = cost.count(program, given, neighbours=machine[0].sms)
     except TileError as error:
         return Predicted(config, math.inf, error.message.splitlines()[0])
     except (ArithmeticError, ValueError) as error:  # a factory's own arithmetic on block sizes
@@ -84,18 +87,3 @@ def _extents(program: Any, jitted: Jit, args: Sequence[Any], kwargs: Config) -> 
             if isinstance(known := settle(e), Sym):
                 out[known.name] = int(n)
     return out
-
-
-def chooser(
-    jitted: Jit, args: Sequence[Any], kwargs: Config, extents: dict[str, Any] | None, top: int
-) -> Callable[[list[Config]], list[int]] | None:
-    """What picks, of a list of configurations, the indices of the ``top`` best predicted, best first; None where nothing can be predicted."""
-    if known_machine(jitted.target, [*args, *kwargs.values()]) is None:
-        return None
-
-    def choose(configs: list[Config]) -> list[int]:
-        places = {id(config): k for k, config in enumerate(configs)}
-        ranked = rank(jitted, configs, args, kwargs, extents=extents, target=resolve_target(jitted.target, [*args, *kwargs.values()]))
-        return [places[id(p.config)] for p in ranked if p.latency < math.inf][:top]
-
-    return choose
