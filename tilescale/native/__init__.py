@@ -9,6 +9,7 @@ from tilescale.native.build import (
     compiler,
     configure,
     cuda_capability,
+    cuda_failure,
     cuda_missing,
     import_tvm_ffi,
     library,
@@ -19,6 +20,6 @@ from tilescale.native.build import (
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
 
 __all__ = [
-    "Event", "clear_events", "compiler", "configure", "cuda_capability", "cuda_missing", "events", "import_tvm_ffi", "library",
-    "lost_events", "make_cuda_kernel", "make_kernel", "retype", "traffic",
+    "Event", "clear_events", "compiler", "configure", "cuda_capability", "cuda_failure", "cuda_missing", "events", "import_tvm_ffi",
+    "library", "lost_events", "make_cuda_kernel", "make_kernel", "retype", "traffic",
 ]  # fmt: skip
