@@ -28,6 +28,8 @@ from tilescale.errors import InternalError, TileValueError
 WARP, WARPGROUP = 32, 128
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
+#: those of warpgroups' turns (`wgmma.TURNS`)
+TURNS = range(8, 15)
 Value = Callable[["Block", Any], Any]
 
 
@@ -57,6 +59,8 @@ class Emulator:
                 m = self.kernel.maps[source.index]
                 name = self.names[m.param]
                 values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
+            elif source.kind == "failure":
+                memory[var] = Memory(var.name, np.zeros(2, np.int64), 2)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
@@ -378,9 +382,12 @@ def _meet(column: int, width: int) -> Callable[..., None]:
 
 
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
-    """A warpgroup meets, or the consumers, who are the block's first threads."""
-    count = int(np.asarray(threads).ravel()[0])
-    if int(np.asarray(number).ravel()[0]) != CONSUMERS:
+    """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but nothing may depend on it."""
+    count, which = int(np.asarray(threads).ravel()[0]), int(engines._one(m, number))
+    if which in TURNS:
+        b.engines.meet(which, count, m, lambda: None)
+        return
+    if which != CONSUMERS:
         _meet(1, WARPGROUP)(b, m)
         return
 
@@ -388,6 +395,11 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
         b.stamps[:count, 0] += 1
 
     b.engines.meet(CONSUMERS, count, m, met)
+
+
+def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
+    b.engines.arrive(int(engines._one(m, number)), int(np.asarray(threads).ravel()[0]), m)
+    b.engines.yields()
 
 
 def _waits(s: Any) -> bool:
@@ -409,7 +421,7 @@ def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     return np.broadcast_to(value, m.shape)[there]
 
 
-def _fail(b: Block, m: Any, site: Any) -> None:
+def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
 
@@ -484,6 +496,7 @@ def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
     "ts::barrier_sync": _barrier_sync,
+    "ts::barrier_arrive": _barrier_arrive,
     "__syncwarp": _meet(2, WARP),
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
