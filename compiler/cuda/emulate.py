@@ -7,9 +7,11 @@ and registers begin as garbage. A barrier that not all of its threads reach is a
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,23 +62,37 @@ class Emulator:
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
                 values[var] = _typed(args[self.names[source.index]], str(var.ty))
+        dims = self.kernel.cluster
+        clusters = [range(0, g, c) for g, c in zip(grid, dims, strict=True)]
+        within = list(itertools.product(*(range(c) for c in reversed(dims))))  # x counts first
         with np.errstate(all="ignore"):
-            for z in range(grid[2]):
-                for y in range(grid[1]):
-                    for x in range(grid[0]):
-                        self._block((x, y, z), values, memory, draw, late=seed % 2 == 0)
+            for z, y, x in itertools.product(*reversed(clusters)):
+                self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, late=seed % 2 == 0)
 
-    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
+    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
+        """Runs the blocks of a cluster, in turns."""
         n = self.kernel.threads
-        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw, engines.Engines(draw, late))
-        for tag, var in self.thread_vars.items():
-            made.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
+        turns, everyone = engines.Turns(draw, late), np.zeros((n * len(blocks), 4), np.int64)
+        cluster: list[engines.Engines] = []
         for mem in memory.values():
             mem.clear()
-        self.body(made, np.ones(n, bool))
-        made.engines.finish()
-        if made.failed:
-            raise EmulationError(f"the launch failed: {self.kernel.sites[made.failed[0]]}")
+        made = []
+        for rank, at in enumerate(blocks):
+            cluster.append(engines.Engines(turns, cluster))
+            b = Block(n, dict(values), dict(memory), everyone, rank * n, draw, cluster[-1])
+            for tag, var in self.thread_vars.items():
+                b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
+            made.append(b)
+        if len(made) == 1:
+            self._block(made[0])
+        else:
+            turns.together([partial(self._block, b) for b in made])
+
+    def _block(self, b: Block) -> None:
+        self.body(b, np.ones(b.threads, bool))
+        b.engines.finish()
+        if b.failed:
+            raise EmulationError(f"the launch failed: {self.kernel.sites[b.failed[0]]}")
 
     # -- statements
     def stmt(self, s: Any) -> Callable[[Block, Any], None]:
@@ -147,7 +163,7 @@ class Emulator:
                     own = replace(b, values=dict(b.values), memory=dict(b.memory))
                     mine = mask & (np.arange(b.threads) // WARPGROUP == g)
                     parts.append(lambda body=body, own=own, mine=mine: body(own, mine))
-            b.engines.together(parts)
+            b.engines.turns.together(parts)
 
         return run
 
@@ -172,7 +188,7 @@ class Emulator:
         if buf.ty.storage_scope == "shared":
 
             def arena(b: Block, m: Any) -> None:
-                b.memory[buf] = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                b.memory[buf] = b.engines.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
 
             return arena
 
@@ -344,7 +360,7 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     def met() -> None:
         b.stamps[:count, 0] += 1
 
-    b.engines.meet(CONSUMERS, count, m, met)
+    b.engines.turns.meet((b.first, CONSUMERS), count, int(m.sum()), met)
 
 
 def _waits(s: Any) -> bool:

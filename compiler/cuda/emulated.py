@@ -11,6 +11,9 @@ from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.sim import numerics
 
 WARP, WARPGROUP = 32, 128
+#: readers of a cell: several threads of more than one block (-2 - n: of block n alone)
+OF_SEVERAL = -(1 << 20)
+
 
 class Memory:
     """A flat array of elements, and who touched each *cell* (a byte of shared memory, an element of global memory) when."""
@@ -22,9 +25,9 @@ class Memory:
     def clear(self) -> None:
         """A new block begins."""
         self.writer = np.full(self.cells, -1, np.int64)
-        self.reader = np.full(self.cells, -1, np.int64)  # -2: several
-        self.written = np.zeros((self.cells, 3), np.int64)
-        self.read = np.zeros((self.cells, 3), np.int64)
+        self.reader = np.full(self.cells, -1, np.int64)  # below -1: several
+        self.written = np.zeros((self.cells, 4), np.int64)
+        self.read = np.zeros((self.cells, 4), np.int64)
 
 
 @dataclass
@@ -53,42 +56,58 @@ class Tile:
 
 @dataclass
 class Block:
-    """One block that runs."""
+    """One block that runs. ``everyone``: (threads of the cluster, 4), how often the thread's block, its warpgroup, its warp and its cluster
+    have met; this block's threads begin at ``first``."""
 
     threads: int
     values: dict[Any, Any]
     memory: dict[Any, Any]
-    stamps: Any  # (threads, 3): how often the block, the thread's warpgroup and its warp have met
+    everyone: Any
+    first: int
     draw: Any
     engines: Any
     failed: list[int] = field(default_factory=list)
 
+    @property
+    def stamps(self) -> Any:
+        """Those of this block's threads."""
+        return self.everyone[self.first : self.first + self.threads]
+
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
+        who = who + self.first
         last = mem.writer[cells]
         bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
         self._refuse(bad, mem, cells, last, who, "writes")
         if writes:
-            last = mem.reader[cells]
-            met = self._ordered(last, who, mem.read[cells])
-            bad = ((last >= 0) & (last != who) & ~met) | ((last == -2) & (mem.read[cells][..., 0] == self.stamps[0, 0]))
+            last, then = mem.reader[cells], mem.read[cells]
+            bad = ((last >= 0) & (last != who) & ~self._ordered(last, who, then)) | ((last < -1) & ~self._before(last, then))
             self._refuse(bad, mem, cells, last, who, "reads")
-            mem.writer[cells], mem.written[cells] = who, self.stamps[who]
+            mem.writer[cells], mem.written[cells] = who, self.everyone[who]
             again = mem.writer[cells]
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:
-            last = mem.reader[cells]
-            fresh = mem.read[cells][..., 0] != self.stamps[0, 0]
-            mem.reader[cells] = np.where((last == -1) | fresh | (last == who), who, -2)
-            np.putmask(again := mem.reader[cells], again != who, -2)
+            last, own = mem.reader[cells], -2 - self.first // self.threads
+            alone = (last == -1) | (last == who) | self._before(last, mem.read[cells])
+            several = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
+            mem.reader[cells] = np.where(alone, who, several)
+            np.putmask(again := mem.reader[cells], (again != who) & (again >= 0), own)
             mem.reader[cells] = again
-            mem.read[cells] = self.stamps[who]
+            mem.read[cells] = self.everyone[who]
+
+    def _before(self, last: Any, then: Any) -> Any:
+        """Whether all who touched a cell at the stamps ``then`` have met this block's threads since."""
+        now, own = self.everyone[self.first], self.first // self.threads
+        block = np.where(last >= 0, last // self.threads, -2 - last)
+        return (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
 
     def _ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
-        now = self.stamps[second]
+        now = self.everyone[second]
+        same_block = first // self.threads == second // self.threads
         same_group, same_warp = first // WARPGROUP == second // WARPGROUP, first // WARP == second // WARP
-        met = (then[..., 0] != now[..., 0]) | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
+        met = (same_block & (then[..., 0] != now[..., 0])) | (then[..., 3] != now[..., 3])
+        met = met | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
         return met
 
     def _refuse(self, bad: Any, mem: Memory, cells: Any, first: Any, second: Any, verb: str) -> None:

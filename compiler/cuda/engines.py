@@ -59,8 +59,10 @@ class TensorMap:
 
 @dataclass
 class Load:
-    """A copy under way: its bytes and where each goes."""
+    """A copy under way: its bytes and where each goes. ``own``: it was issued by the block that it goes to."""
 
+    engines: Any
+    own: bool
     barrier: Barrier
     cells: Any
     data: Any
@@ -107,40 +109,42 @@ class Role:
     error: Exception | None = None
 
 
-class Engines:
-    """Those of one block."""
+class Turns:
+    """Who of a cluster's blocks and of their roles runs: one at a time. A role may start others and goes on when they have ended."""
 
     def __init__(self, draw: Any, late: bool):
         self.draw, self.late = draw, late
-        self.arena: Any = None
-        self.barriers: dict[int, Barrier] = {}
-        self.loads: list[Load] = []
-        self.groups: dict[int, Group] = {}
-        self.flights: dict[tuple[int, int, int], Flight] = {}
         self.roles: list[Role] = []
+        self.threads: list[threading.Thread] = []
         self.current: Role | None = None
         self.back = threading.Semaphore(0)
-        self.meetings: dict[int, list[Any]] = {}
         self.stop = False
+        #: copies under way, into any of the blocks
+        self.loads: list[Load] = []
+        #: named barriers of blocks, and the cluster's → arrivals, how often they met
+        self.meetings: dict[Any, list[int]] = {}
 
-    # -- turns --------------------------------------------------------------------------------------------------------
     def together(self, functions: list[Callable[[], None]]) -> None:
         """Runs roles until all have ended."""
-        self.roles = [Role(f) for f in functions]
-        threads = [threading.Thread(target=self._role, args=(r,), daemon=True) for r in self.roles]
-        for t in threads:
+        mine = [Role(f) for f in functions]
+        self.roles += mine
+        started = [threading.Thread(target=self._role, args=(r,), daemon=True) for r in mine]
+        self.threads += started
+        for t in started:
             t.start()
+        if self.current is not None:
+            self.yields(lambda: all(r.ended for r in mine))
+            return
         try:
             self._schedule()
         finally:
-            self.stop = True
+            self.stop, self.current = True, None
             for r in self.roles:
                 if not r.ended:
                     r.turn.release()
-            for t in threads:
+            for t in self.threads:
                 t.join()
-            self.stop = False
-        self.roles = []
+            self.stop, self.roles, self.threads = False, [], []
 
     def _role(self, r: Role) -> None:
         r.turn.acquire()
@@ -162,7 +166,7 @@ class Engines:
                 return
             deliver = bool(self.loads) and (not ready or not self.late and self.draw.random() < 0.3)
             if deliver:
-                self._arrive(self.loads.pop(int(self.draw.integers(len(self.loads)))))
+                arrive(self.loads.pop(int(self.draw.integers(len(self.loads)))))
                 continue
             if not ready:
                 raise EmulationError("no role of the block can go on: each waits for a phase that does not end")
@@ -176,7 +180,7 @@ class Engines:
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
         """Gives the turn away, until ``ready``."""
         r = self.current
-        if r is None or not self.roles:
+        if r is None:
             if ready is not None and not ready():
                 raise EmulationError("a wait outside the roles of a block")
             return
@@ -187,9 +191,47 @@ class Engines:
             raise _Ended
         r.ready = None
 
+    def meet(self, key: Any, count: int, arriving: int, done: Callable[[], None]) -> None:
+        """So many threads arrive and wait until ``count`` have; the last one calls ``done``."""
+        arrived = self.meetings.setdefault(key, [0, 0])
+        arrived[0] += arriving
+        turn = arrived[1]
+        if arrived[0] > count:
+            raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
+        if arrived[0] == count:
+            arrived[0], arrived[1] = 0, turn + 1
+            done()
+        self.yields(lambda: arrived[1] > turn)
+
+
+class Engines:
+    """Those of one block. ``cluster``: of all its blocks, by rank; one list, which they share."""
+
+    def __init__(self, turns: Turns, cluster: list[Engines] | None = None):
+        self.turns, self.draw = turns, turns.draw
+        self.cluster = [self] if cluster is None else cluster
+        self.arena: Any = None
+        self.barriers: dict[int, Barrier] = {}
+        self.groups: dict[int, Group] = {}
+        self.flights: dict[tuple[int, int, int], Flight] = {}
+        self.ended = False
+
+    def yields(self, ready: Callable[[], bool] | None = None) -> None:
+        self.turns.yields(ready)
+
+    def peer(self, rank: int) -> Engines:
+        """The engines of another block of the cluster, which has begun and not ended."""
+        if not 0 <= rank < len(self.cluster):
+            raise EmulationError(f"block {rank} of a cluster of {len(self.cluster)}")
+        other = self.cluster[rank]
+        if other.ended:
+            raise EmulationError("a block reaches into another that has ended")
+        return other
+
     def finish(self) -> None:
         """The block is over."""
-        if self.loads:
+        self.ended = True
+        if any(x.engines is self for x in self.turns.loads):
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
@@ -200,20 +242,9 @@ class Engines:
             raise EmulationError(f"a barrier at byte {at} that nobody initialised")
         return self.barriers[at]
 
-    def meet(self, number: int, count: int, lanes: Any, done: Callable[[], None]) -> None:
-        """Lanes arrive at a named barrier and wait for the others."""
-        arrived = self.meetings.setdefault(number, [0, 0])
-        arrived[0] += int(lanes.sum())
-        turn = arrived[1]
-        if arrived[0] > count:
-            raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
-        if arrived[0] == count:
-            arrived[0], arrived[1] = 0, turn + 1
-            done()
-        self.yields(lambda: arrived[1] > turn)
-
     # -- copies -------------------------------------------------------------------------------------------------------
-    def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
+    def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True) -> None:
+        """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
         size = tmap.array.dtype.itemsize
         starts = coordinates[::-1]
         box = np.zeros(tmap.box, tmap.array.dtype)
@@ -227,22 +258,15 @@ class Engines:
             raise EmulationError(f"a box of {tmap.box}")
         data = np.frombuffer(box.tobytes(), np.uint8)
         cells = swizzled(to + np.arange(data.size), tmap.swizzle)
-        for other in self.loads:
-            if np.intersect1d(cells, other.cells).size:
+        for other in self.turns.loads:
+            if other.engines is self and np.intersect1d(cells, other.cells).size:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
                 if np.intersect1d(cells, np.concatenate([operand(p, 0).ravel(), operand(p, 1).ravel()])).size:
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
-        arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
-        self.loads.append(Load(barrier, cells, data))
-
-    def _arrive(self, load: Load) -> None:
-        self.arena.data[load.cells] = load.data
-        load.barrier.bytes -= load.data.size
-        if load.barrier.bytes < 0:
-            raise EmulationError("a copy brings more bytes than its barrier expects")
-        load.barrier.settle()
+        self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
+        self.turns.loads.append(Load(self, own, barrier, cells, data))
 
     # -- products -----------------------------------------------------------------------------------------------------
     def group(self, number: int) -> Group:
@@ -292,6 +316,17 @@ class Engines:
             group.fenced = False
 
 
+def arrive(load: Load) -> None:
+    """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
+    expects nothing else."""
+    load.engines.arena.data[load.cells] = load.data
+    barrier = load.barrier
+    barrier.bytes -= load.data.size
+    if barrier.bytes < 0 and (load.own or barrier.pending == 0):
+        raise EmulationError("a copy brings more bytes than its barrier expects")
+    barrier.settle()
+
+
 def swizzled(address: Any, width: int) -> Any:
     """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
     return address ^ ((address >> 7 & MASKS[width]) << 4)
@@ -337,7 +372,6 @@ def _groups(b: Any, m: Any) -> list[int]:
 
 
 def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
-    b.engines.arena = where.memory.arena
     n = int(_one(m, count))
     b.engines.barriers[_byte(m, where)] = Barrier(n, n)
 
@@ -366,18 +400,60 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
     made = b.engines.barrier(_byte(m, where))
     for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
-        made.pending -= 1
-        if made.pending < 0:
-            raise EmulationError("more arrivals than a phase expects")
-        made.settle()
-        b.engines.yields()
+        _arrive(made, b)
+
+
+def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
+    """One arrival of a warp in each of several blocks, whose ranks the first lanes name."""
+
+    def run(b: Any, m: Any, where: Any, rank: Any, when: Any) -> None:
+        warps = m.reshape(-1, WARP)
+        if not (warps.all(1) | ~warps.any(1)).all():
+            raise EmulationError("an arrival of part of a warp")
+        b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
+        at, rank = _byte(m, where), np.broadcast_to(rank, m.shape)
+        for w in np.flatnonzero(warps.all(1)) if _one(m, when) else []:
+            for lane in range(blocks):
+                _arrive(b.engines.peer(int(rank[w * WARP + lane])).barrier(at), b)
+
+    return run
+
+
+def _arrive(made: Barrier, b: Any) -> None:
+    made.pending -= 1
+    if made.pending < 0:
+        raise EmulationError("more arrivals than a phase expects")
+    made.settle()
+    b.engines.yields()
+
+
+def cluster_sync(b: Any, m: Any) -> None:
+    """All threads of all blocks of the cluster meet."""
+
+    def met() -> None:
+        b.everyone[:, 3] += 1
+
+    b.engines.turns.meet("cluster", len(b.everyone), int(m.sum()), met)
 
 
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
     at = [int(_one(m, c)) for c in coordinates]
-    b.engines.load(to.memory.arena, _byte(m, to), tmap, b.engines.barrier(_byte(m, where)), at)
+    b.engines.load(_byte(m, to), tmap, b.engines.barrier(_byte(m, where)), at)
+    b.engines.yields()
+
+
+def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any, *coordinates: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads make one copy")
+    at, mask = [int(_one(m, c)) for c in coordinates], int(_one(m, mask))
+    if not mask or mask >> len(b.engines.cluster):
+        raise EmulationError(f"a copy into the blocks {mask:b} of a cluster of {len(b.engines.cluster)}")
+    for rank in range(len(b.engines.cluster)):
+        if mask >> rank & 1:
+            other = b.engines.peer(rank)
+            other.load(_byte(m, to), tmap, other.barrier(_byte(m, where)), at, other is b.engines)
     b.engines.yields()
 
 
@@ -445,6 +521,8 @@ def find(name: str) -> Callable[..., Any] | None:
     plain, _, number = name.rstrip(">").partition("<")
     if plain.startswith("ts::wgmma_m64"):
         return product(plain)
+    if plain == "ts::mbarrier_arrive_blocks":
+        return barrier_arrive_blocks(int(number))
     if plain == "ts::matrix_descriptor":
         return descriptor(int(number))
     if plain == "ts::wgmma_wait":
@@ -452,6 +530,7 @@ def find(name: str) -> Callable[..., Any] | None:
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
+        "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync, "ts::cluster_begins": cluster_sync,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap,
     }  # fmt: skip

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
-from tilescale.compiler.cuda.rings import Barriers, call, initialised
+from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -38,7 +39,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering):
+class Lowering(Scalars, NestLowering, Clusters):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -135,9 +136,7 @@ class Lowering(Scalars, NestLowering):
         if name in ("grid", "block"):
             return _linear(self.block, grid, which)
         if name == "cta_cluster":
-            dims = list(self.program.launch.cluster)
-            local = [b % d if d != g else b for b, d, g in zip(self.block, dims, grid, strict=True)]
-            return _linear(local, dims, which)
+            return tirx.IntImm("int32", self.cluster_size("xyz")) if which else self.cluster_rank("xyz")
         raise self.refused(f"T.Scale({name!r})", "ranks on a GPU")
 
     def refused(self, what: str, missing: str) -> TileSyntaxError:
@@ -309,7 +308,8 @@ class Lowering(Scalars, NestLowering):
         moved = REGISTERS[self.threads]
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
-        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), self.stmt(producer.body), None)
+        fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
+        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
         rest: Any = self.stmt(consumer.body)
         self.role = None
@@ -416,21 +416,28 @@ class Lowering(Scalars, NestLowering):
         """T.use_swizzle: blocks that start together lie in a panel of a few rows ("row"; of columns with "column"), one column after the
         other, so that they share what they read in the L2 cache. The last panel may be lower."""
         panel, order = self.program.hints.get("swizzle", (0, "row"))
-        grid = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3]
-        if panel < 2 or grid[2] != 1 or tuple(self.program.launch.cluster) != (1, 1, 1):
+        grid, dims = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3], self.program.launch.cluster
+        across, down = (0, 1) if order == "row" else (1, 0)  # the axis along a panel, the one that is cut into panels
+        if panel < 2 or grid[2] != 1:
             return []
+        # blocks of a cluster stay together: what is ordered is clusters, as high as they are
+        panel = max(1, panel // dims[down])
         self.raw = [tirx.Var(f"block_{axis}", "int32") for axis in "xyz"]
         self.block = [*self.block[:2], self.raw[2]]
-        across, down = (0, 1) if order == "row" else (1, 0)  # the axis along a panel, the one that is cut into panels
-        wide, high = widened(grid[across], "int32"), widened(grid[down], "int32")
+        wide, high = (self._clusters(grid[k], k) for k in (across, down))
         names = {n: tirx.Var(n, "int32") for n in ("panel", "first", "rows", "within")}
-        flat = self.raw[0] + self.raw[1] * widened(grid[0], "int32")
+        flat = self._clusters(self.raw[0], 0) + self._clusters(self.raw[1], 1) * self._clusters(grid[0], 0)
         values = {
             "panel": flat // (wide * panel), "first": names["panel"] * panel,
             "rows": tirx.min(high - names["first"], widened(panel, "int32")), "within": flat - names["first"] * wide,
         }  # fmt: skip
         ends = {down: names["first"] + tirx.truncmod(names["within"], names["rows"]), across: tirx.truncdiv(names["within"], names["rows"])}
+        ends = {k: e * dims[k] + self._rank_along(k) if dims[k] > 1 else e for k, e in ends.items()}
         return [*(tirx.Bind(names[n], v) for n, v in values.items()), *(tirx.Bind(self.block[k], ends[k]) for k in (0, 1))]
+
+    def _clusters(self, blocks: Any, axis: int) -> Any:
+        """How many clusters so many blocks along an axis are, or the cluster of such a block."""
+        return self.analyzer.simplify(tirx.floordiv(widened(blocks, "int32"), tirx.IntImm("int32", self.program.launch.cluster[axis])))
 
     # -- the whole ------------------------------------------------------------------------------------------------
     def run(self) -> ThreadKernel:

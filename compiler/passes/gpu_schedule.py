@@ -28,6 +28,7 @@ from tilescale.compiler.ops.wgmma import await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -56,7 +57,7 @@ ACROSS_TILES = False
 
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
-    program = replace(program, notes=list(program.notes))
+    program = without_reach(replace(program, notes=list(program.notes)))
     if arch != "sm_90a" or not _pipelined(program.func.body):
         return schedule(program)
     try:
@@ -89,6 +90,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    made = multicast(made)
     body = structural_map(made.func.body, (tirx.For, lambda f: _late(f, plan)))
     return made.with_body(_products(made, body))
 

@@ -9,7 +9,7 @@ import tilescale.language as T
 
 def gemm(
     M: int, N: int, K: int, BM: int = 128, BN: int = 256, BK: int = 64, stages: int = 4, threads: int = 256, dtype: str = "bfloat16",
-    out: str = "", trans_a: bool = False, trans_b: bool = False, panel: int = 0, blocks: int = 0,
+    out: str = "", trans_a: bool = False, trans_b: bool = False, panel: int = 0, blocks: int = 0, cluster: Any = 1,
 ) -> Any:  # fmt: skip
     """C = op(A) · op(B), A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, the operands' dtype without; summed in float32.
     ``panel``: blocks in panels of so many rows (T.use_swizzle). ``blocks``: so many blocks that stay and take one tile after another, in
@@ -21,7 +21,7 @@ def gemm(
 
     @T.prim_func
     def gemm(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), out or dtype)):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads, cta_cluster=cluster) as (bx, by):
             T.use_swizzle(panel, enable=panel > 0)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
