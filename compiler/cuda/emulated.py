@@ -28,6 +28,8 @@ class Memory:
         self.reader = np.full(self.cells, -1, np.int64)  # below -1: several
         self.written = np.zeros((self.cells, 4), np.int64)
         self.read = np.zeros((self.cells, 4), np.int64)
+        #: the thread whose write the asynchronous proxy does not see yet
+        self.unfenced = np.full(self.cells, -1, np.int64)
 
 
 @dataclass
@@ -84,6 +86,7 @@ class Block:
             bad = ((last >= 0) & (last != who) & ~self._ordered(last, who, then)) | ((last < -1) & ~self._before(last, then))
             self._refuse(bad, mem, cells, last, who, "reads")
             mem.writer[cells], mem.written[cells] = who, self.everyone[who]
+            mem.unfenced[cells] = who
             again = mem.writer[cells]
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:

@@ -56,6 +56,24 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int
 
+    def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
+        """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
+        starts = coordinates[::-1]
+        parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
+        if not all(a < z for a, z in parts):
+            return None
+        box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
+        return box, tuple(slice(a, z) for a, z in parts)
+
+    def cells(self, at: int) -> Any:
+        """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""
+        size = self.array.dtype.itemsize
+        if self.swizzle and (self.box[-1] * size != self.swizzle or at % (8 * self.swizzle)):
+            raise EmulationError(f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}")
+        if any(n > 256 for n in self.box):
+            raise EmulationError(f"a box of {self.box}")
+        return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)
+
 
 @dataclass
 class Load:
@@ -66,6 +84,17 @@ class Load:
     barrier: Barrier
     cells: Any
     data: Any
+
+
+@dataclass
+class Store:
+    """A store under way: the bytes that it reads, what they were when it was issued, the box for them and its coordinates."""
+
+    cells: Any
+    seen: Any
+    tmap: TensorMap
+    coordinates: list[int]
+    committed: bool = False
 
 
 @dataclass
@@ -212,6 +241,8 @@ class Engines:
         self.cluster = [self] if cluster is None else cluster
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
+        #: by the thread that issued them
+        self.stores: dict[int, list[Store]] = {}
         self.groups: dict[int, Group] = {}
         self.flights: dict[tuple[int, int, int], Flight] = {}
         self.ended = False
@@ -235,6 +266,8 @@ class Engines:
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
+        if any(self.stores.values()):
+            raise EmulationError("a block ends while stores read its shared memory")
 
     # -- barriers -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:
@@ -245,19 +278,11 @@ class Engines:
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True) -> None:
         """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
-        size = tmap.array.dtype.itemsize
-        starts = coordinates[::-1]
         box = np.zeros(tmap.box, tmap.array.dtype)
-        inside = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, tmap.box, tmap.array.shape, strict=True)]
-        if all(a < z for a, z in inside):
-            there = tuple(slice(a - s, z - s) for (a, z), s in zip(inside, starts, strict=True))
-            box[there] = tmap.array[tuple(slice(a, z) for a, z in inside)]
-        if tmap.swizzle and (tmap.box[-1] * size != tmap.swizzle or to % (8 * tmap.swizzle)):
-            raise EmulationError(f"a box of {tmap.box[-1] * size} bytes a row at byte {to}, under a swizzle of {tmap.swizzle}")
-        if any(n > 256 for n in tmap.box):
-            raise EmulationError(f"a box of {tmap.box}")
+        if (parts := tmap.inside(coordinates)) is not None:
+            box[parts[0]] = tmap.array[parts[1]]
         data = np.frombuffer(box.tobytes(), np.uint8)
-        cells = swizzled(to + np.arange(data.size), tmap.swizzle)
+        cells = tmap.cells(to)
         for other in self.turns.loads:
             if other.engines is self and np.intersect1d(cells, other.cells).size:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
@@ -267,6 +292,30 @@ class Engines:
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.turns.loads.append(Load(self, own, barrier, cells, data))
+
+    def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int) -> None:
+        cells = tmap.cells(frm)
+        self.fenced(cells)
+        self.stores.setdefault(issuer, []).append(Store(cells, self.arena.data[cells].copy(), tmap, coordinates))
+
+    def commit_stores(self, issuer: int) -> None:
+        for s in self.stores.get(issuer, []):
+            s.committed = True
+
+    def await_stores(self, issuer: int) -> None:
+        """The committed stores of a thread have read what they store."""
+        for s in [s for s in self.stores.get(issuer, []) if s.committed]:
+            if not np.array_equal(self.arena.data[s.cells], s.seen):
+                raise EmulationError("shared memory was written while a store was reading it")
+            if (parts := s.tmap.inside(s.coordinates)) is not None:
+                box = np.frombuffer(s.seen.tobytes(), s.tmap.array.dtype).reshape(s.tmap.box)
+                s.tmap.array[parts[1]] = box[parts[0]]
+            self.stores[issuer].remove(s)
+
+    def fenced(self, cells: Any) -> None:
+        """What threads wrote to ``cells`` is there for the asynchronous proxy."""
+        if (self.arena.unfenced[cells] >= 0).any():
+            raise EmulationError("an engine reads what a thread wrote, without fence.proxy.async between them")
 
     # -- products -----------------------------------------------------------------------------------------------------
     def group(self, number: int) -> Group:
@@ -283,6 +332,8 @@ class Engines:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
         group = self.group(number)
         p.seen = self.read(p)
+        for which in (0, 1):
+            self.fenced(operand(p, which).ravel())
         if p.key not in self.flights:
             if not group.fenced:
                 raise EmulationError("a product without wgmma.fence behind other writes of its registers")
@@ -320,6 +371,7 @@ def arrive(load: Load) -> None:
     """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
     expects nothing else."""
     load.engines.arena.data[load.cells] = load.data
+    load.engines.arena.unfenced[load.cells] = -1
     barrier = load.barrier
     barrier.bytes -= load.data.size
     if barrier.bytes < 0 and (load.own or barrier.pending == 0):
@@ -457,6 +509,31 @@ def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any
     b.engines.yields()
 
 
+def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads make one store")
+    who, start = int(np.flatnonzero(m)[0]), _byte(m, frm)
+    cells = tmap.cells(start)
+    b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
+    b.engines.store(start, tmap, [int(_one(m, c)) for c in coordinates], who)
+    b.engines.yields()
+
+
+def bulk_commit(b: Any, m: Any) -> None:
+    for who in np.flatnonzero(m):
+        b.engines.commit_stores(int(who))
+
+
+def bulk_wait(b: Any, m: Any) -> None:
+    for who in np.flatnonzero(m):
+        b.engines.await_stores(int(who))
+
+
+def fence_proxy(b: Any, m: Any) -> None:
+    unfenced = b.engines.arena.unfenced
+    unfenced[np.isin(unfenced, np.flatnonzero(m) + b.first)] = -1
+
+
 def descriptor(swizzle: int) -> Callable[..., Any]:
     mode = next(k for k, w in SWIZZLE_OF.items() if w == swizzle)
 
@@ -531,6 +608,7 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync, "ts::cluster_begins": cluster_sync,
+        "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap,
     }  # fmt: skip

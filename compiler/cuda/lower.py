@@ -252,10 +252,12 @@ class Lowering(Scalars, NestLowering, Clusters):
         return s if test is None else tirx.IfThenElse(test, s, None)
 
     # -- instructions ---------------------------------------------------------------------------------------------
-    def sync(self, scope: str, why: str) -> Any:
-        """The threads of an executor meet."""
+    def sync(self, scope: str, why: str, proxy: bool = False) -> Any:
+        """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to the asynchronous proxy first;
+        whoever starts an engine behind the meeting then comes after all of them (PTX ISA, "Memory Consistency Model", "Proxies")."""
+        ahead = [call("fence_proxy_async")] if proxy else []
         if self.executor.threads == 1:
-            return NOTHING
+            return sequence(ahead) if ahead else NOTHING
         made: Any
         if scope == "block" and self.role == "consumer":  # the producer goes its own way
             made = tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", CONSUMERS), tirx.IntImm("int32", self.threads))
@@ -266,7 +268,7 @@ class Lowering(Scalars, NestLowering, Clusters):
         else:
             number = self.tid // WIDTHS["warpgroup"] + 1  # 0 is that of __syncthreads
             made = tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WIDTHS["warpgroup"]))
-        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))
+        return sequence([*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))])
 
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""

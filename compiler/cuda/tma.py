@@ -1,8 +1,10 @@
-"""Copies by the tensor memory accelerator: boxes of a tensor into the swizzled tiles of a ring's stage (PTX ISA 9.0,
-"cp.async.bulk.tensor"). What lies outside the tensor is written as zeros, and counts among the bytes that the barrier expects."""
+"""Copies by the tensor memory accelerator (PTX ISA 9.0, "cp.async.bulk.tensor"): boxes of a tensor into the swizzled tiles of a ring's
+stage, and out of a swizzled tile into a tensor. What lies outside the tensor is read as zeros, which count among the bytes that the
+barrier expects, and never written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.cuda.kernel import TensorMap
@@ -10,6 +12,9 @@ from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.layout import Shared
+from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
 
@@ -19,37 +24,69 @@ def box_rows(rows: int, shares: int = 1) -> int:
     return max(n for n in range(8, 257, 8) if rows % (n * shares) == 0)
 
 
+def stored(region: Any) -> Shared:
+    """The layout of a tile that TMA stores: boxes under the widest swizzle, which threads also write without bank conflicts."""
+    shape, bits = [int(e) for e in region.source.ty.shape], bits_of(region.source)
+    return boxed(shape, bits, widest_swizzle(shape[-1], bits))
+
+
 def load(cx: Any, call: Any) -> Any:
     """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's share, into all of them."""
     src, dst = call.args[:2]
-    place, source = cx.places[dst.source], src.source
-    layout, (rows, cols) = place.layout, [int(e) for e in dst.source.ty.shape[1:]]
-    if not layout.swizzle:
-        raise InternalError(f"{place.name} is filled by TMA and has no swizzle", loc=cx.here)
-    axes_shared = str(call.attrs.get("multicast", "")) if call.attrs else ""
-    blocks = cx.cluster_size(axes_shared)
-    wide = layout.swizzle * 8 // layout.bits
-    by_columns = cols % (wide * blocks) == 0  # a share is some of the boxes side by side, or some of those one below the other
-    down = box_rows(rows, 1 if by_columns else blocks)
-    axes = long_axes(src)
-    box = tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(src.region)))
-    param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(source))
-    name = cx.tensor_map(TensorMap(param, box, layout.swizzle), f"{source.name}_map")
+    shared = str(call.attrs.get("multicast", ""))
+    function, blocks = ("ts::tma_load_multicast", [cx.cluster_mask(shared)]) if shared else ("ts::tma_load", [])
     stage = cx.scalar(dst.region[0].min)
-    starts = [cx.scalar(r.min) for r in src.region]
-    barriers = cx.barriers[int(call.attrs["ring"])]
-    full = at(barriers.full, stage)
-    high, broad = (rows, cols // blocks) if by_columns else (rows // blocks, cols)
-    own: Any = cx.cluster_rank(axes_shared) if axes_shared else tirx.IntImm("int32", 0)
-    first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
-    into_blocks = [cx.cluster_mask(axes_shared)] if axes_shared else []
-    function = "ts::tma_load_multicast" if axes_shared else "ts::tma_load"
+    full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
     out = []
+    for tile, name, coordinates in _boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span))
+    return sequence(out)
+
+
+def store(cx: Any, call: Any) -> Any:
+    """One store for each box of the tile, all by one thread, as one group."""
+    src, dst = call.args[:2]
+    out: list[Any] = []
+    for tile, name, coordinates in _boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
+        out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_store", name, tile, *coordinates), call.span))
+    out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
+    return tirx.IfThenElse(_issuer(cx), sequence(out), None, call.span)
+
+
+def await_stores(cx: Any, call: Any) -> Any:
+    """The thread that issued the stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes
+    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else."""
+    wait = tirx.Evaluate(tirx.call_extern("void", "ts::bulk_wait_read<0>"), call.span)
+    return tirx.IfThenElse(_issuer(cx), wait, None, call.span)
+
+
+def _issuer(cx: Any) -> Any:
+    return tirx.EQ(cx.tid, tirx.IntImm("int32", 0))
+
+
+def _boxes(
+    cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = ""
+) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
+    map, and its coordinates, the innermost first. ``shared``: the axes of the cluster along which blocks share the tile; this block's part."""
+    place, tensor = cx.places[tile], region.source
+    layout, (rows, cols) = place.layout, shape
+    if not layout.swizzle:
+        raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
+    wide, blocks = layout.swizzle * 8 // layout.bits, cx.cluster_size(shared)
+    by_columns = cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or some of those one below the other
+    down = box_rows(rows, 1 if by_columns else blocks)
+    high, broad = (rows, cols // blocks) if by_columns else (rows // blocks, cols)
+    own = cx.cluster_rank(shared)
+    first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
+    axes = long_axes(region)
+    box = tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region)))
+    param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
+    name = cx.tensor_map(TensorMap(param, box, layout.swizzle), f"{tensor.name}_map")
+    starts = [cx.scalar(r.min) for r in region.region]
     for r in range(0, high, down):
         for c in range(0, broad, wide):
             where, row, col = list(starts), first_row + widened(r, "int32"), first_col + widened(c, "int32")
             where[axes[0]], where[axes[1]] = where[axes[0]] + row, where[axes[1]] + col
-            into = at(place.buf, cx.analyzer.simplify(place.linear([stage, row, col])))
-            coordinates = [cx.analyzer.simplify(w) for w in reversed(where)]  # the innermost first
-            out.append(tirx.Evaluate(tirx.call_extern("void", function, into, name, full, *into_blocks, *coordinates), call.span))
-    return sequence(out)
+            linear = cx.analyzer.simplify(place.linear([*stage, row, col]))
+            yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]

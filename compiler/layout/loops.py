@@ -86,7 +86,7 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         k, shift = found
         if shape[k] or shift < 0 or nest.extents[k] + shift > fragment.shape[axis]:
             return None
-        shape[k], shifts[k] = fragment.shape[axis], shift
+        shape[k], shifts[k], own = _part(own, shift, nest.extents[k], fragment.shape[axis])
         pieces += [replace(p, axis=k) for p in own]
     pieces = list(packed(pieces))
     slot = prod(p.extent for p in pieces if p.to == "slot")
@@ -107,6 +107,16 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
     return Loop(vars_, (*nest.extents, *(1 for _ in fixed)), made, (*shifts, *fixed)) if made.covers else None
+
+
+def _part(own: list[Piece], shift: int, extent: int, whole: int) -> tuple[int, int, list[Piece]]:
+    """The axis of a loop over ``extent`` elements of a fragment's axis from ``shift`` on: its extent, shift and digits. Where they are
+    whole values of the highest digit, and slots, the loop has no other rounds; else it runs over all of the axis and leaves some out."""
+    top = max(own, key=lambda p: p.unit, default=None)
+    if top is None or top.to != "slot" or shift % top.unit or extent % top.unit or extent == whole or top.unit * top.extent != whole:
+        return whole, shift, own
+    rounds = extent // top.unit
+    return extent, 0, [p for p in own if p is not top] + ([replace(top, extent=rounds)] if rounds > 1 else [])
 
 
 def _share_copies(pieces: list[Piece], axis: int, extent: int) -> tuple[list[Piece], int]:

@@ -21,7 +21,8 @@ class Access:
     region: what is touched (a TensorRegion). mode: "read", "write" or "update" (atomic read-modify-write).
     owner: None where the executor's own memory is touched, else the rank or block index that owns it.
     asynchronous: issued here, complete only at a later wait. when: None, or an expression: it happens only where that holds.
-    half: of an "update" that does one half alone, "load" or "store".
+    half: of an "update" that does one half alone, "load" or "store". proxy: "async" where not the threads themselves but an engine beside
+    them touches it (PTX ISA, "Async proxy"), so that a proxy fence must stand between their writes and this.
     """
 
     region: Any
@@ -30,6 +31,7 @@ class Access:
     asynchronous: bool = False
     when: Any = None
     half: str = ""
+    proxy: str = ""
 
 
 class TileOp:

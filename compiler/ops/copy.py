@@ -121,8 +121,9 @@ class Copy(TileOp):
         side = call.attrs["side"]
         owner = call.args[2]
         later = "ring" in call.attrs  # a copy into a ring's stage is complete where its round is awaited
+        engine = "async" if "bulk" in call.attrs else ""  # a store by TMA
         out = [
-            Access(call.args[0], "read", owner if side == "src" else None, later),
+            Access(call.args[0], "read", owner if side == "src" else None, later, proxy=engine),
             Access(call.args[1], "write", owner if side == "dst" else None, later),
         ]
         if len(call.args) > 3:
@@ -133,8 +134,8 @@ class Copy(TileOp):
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
         src, dst = call.args[:2]
-        if str(call.attrs["side"]) or "ring" in call.attrs:
-            return None  # a remote side is no loop of this executor alone; a copy into a ring is an engine's
+        if str(call.attrs["side"]) or "ring" in call.attrs or "bulk" in call.attrs:
+            return None  # a remote side is no loop of this executor alone; a copy into a ring is an engine's, as is one by TMA
         from_axes, to_axes = long_axes(src), long_axes(dst)
         sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
                  for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
@@ -167,10 +168,15 @@ class Copy(TileOp):
             body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
         return bld.sequence(body)
 
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.tma import load
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        from tilescale.compiler.cuda.tma import stored
 
-        return load(cx, call)
+        return {call.args[0].source: stored(call.args[0])} if "bulk" in call.attrs else {}
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda import tma
+
+        return tma.store(cx, call) if "bulk" in call.attrs else tma.load(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import rings, tiles

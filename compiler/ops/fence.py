@@ -8,12 +8,14 @@ from tilescale.compiler.ops.base import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def fence(scope: str, why: str, span: Any) -> Any:
+def fence(scope: str, why: str, span: Any, proxy: bool = False) -> Any:
     """``ts.sync()``: the threads of an executor meet, and see what each wrote to shared and global memory before.
 
-    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people.
+    scope: "warp", "warpgroup" or "block". why: the pair of accesses that it orders, for people. proxy: what they wrote to shared memory is
+    visible to the asynchronous proxy too (TMA, wgmma).
     """
-    return tirx.Evaluate(ir.Call("ts.sync", [], attrs={"scope": scope, "why": why}, ret_ty=VOID, span=span), span)
+    attrs = {"scope": scope, "why": why, "proxy": int(proxy)}
+    return tirx.Evaluate(ir.Call("ts.sync", [], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
 @register
@@ -24,7 +26,7 @@ class Sync(TileOp):
         return []
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.sync(str(call.attrs["scope"]), str(call.attrs["why"]))
+        return cx.sync(str(call.attrs["scope"]), str(call.attrs["why"]), bool(int(call.attrs["proxy"])))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None  # one statement of an executor follows the other there

@@ -26,7 +26,7 @@ from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
-from tilescale.compiler.tvm_compat import structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
@@ -54,11 +54,16 @@ class Touch:
     node: Any
     key: tuple[Any, int]
     stale: frozenset[Any] = frozenset()
+    #: by an engine beside the threads; the threads have met since, without a proxy fence
+    engine: bool = False
+    met: bool = False
 
     def conflicts(self, other: Touch) -> bool:
         """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing."""
         if self.memory is not other.memory or (self.mode == "read" and other.mode == "read"):
             return False
+        if self.met or other.engine or self.engine:
+            return self.engine != other.engine  # engines are ordered among themselves by what they are given
         if self.mode == other.mode == "update":
             return False  # atomic: any order is right
         mine, theirs = self.owners, other.owners
@@ -87,6 +92,7 @@ class _Walk:
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
         self.pending: list[Touch] = []
+        self.engines = _has_engines(program)
 
     def run(self) -> Any:
         return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
@@ -106,6 +112,8 @@ class _Walk:
         return buffer
 
     def clash(self, a: Touch, b: Touch) -> bool:
+        if a.met and not b.engine:
+            return False
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
         if _publishes(a, b, self.published) or _publishes(b, a, self.published):
@@ -120,24 +128,24 @@ class _Walk:
 
     def _touches(self, s: Any, ex: Executor) -> list[Touch]:
         nest = nest_of(s)
-        found: list[tuple[Any, str, Owners | None, str]] = []
+        found: list[tuple[Any, str, Owners | None, str, bool]] = []
         if nest is not None:
             loop, _ = choose(nest, self.layouts, ex.threads)
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    found.append((a.buffer, a.mode, owners_of(nest, loop, a), nest.what))
+                    found.append((a.buffer, a.mode, owners_of(nest, loop, a), nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
                 if not in_registers(buffer) and "ring" not in (s.value.attrs or {}) and buffer not in self.ringed:
-                    found.append((buffer, access.mode, None, f"T.{op.name}"))
+                    found.append((buffer, access.mode, None, f"T.{op.name}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
-                found.append((r.buffer, "read", None, "a scalar"))
-        return [Touch(self.memory(b), mode, owners, what, s, (s, k)) for k, (b, mode, owners, what) in enumerate(found)
-                if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
+                found.append((r.buffer, "read", None, "a scalar", False))
+        return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
+                for k, (b, mode, owners, what, engine) in enumerate(found) if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
@@ -165,7 +173,7 @@ class _Walk:
             self.pending = _union(after, self.pending)
             return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
         if _is_barrier(s):
-            self.pending = []
+            self.pending = self._behind(False)
             return s
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
@@ -174,12 +182,20 @@ class _Walk:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
         out: list[Any] = []
         if ex.threads > 1:
-            pair = next(((a, b) for b in touches for a in self.pending if self.clash(a, b)), None)
-            if pair is not None:
-                out.append(fence(ex.name, _reason(*pair), pair[1].node.span))
-                self.pending = []
+            pairs = [(a, b) for b in touches for a in self.pending if self.clash(a, b)]
+            if pairs:
+                crossing = next((p for p in pairs if _crosses(*p)), None)
+                first = crossing or pairs[0]
+                out.append(fence(ex.name, _reason(*first), first[1].node.span, crossing is not None))
+                self.pending = self._behind(crossing is not None)
         self.pending = _union(self.pending, touches)
         return out
+
+    def _behind(self, fenced: bool) -> list[Touch]:
+        """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
+        if fenced or not self.engines:
+            return []
+        return [replace(t, met=True) for t in self.pending if t.mode != "read" and not t.engine and _is_shared(t.memory)]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
         """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
@@ -191,7 +207,7 @@ class _Walk:
             made = self.visit(body, ex)
             tail = self.meet(again, ex) if again else []
             late = [replace(t, stale=t.stale | defined) for t in self.pending]
-            if all(any(t.key == c.key and t.stale <= c.stale for c in carried) for t in late):
+            if all(any(t.key == c.key and t.stale <= c.stale and c.met <= t.met for c in carried) for t in late):
                 break
             carried = _union(carried, late)
         self.pending = late if runs else _union(start, late)
@@ -203,9 +219,11 @@ class _Walk:
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.visit(s.body, ex), s.span)
         inner = ex.within(name)
         every = self._all(s.body, inner)
-        pair = next(((a, b) for b in every for a in self.pending if self.clash(a, b)), None)
-        before = [fence(ex.name, _reason(*pair), s.span)] if pair is not None else []
-        outer = [] if pair is not None else self.pending
+        pairs = [(a, b) for b in every for a in self.pending if self.clash(a, b)]
+        pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
+        crossing = pair is not None and _crosses(*pair)
+        before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
+        outer = self._behind(crossing) if pair is not None else self.pending
         self.pending = []
         body = self.visit(s.body, inner)
         # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
@@ -254,6 +272,28 @@ def published(program: Any) -> set[Any]:
     return {b for b, m in modes.items() if "read" in m and m != {"read"}}
 
 
+def _is_shared(buffer: Any) -> bool:
+    return str(buffer.ty.storage_scope).startswith("shared")
+
+
+def _crosses(a: Touch, b: Touch) -> bool:
+    """Whether ``a``, written by threads, is touched by an engine in ``b``: a proxy fence must stand between them."""
+    return b.engine and not a.engine and a.mode != "read" and _is_shared(a.memory)
+
+
+def _has_engines(program: Any) -> bool:
+    """Whether anything in a kernel touches memory by the asynchronous proxy outside its rings."""
+    found: list[Any] = []
+
+    def look(c: Any) -> None:
+        op = base.find(c)
+        if op is not None and any(a.proxy == "async" for a in op.effects(c)):
+            found.append(c)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return bool(found)
+
+
 def _is_barrier(s: Any) -> bool:
     return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.barrier"
 
@@ -275,7 +315,7 @@ def _union(a: Iterable[Touch], b: Iterable[Touch]) -> list[Touch]:
             out[t.key] = t
         else:
             owners = None if before.owners is None or t.owners is None else t.owners
-            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners)
+            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners, met=t.met and before.met)
     return list(out.values())
 
 

@@ -28,6 +28,7 @@ from tilescale.compiler.ops.wgmma import await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -38,8 +39,8 @@ WARPGROUP = 128
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (232, 40), 384: (160, 32)}
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
-#: rows of a box
-MOST_ROWS = 256
+#: bytes of shared memory beside the tiles: barriers
+BESIDE = 1024
 
 
 class Unfit(Exception):
@@ -49,10 +50,6 @@ class Unfit(Exception):
         super().__init__(reason)
         self.loc = loc_of(getattr(node, "span", None))
 
-
-#: whether a ring may live across the rounds of an outer loop (persistent tiles): on an H200 that gave wrong results which the emulator
-#: does not show, so it is left to one role until the cause is known
-ACROSS_TILES = False
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -77,10 +74,6 @@ def _pipelined(body: Any) -> bool:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
-    outer: list[Any] = []
-    structural_walk(program.func.body, (tirx.For, lambda f: outer.append(f) if _pipelined(f.body) else None))
-    if outer and not ACROSS_TILES:
-        raise Unfit("a pipelined loop inside another loop")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
     made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES)
@@ -92,25 +85,32 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_readers(made)
     made = multicast(made)
     body = structural_map(made.func.body, (tirx.For, lambda f: _late(f, plan)))
-    return made.with_body(_products(made, body))
+    made = made.with_body(_products(made, body))
+    return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
 def _depth(program: Any, limit: int) -> int:
     """The most stages that fit beside everything else that the block has in shared memory."""
     one = schedule(program, depth=1, roles=splitting.ROLES)
+    sizes = _shared(one.func.body)
+    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
+    rest = sum(sizes.values()) - ring
+    depth = (limit - rest - BESIDE) // ring if ring else 0
+    if depth < 1:
+        raise Unfit("its tiles fill shared memory, whole")
+    return int(depth)
+
+
+def _shared(body: Any) -> dict[Any, int]:
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
         if s.buffer.ty.storage_scope.startswith("shared"):
             sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
 
-    structural_walk(one.func.body, (tirx.AllocBuffer, size))
-    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
-    rest = sum(sizes.values()) - ring
-    depth = (limit - rest - 1024) // ring if ring else 0  # a kilobyte for barriers and alignment
-    if depth < 1:
-        raise Unfit("its tiles fill shared memory, whole")
-    return int(depth)
+    structural_walk(body, (tirx.AllocBuffer, size))
+    return sizes
 
 
 # ---- what it takes

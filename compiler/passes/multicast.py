@@ -142,11 +142,14 @@ class _Shares:
 
     def known(self, e: Any) -> Any:
         """An expression with its names' values, block indices by cluster and rank, simplified."""
-        made = structural_map(tirx.Evaluate(e), (ir.Var, lambda v: self.values.get(v, v)), (ir.Call, self._scale)).value
+        found = [(ir.Var, lambda v: self.values.get(v, v)), (ir.Call, lambda c: self._scale(c))]
+        made = structural_map(tirx.Evaluate(e), found).value
         return self.analyzer.simplify(made) if "int" in str(made.ty) or "bool" in str(made.ty) else made
 
     def _scale(self, call: Any) -> Any:
-        """The own index at a scale."""
+        """The own index or the count at a scale."""
+        if call.op.name == "ts.scale_count" and str(call.args[0].value) == "cta_cluster":
+            return tirx.IntImm("int32", prod(self.dims))
         if call.op.name != "ts.scale_index":
             return call
         own, stride = tirx.IntImm("int32", 0), 1

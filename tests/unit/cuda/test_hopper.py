@@ -43,12 +43,6 @@ def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]
     return {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), options.get("out", dtype))}
 
 
-@pytest.fixture(autouse=True)
-def across_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rings across tiles are tested here, though not used yet."""
-    monkeypatch.setattr("tilescale.compiler.passes.gpu_schedule.ACROSS_TILES", True)
-
-
 #: clusters, with the copies that each stage's tiles take, (plain, multicast), and the blocks that must have read a stage
 CLUSTERS = [
     ((200, 264, 200), {"BM": 128, "BN": 128, "stages": 3, "cluster": (1, 2)}, (1, 1), 2, 0),
@@ -75,7 +69,7 @@ def test_a_cluster_shares_what_its_blocks_copy_alike(
 def test_products(shape: tuple[int, int, int], options: dict[str, Any], seed: int):
     kernel = gemm(*shape, **options)
     made, program = lowered(kernel)
-    assert program.notes == [] and len(made.maps) == 2 and made.threads > program.launch.threads
+    assert program.notes == [] and len(made.maps) in (2, 3) and made.threads > program.launch.threads
     agree(kernel, arguments(*shape, options), seed=seed)
 
 
@@ -174,6 +168,8 @@ FAULTS: dict[str, Any] = {
     "too few bytes are expected": lambda n, a: (n, [a[0], a[1] - 128]) if n == "ts::mbarrier_expect" else ...,
     "too many bytes are expected": lambda n, a: (n, [a[0], a[1] + 128]) if n == "ts::mbarrier_expect" else ...,
     "a barrier expects too few arrivals": lambda n, a: (n, [a[0], a[1] - 4]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
+    "results are stored without a proxy fence": lambda n, a: None if n == "ts::fence_proxy_async" else ...,
+    "stores are not awaited": lambda n, a: None if n == "ts::bulk_wait_read<0>" else ...,
     "a barrier expects too many arrivals": lambda n, a: (n, [a[0], a[1] + 1]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
 }
 

@@ -106,6 +106,42 @@ __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& ma
                : "memory");
 }
 
+// PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, from shared memory to the tensor; what lies outside it
+// is dropped.
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int x) {
+  asm volatile("cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [%0, {%2}], [%1];" ::"l"(&map), "r"(shared_address(from)), "r"(x)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(shared_address(from)), "r"(x),
+               "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(shared_address(from)),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store(const TensorMap& map, const void* from, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
+               "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+               : "memory");
+}
+// The stores that this thread started are one group.
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// All but the last `pending` groups of this thread have read what they store; the memory may be written again.
+template <int pending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+// What this thread wrote to shared memory is there for TMA and wgmma (PTX ISA, "Async proxy").
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // PTX ISA, "setmaxnreg": registers of each thread of the warpgroup from here on.
 template <int count>
 __device__ __forceinline__ void fewer_registers() {
@@ -125,10 +161,15 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int lea
 // What the threads wrote to registers is there for the products behind this.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// All but the last `pending` groups of products are complete.
+// All but the last `pending` groups of products are complete. The loop, which ends at once unless the clock shows one value of 2^32, begins
+// a block of its own: ptxas 13.0 moves reads of accumulators out of branches (of guarded stores, say) in front of the wait when they
+// all stand in one.
 template <int pending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+  if (pending == 0)
+    asm volatile("{ .reg .pred p; .reg .b32 t; again: mov.u32 t, %%clock; setp.eq.u32 p, t, 0xffffffff; @p bra again; }" ::"n"(0)
+                 : "memory");
 }
 // Behind a wait: the compiler may not have read these before.
 template <int count>
