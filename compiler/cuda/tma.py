@@ -68,7 +68,7 @@ def _boxes(
     cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = ""
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
-    map, and its coordinates, the innermost first. ``shared``: the axes of the cluster along which blocks share the tile; this block's part."""
+    map, and its coordinates, the innermost first. ``shared``: axes of the cluster along which blocks share the tile: its own part."""
     place, tensor = cx.places[tile], region.source
     layout, (rows, cols) = place.layout, shape
     if not layout.swizzle:
