@@ -22,9 +22,10 @@ __version__ = "0.1.0"
 from tilescale.jit import compile, jit  # noqa: E402  # now: importing the module later would put it in the function's place
 
 if TYPE_CHECKING:
-    from tilescale import comm, env, errors, language
+    from tilescale import comm, env, errors, language, ops
     from tilescale.compat import PassConfigKey
     from tilescale.errors import TileError
+    from tilescale.export import load
     from tilescale.kernel import Kernel
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
@@ -42,12 +43,14 @@ _LAZY = {
     "env": "",
     "errors": "",
     "language": "",
+    "ops": "",
+    "load": "tilescale.export",
     "set_log_level": "tilescale.log",
 }
 
 __all__ = [
     "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
-    "errors", "jit", "language", "set_log_level",
+    "errors", "jit", "language", "load", "ops", "set_log_level",
 ]  # fmt: skip
 
 

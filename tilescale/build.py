@@ -131,7 +131,8 @@ def _say_spills(label: str, r: dict[str, Any]) -> None:
         log.say("info", f"{label}: registers spill, {r['spill_stores']} bytes stored and {r['spill_loads']} loaded a thread")
 
 
-def _kernel_class(meta: dict[str, Any]) -> type[Kernel]:
+def kernel_class(meta: dict[str, Any]) -> type[Kernel]:
+    """The class of the kernels of an entry's target."""
     if meta.get("target", "cpu") == "cpu":
         return Kernel
     from tilescale.cuda import CudaKernel
@@ -143,7 +144,7 @@ def kernel_of(
     entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
-    made = _kernel_class(entry.meta)
+    made = kernel_class(entry.meta)
     if out_idx is None:
         outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
         returns = entry.meta["returns"]

@@ -6,9 +6,11 @@ Where a call allocates outputs, or an extent is an expression that C does not co
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tilescale import native
@@ -32,7 +34,8 @@ class Kernel:
 
     Attributes:
         name: the kernel's. params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
-        out_idx: indices of the parameters that calls allocate.
+        out_idx, returns: indices of the parameters that calls allocate, and of those that they return.
+        entry: the code and what is kept beside it. texts: sources that are known without the program, by kind.
         from_cache: whether the code came from the disk. config, latency: what the autotuner chose, and its milliseconds.
 
     Raises (calls):
@@ -65,12 +68,14 @@ class Kernel:
         self.instrument = instrument
         self.config: dict[str, Any] | None = None
         self.latency: float | None = None
+        self.entry = entry
         self._meta, self._sites = entry.meta, entry.sites
         self._program = program
-        self._returns = tuple(self.out_idx if returns is None else returns)
+        self.returns = tuple(self.out_idx if returns is None else returns)
+        self.texts: dict[str, str] = {}
         self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
         self._launch = self._launcher(entry)
-        plain = not self.out_idx and not self._returns and not any(_unchecked(p) for p in self.params)
+        plain = not self.out_idx and not self.returns and not any(_unchecked(p) for p in self.params)
         self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
         if any((entry.meta.get("on_ranks") or {}).values()):
             self._run = self._refusing(self._run)
@@ -240,9 +245,12 @@ class Kernel:
         kind = self.default_source if kind is None else kind
         if kind not in self.sources:
             raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.sources))
+        if kind in self.texts:
+            return self.texts[kind]
+        program = self.program()
         from tilescale.compiler import driver
 
-        return driver.source_text(self._program(), kind, self.built_for, instrument=self.instrument)
+        return driver.source_text(program, kind, self.built_for, instrument=self.instrument)
 
     def check(
         self, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int = 10, bound: int = 10_000,
@@ -262,20 +270,34 @@ class Kernel:
         Returns:
             The report: true where nothing was found; ``report.findings`` otherwise. ``report.static`` has what was proven.
         """
+        program = self.program()
         from tilescale.arrays import arguments
         from tilescale.compiler.sim.run import check
 
         given = arguments(args or {})
         return check(
-            self.program(), ranks, given, schedule=schedule, seeds=seeds, bound=bound, limit=limit, level=level, depth=depth, roles=roles,
+            program, ranks, given, schedule=schedule, seeds=seeds, bound=bound, limit=limit, level=level, depth=depth, roles=roles,
             static=True,
         )  # fmt: skip
 
     def trace(self) -> list[tuple[str, str]]:
         """``(pass, program)`` after every pass, first as traced, at last the functions that are compiled."""
+        program = self.program()
         from tilescale.compiler import driver
 
-        return driver.steps(self._program(), self.built_for, instrument=self.instrument)
+        return driver.steps(program, self.built_for, instrument=self.instrument)
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the kernel to one file, which `tilescale.load` makes a kernel of where neither TVM nor a compiler is installed: on a
+        machine with this one's kind of processor (CPU kernels: with its instruction sets) and, for CUDA, a GPU of the kernel's
+        architecture. Returns the path.
+
+        Raises:
+            TileTypeError: a kernel of the target sim, which has no code.
+        """
+        from tilescale import export
+
+        return export.save(self, path)
 
     def get_profiler(self, tensor_supply: Any = None, *, tensor_supply_type: Any = None, **extents: int) -> Profiler:
         """Measures and checks this kernel on random inputs. ``extents``: the values of its T.dynamic extents, by name.
@@ -352,7 +374,7 @@ class _Front:
         self.allocate()
         arguments = ", ".join(f"a{k}" for k in range(len(self.params)))
         self.lines.append(f"launch({arguments})")
-        results = ", ".join(f"o{k}" if k in kernel.out_idx else f"a{k}" for k in kernel._returns)
+        results = ", ".join(f"o{k}" if k in kernel.out_idx else f"a{k}" for k in kernel.returns)
         if results:
             self.lines.append(f"return {results}")
         head = ", ".join(f"a{k}" for k in kernel._inputs)

@@ -398,27 +398,27 @@ def _ldmatrix(trans: bool) -> Callable[..., None]:
         _whole_warps(b, m, "ldmatrix")
         if ((row.index * row.memory.size + row.memory.offset) % 16)[m].any():
             raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
-        rows = load(b, m, row.memory, row.index, 8)
+        each = 4 // row.memory.size
+        rows = load(b, m, row.memory, row.index, 4 * each)
         lanes = np.arange(b.threads)
         for j in range(4):
-            for h in range(2):
-                line, col = (2 * (lanes % 4) + h, lanes % WARP // 4) if trans else (lanes % WARP // 4, 2 * (lanes % 4) + h)
-                to.memory.data[lanes[m], to.index[m] + 2 * j + h] = rows[lanes // WARP * WARP + 8 * j + line, col][m]
+            for h in range(each):
+                line, col = (each * (lanes % 4) + h, lanes % WARP // 4) if trans else (lanes % WARP // 4, each * (lanes % 4) + h)
+                to.memory.data[lanes[m], to.index[m] + each * j + h] = rows[lanes // WARP * WARP + 8 * j + line, col][m]
 
     return run
 
 
 def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     a_map, b_map, c_map = mma_a(bits), mma_b(bits), mma_accumulator()
+    wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
         for w in _whole_warps(b, m, "mma"):
             get = lambda f, p, w=w: p.memory.data[  # noqa: E731
                 w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
             ]
-            wide = np.float64 if bits == 16 else np.int64
-            x = numerics.decode(get(a_map, pa), a_dtype).astype(wide)
-            y = numerics.decode(get(b_map, pb), b_dtype).astype(wide)
+            x, y = (engines.factors(get(f, p), dt).astype(wide) for f, p, dt in ((a_map, pa, a_dtype), (b_map, pb, b_dtype)))
             made = get(c_map, d).astype(wide) + x @ y
             at = np.indices(c_map.shape)
             d.memory.data[w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)] = made.astype(d.memory.data.dtype)
@@ -465,10 +465,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
-    "ts::mma_m16n8k32_s8": _mma("int8", "int8", 8),
-    "ts::mma_m16n8k32_u8": _mma("uint8", "uint8", 8),
-    "ts::mma_m16n8k32_s8_u8": _mma("int8", "uint8", 8),
-    "ts::mma_m16n8k32_u8_s8": _mma("uint8", "int8", 8),
+    "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
+    **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
+       for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
     **{f"ts::{how}_{kind}": _atomic(kind) for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
 

@@ -16,13 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.layout.instructions import wgmma_accumulator
-from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim import numerics, tiles
 
 WARP, WARPGROUP = 32, 128
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
+#: an instruction's word for an operand's dtype
+DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 STEPS = 1_000_000
+#: what an accumulator holds while products are under way
+UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
 
 class EmulationError(AssertionError):
@@ -106,7 +111,18 @@ class Product:
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]
-    dtype: str
+    dtypes: tuple[str, str]
+    sums: str
+
+
+    @property
+    def size(self) -> int:
+        """Bytes of an operand's element."""
+        return int(numerics.storage(self.dtypes[0]).itemsize)
+
+    @property
+    def wide(self) -> Any:
+        return np.float64 if self.sums == "float32" else np.int64
 
 
 @dataclass
@@ -323,9 +339,11 @@ class Engines:
 
     def read(self, p: Product) -> tuple[Any, Any]:
         cells = [operand(p, which) for which in (0, 1)]
-        if max(int(c.max()) for c in cells) + 1 >= self.arena.data.size:
+        size = p.size
+        if max(int(c.max()) for c in cells) + size > self.arena.data.size:
             raise EmulationError("a matrix descriptor reaches beyond shared memory")
-        a, b = (self.arena.data[c].astype(np.uint16) | self.arena.data[c + 1].astype(np.uint16) << 8 for c in cells)
+        found = (np.ascontiguousarray(self.arena.data[c[..., None] + np.arange(size)]) for c in cells)
+        a, b = (x.view(numerics.storage(dtype))[..., 0] for x, dtype in zip(found, p.dtypes, strict=True))
         return a, b
 
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
@@ -340,8 +358,8 @@ class Engines:
             f = wgmma_accumulator(n)
             index = np.indices(f.shape)
             lanes, slots = number * WARPGROUP + f.thread(*index), base + f.slot(*index)
-            self.flights[p.key] = Flight(registers, lanes, slots, registers[lanes, slots].astype(np.float64))
-            registers[lanes, slots] = np.nan
+            self.flights[p.key] = Flight(registers, lanes, slots, registers[lanes, slots].astype(p.wide))
+            registers[lanes, slots] = UNKNOWN[p.sums]
         self.flights[p.key].left += 1
         group.open.append(p)
 
@@ -353,14 +371,15 @@ class Engines:
 
     def _complete(self, p: Product, group: Group) -> None:
         now = self.read(p)
-        if not all(np.array_equal(x, y) for x, y in zip(now, p.seen, strict=True)):
+        if not all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(now, p.seen, strict=True)):
             raise EmulationError("the operands of a product changed while it was under way")
-        a, b = (numerics.decode(x.view(numerics.storage(p.dtype)), p.dtype).astype(np.float64) for x in now)
+        a, b = (factors(x, dtype).astype(p.wide) for x, dtype in zip(now, p.dtypes, strict=True))
         flight = self.flights[p.key]
-        flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(np.float32).astype(np.float64)
+        flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(p.sums).astype(p.wide)
         flight.left -= 1
         if flight.left == 0:
-            if not np.isnan(flight.registers[flight.lanes, flight.slots]).all():
+            held = flight.registers[flight.lanes, flight.slots]
+            if not (np.isnan(held) if p.sums == "float32" else held == UNKNOWN[p.sums]).all():
                 raise EmulationError("an accumulator was written while products were under way")
             flight.registers[flight.lanes, flight.slots] = flight.value
             del self.flights[p.key]
@@ -384,19 +403,27 @@ def swizzled(address: Any, width: int) -> Any:
     return address ^ ((address >> 7 & MASKS[width]) << 4)
 
 
+def factors(stored: Any, dtype: str) -> Any:
+    """What tensor cores multiply: float32 is cut to tf32."""
+    return tiles.tf32(stored) if dtype == "float32" else numerics.decode(stored, dtype)
+
+
 def operand(p: Product, which: int) -> Any:
-    """The byte of each element of an operand, (rows, 16), by its descriptor (PTX ISA, "Matrix Descriptor Format", "Strides")."""
+    """The first byte of each element of an operand, 32 bytes of each row, by its descriptor (PTX ISA, "Matrix Descriptor Format",
+    "Strides"). Across rows there are 16-bit elements alone."""
     descriptor, rows, across = (p.a, p.b)[which]
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)
     if width is None:
         raise EmulationError("a matrix descriptor without a swizzle")
-    r, k = np.indices((rows, 16))
+    r, k = np.indices((rows, 32 // p.size))
     if across:
+        if p.size != 2:
+            raise EmulationError(f"a product of {p.dtypes} whose operands do not run along k")
         wide = width // 2
         address = r // wide * (leading << 4) + r % wide * 2 + k // 8 * (stride << 4) + k % 8 * width
     else:
-        address = r // 8 * (stride << 4) + r % 8 * width + k * 2
+        address = r // 8 * (stride << 4) + r % 8 * width + k * p.size
     return swizzled((start << 4) + address, width)
 
 
@@ -548,10 +575,11 @@ def descriptor(swizzle: int) -> Callable[..., Any]:
 
 
 def product(name: str) -> Callable[..., None]:
-    """``ts::wgmma_m64n256k16_bf16_01``."""
-    shape, kind, trans = name.removeprefix("ts::wgmma_").split("_")
+    """``ts::wgmma_m64n256k16_bf16_01``, ``ts::wgmma_m64n256k32_e4m3_e5m2_00``."""
+    shape, *kinds, trans = name.removeprefix("ts::wgmma_").split("_")
     n = int(shape.partition("n")[2].partition("k")[0])
-    dtype = {"f16": "float16", "bf16": "bfloat16"}[kind]
+    dtypes = DTYPES[kinds[0]], DTYPES[kinds[-1]]
+    sums = "int32" if dtypes[0] in ("int8", "uint8") else "float32"
 
     def run(b: Any, m: Any, d: Any, a: Any, bb: Any, keep: Any) -> None:
         for g in _groups(b, m):
@@ -560,7 +588,7 @@ def product(name: str) -> Callable[..., None]:
             base = int(_one(mine, d.index))
             key = (id(d.memory), g, base)
             left, right = ((int(_one(mine, x)), rows, t == "1") for x, rows, t in ((a, 64, trans[0]), (bb, n, trans[1])))
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtype))
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtypes, sums))
 
     return run
 

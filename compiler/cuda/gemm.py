@@ -1,8 +1,9 @@
 """T.gemm on a GPU. Operands lie in shared memory, the accumulator in registers.
 
-16-bit floats and 8-bit integers go to mma.sync: warps cut the accumulator by the policy, each loops over 16 × 8 tiles of its part; operands
-come by ldmatrix where rows are 16-byte chunks, else element by element. All other dtypes (float32 among them, since its products may not
-be rounded to tf32) are summed by fused multiply-adds, each thread a rectangle of the accumulator.
+16-bit floats, 8-bit floats and integers, and float32 where it may be cut to tf32 go to mma.sync: warps cut the accumulator by the policy,
+each loops over 16 × 8 tiles of its part; operands come by ldmatrix where rows are 16-byte chunks (of fewer bits than 16 or more: rows
+along k), else element by element. All other dtypes (float32 among them) are summed by fused multiply-adds, each thread a rectangle of the
+accumulator.
 Small-float accumulators are kept in float32 during the call and rounded once.
 """
 
@@ -11,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda import wgmma
+from tilescale.compiler.cuda import dtypes, wgmma
+from tilescale.compiler.cuda.dtypes import HALVES, KINDS, cut, has_mma, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
@@ -27,8 +29,6 @@ from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)
-HALVES = ("float16", "bfloat16")
-BYTES = ("int8", "uint8")
 
 
 def matrix_axes(region: Any) -> tuple[int, int]:
@@ -53,10 +53,9 @@ def instruction(call: Any, threads: int, arch: str) -> str:
     """``"wgmma"`` (which passes/gpu_schedule.py decides), ``"mma"`` or ``"simt"``."""
     if "wgmma" in call.attrs:
         return "wgmma"
-    a, b, _ = (element_dtype(r.source) for r in call.args[:3])
     recent = int(arch.removeprefix("sm_").rstrip("af") or 0) >= 80
     whole_warps = threads % WARP == 0
-    return "mma" if recent and whole_warps and (a == b and a in HALVES or a in BYTES and b in BYTES) else "simt"
+    return "mma" if recent and whole_warps and has_mma(call) else "simt"
 
 
 # ---- staging and layouts
@@ -129,12 +128,13 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     part that begins inside a row of the swizzle has no descriptor."""
     m, n, _ = extents(call)
     groups, found = threads // 128, []
-    a, b = (swizzled(r) for r in call.args[:2])
+    a, b = (swizzled(r, along) for r, along in operands_of(call))
     if a is None or b is None:
         return []
+    widths = dtypes.widths(element_dtype(call.args[0].source))
     for down in divisors(groups):
         across = groups // down
-        if m % (64 * down) or n % (8 * across) or n // across > 256:
+        if m % (64 * down) or n % across or n // across not in widths:
             continue
         a_fits = not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
@@ -174,20 +174,23 @@ def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, in
     return [(f, tm, tn) for _, f, tm, tn in found[:16]]
 
 
+def operands_of(call: Any) -> list[tuple[Any, bool]]:
+    """A and B, each with whether its rows run along k."""
+    return [(call.args[0], not call.attrs["trans_a"]), (call.args[1], bool(call.attrs["trans_b"]))]
+
+
 def shared_layouts(call: Any) -> dict[Any, Shared]:
-    """16-bit operands lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
-    out = {}
-    for r in call.args[:2]:
-        made = swizzled(r)
-        if made is not None:
-            out[r.source] = made
-    return out
+    """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
+    made = {r.source: swizzled(r, along) for r, along in operands_of(call) if element_dtype(r.source) != "float32" or cut(call)}
+    return {b: layout for b, layout in made.items() if layout is not None}
 
 
-def swizzled(region: Any) -> Shared | None:
-    """The swizzled layout of an operand's tile, stages in front; None where its rows are no whole chunks."""
+def swizzled(region: Any, along: bool) -> Shared | None:
+    """The swizzled layout of an operand's tile, stages in front; None where its rows are no whole chunks, or do not run along k though
+    their elements are none of 16 bits."""
     var = region.source
-    if in_registers(var) or element_dtype(var) not in HALVES:
+    dtype = element_dtype(var)
+    if in_registers(var) or dtype not in KINDS or (dtype not in HALVES and not along):
         return None
     shape = [int(e) for e in var.ty.shape]
     axes = matrix_axes(region)
@@ -223,15 +226,16 @@ class Operand:
 
     @property
     def chunked(self) -> bool:
-        """Whether eight neighbours of a stored row always are one aligned 16-byte chunk."""
+        """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk."""
         last = self.axes[1]
         start = constant(self.mins[last])
         layout = self.place.layout
+        each = 128 // layout.bits
         stored = self.rows if self.across else self.cols
-        if self.place.base is not None or last != len(layout.shape) - 1 or layout.bits != 16 or stored % 8:
+        if self.place.base is not None or last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
             return False
-        whole = start is not None and start % 8 == 0
-        return whole and layout.vector(last) >= 8 and all(p.stride % 8 == 0 for p in layout.pieces if not (p.axis == last and p.unit == 1))
+        others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
+        return start is not None and start % each == 0 and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)
 
 
 def operand(cx: Any, region: Any, across: bool) -> Operand:
@@ -361,7 +365,7 @@ def _slots(digits: list[Piece], u: Any) -> Any:
 
 def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> Any:
     """For each step of k: this warp's tiles of A (an `Operand`, or `Registers` that have them) and B into registers, and their products.
-    PTX ISA 9.0, "mma.m16n8k16", "mma.m16n8k32"."""
+    PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
     bits = bits_of(b.place.buf)
     depth, each = 256 // bits, 32 // bits
     down, across = _tiles(c.layout, 0, 16), _tiles(c.layout, 1, 8)
@@ -383,9 +387,7 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     load_a = [] if held else [tirx.AllocBuffer(a_regs), *_load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
     load_b = _load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-    kinds = {"float16": "f16", "bfloat16": "bf16", "int8": "s8", "uint8": "u8"}
-    suffix = kinds[a_dtype] if a_dtype == b_dtype else f"{kinds[a_dtype]}_{kinds[b_dtype]}"
-    name = f"ts::mma_m16n8k{depth}_{suffix}"
+    name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
     address = lambda buf, at: tirx.address_of(tirx.BufferLoad(buf, [at]))  # noqa: E731
     slot = i * (4 * across) + j * 4
     left = (i * ceil_div(k, depth) + step) * 8 if held else i * (4 * each)
@@ -423,8 +425,8 @@ def _warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
 def _load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool) -> list[Any]:
     """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
     size = 16 if is_a else 8
-    if o.chunked and k % 16 == 0 and (is_a or count % 2 == 0):
-        return [_by_matrices(cx, o, regs, first, k0, count, lane, is_a)]
+    if o.chunked and k % (8 * each) == 0 and (is_a or count % 2 == 0):
+        return [_by_matrices(cx, o, regs, first, k0, count, lane, each, is_a)]
     t = tirx.Var("t", "int32")
     u = tirx.Var("u", "int32")
     number = 4 * each if is_a else 2 * each
@@ -445,9 +447,10 @@ def _load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, cou
     return [_unrolled(t, count, _unrolled(u, number, tirx.BufferStore(regs, value, [t * number + u])))]
 
 
-def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, is_a: bool) -> Any:
+def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool) -> Any:
     """ldmatrix.x4: lane l gives the address of row l % 8 of matrix l / 8, which takes the place of register l / 8 (PTX ISA 9.0,
-    "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves of k, then over two neighbouring tiles."""
+    "ldmatrix"). A: matrices run over the halves of the rows, then of k. B: over the halves of k, then over two neighbouring tiles. A row
+    of 16 bytes has ``4 * each`` elements, of which every lane gets those of one register: as the operands of mma have them."""
     t = tirx.Var("t", "int32")
     tiles = count if is_a else count // 2
     cx.bind_range(t, tiles)
@@ -455,7 +458,7 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     line, half = (low, high) if is_a else (high, low)  # which 8 of the rows (columns of B), which 8 of k
     stored_by_k = o.across
     row = first + t * 16 + line * 8
-    deep = k0 + half * 8
+    deep = k0 + half * (4 * each)
     if stored_by_k:
         deep = deep + lane % 8
         edge = o.rows - 8
@@ -466,7 +469,7 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     if not cx.analyzer.can_prove(row <= edge):
         row = tirx.min(row, tirx.IntImm("int32", edge))
     source = tirx.address_of(tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(row, cx.analyzer.simplify(deep)))]))
-    target = tirx.address_of(tirx.BufferLoad(regs, [t * 8]))
+    target = tirx.address_of(tirx.BufferLoad(regs, [t * (4 * each)]))
     name = "ts::ldmatrix_x4_trans" if stored_by_k else "ts::ldmatrix_x4"
     if not isinstance(o.place.layout, Shared):
         raise InternalError("ldmatrix from elsewhere than shared memory")

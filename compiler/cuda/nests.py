@@ -74,7 +74,8 @@ class NestLowering:
 
     def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""
-        unroll = bool(fragments_of(nest)) or prod(n for _, n in counters) <= UNROLLED
+        indexed = any(prod(self.layouts[a.buffer].shape) > 1 for a in fragments_of(nest) if a.buffer in self.layouts)
+        unroll = indexed or prod(n for _, n in counters) <= UNROLLED
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
         for var, n in reversed(counters):
             body = tirx.For(var, tirx.IntImm("int32", 0), tirx.IntImm("int32", n), kind, body, span=nest.node.span)

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.places import digit
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.tvm_compat import tirx
 
-WARPGROUP, ROWS, DEPTH = 128, 64, 16
-KINDS = {"float16": "f16", "bfloat16": "bf16"}
+WARPGROUP, ROWS = 128, 64
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -41,14 +40,15 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
         start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
         binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
         descriptors.append(var)
-    kind = KINDS[element_dtype(a.place.buf)]
-    function = f"ts::wgmma_m64n{own_n}k16_{kind}_{int(a.across)}{int(b.across)}"
+    bits = a.place.layout.bits
+    each = depth(bits)
+    function = f"ts::wgmma_m64n{own_n}k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}"
     clear = bool(constant(call.args[3]))
     steps = []
-    for step in range(k // DEPTH):
+    for step in range(k // each):
         for block in range(blocks):
-            left = _moved(cx, descriptors[0], a, block * ROWS, step * DEPTH)
-            right = _moved(cx, descriptors[1], b, 0, step * DEPTH)
+            left = _moved(cx, descriptors[0], a, block * ROWS, step * each)
+            right = _moved(cx, descriptors[1], b, 0, step * each)
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
@@ -110,19 +110,24 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None) -> Any:
 
 def function_text(name: str) -> str:
     """The definition of ``ts::wgmma_m64n…``, whose operands PTX lists one by one. Printed with the kernels that call it."""
-    shape, kind, trans = name.rsplit("_", 2)
+    shape, *kinds, trans = name.removeprefix("wgmma_").split("_")
     n = int(shape.partition("n")[2].partition("k")[0])
     count = n // 2
+    whole = kinds[0] in ("s8", "u8")
+    sums, ctype, letter = ("s32", "int", "r") if whole else ("f32", "float", "f")
+    # the factors of A and B are 1, their transposes an option of 16-bit operands
+    options = "" if whole else ", 1, 1" + (f", {trans[0]}, {trans[1]}" if kinds[0] in ("f16", "bf16") else "")
     registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    operands = ", ".join(f'"+{letter}"(d[{i}])' for i in range(count))
     rows = _folded(operands, 12)
     body = "\n".join(f'      "{part}"' for part in _folded(registers, 24))
+    instruction = f"wgmma.mma_async.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
     return (
         f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
-        f"__device__ __forceinline__ void {name}(float* d, uint64_t a, uint64_t b, int keep) {{\n"
-        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{"\n'
+        f"__device__ __forceinline__ void {name}({ctype}* d, uint64_t a, uint64_t b, int keep) {{\n"
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; {instruction} {{"\n'
         f"{body}\n"
-        f'      "}}, %{count}, %{count + 1}, p, 1, 1, {trans[0]}, {trans[1]}; }}"\n'
+        f'      "}}, %{count}, %{count + 1}, p{options}; }}"\n'
         f"      : {(chr(10) + '        ').join(rows)}\n"
         f'      : "l"(a), "l"(b), "r"(keep));\n'
         f"}}"

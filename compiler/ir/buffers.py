@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.ops.base import find
@@ -23,21 +24,40 @@ def buffer_uses(body: Any) -> dict[Any, int]:
 
 def written_buffers(program: Any) -> set[Any]:
     """Buffers that a kernel may write, by the effect tables of its operations; writes through a view count for its base."""
-    bases: dict[Any, Any] = {}
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
-    touched: set[Any] = set()
+    touched = _accessed(program.func.body, lambda mode: mode != "read")
+    structural_walk(program.func.body, (tirx.BufferStore, lambda s: touched.add(s.buffer)))
+    return _bases(program.func.body, touched)
 
-    def note(buffer: Any) -> None:
-        while buffer in bases:
-            buffer = bases[buffer]
-        touched.add(buffer)
+
+def read_buffers(body: Any) -> set[Any]:
+    """Buffers that some statement may read, by the effect tables of operations; reads through a view count for its base."""
+    touched = _accessed(body, lambda mode: mode != "write")
+    structural_walk(body, (ir.TensorLoad, lambda e: touched.add(e.source)))
+    return _bases(body, touched)
+
+
+def _accessed(body: Any, wanted: Callable[[str], bool]) -> set[Any]:
+    """What operations touch in such a mode."""
+    touched: set[Any] = set()
 
     def look(call: Any) -> None:
         op = find(call)
         for access in op.effects(call) if op is not None else ():
-            if access.mode != "read":
-                note(access.region.source)
+            if wanted(access.mode):
+                touched.add(access.region.source)
 
-    structural_walk(program.func.body, (ir.Call, look))
-    structural_walk(program.func.body, (tirx.BufferStore, lambda s: note(s.buffer)))
+    structural_walk(body, (ir.Call, look))
     return touched
+
+
+def _bases(body: Any, touched: set[Any]) -> set[Any]:
+    """The buffers themselves, with the base of each view in its place."""
+    bases: dict[Any, Any] = {}
+    structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+
+    def base(buffer: Any) -> Any:
+        while buffer in bases:
+            buffer = bases[buffer]
+        return buffer
+
+    return {base(b) for b in touched}

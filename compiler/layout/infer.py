@@ -173,8 +173,9 @@ class Solver:
         self.propagate()
         for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
             for a in u.reads:
-                small = prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local"
-                if small and in_registers(a.buffer) and a.buffer in self.uses.owners and a.buffer not in self.known:
+                if not in_registers(a.buffer) or a.buffer not in self.uses.owners or a.buffer in self.known:
+                    continue
+                if prod(_shape(a.buffer)) <= REPLICATED or a.buffer.ty.storage_scope == "local":
                     self.known[a.buffer] = replicated(_shape(a.buffer), self.uses.owners[a.buffer].threads)
         self.propagate()
         while left := [b for b in self.free if b not in self.known]:
@@ -218,7 +219,7 @@ class Solver:
     def cheapest(self, buffer: Any) -> Fragment:
         """The spread of a tile that nothing else decides: along the axis on which its copies walk memory, mindful of reductions."""
         shape, bits = _shape(buffer), bits_of(buffer)
-        along, widest, reduced = len(shape) - 1, 128 // bits, []
+        along, widest, reduced = len(shape) - 1, 0, []
         for u in self.uses.items:
             if u.nest is not None:
                 memory = [a for a in u.nest.accesses if not in_registers(a.buffer)]
@@ -226,11 +227,11 @@ class Solver:
                 if memory and mine:
                     k, run = loops.contiguous(u.nest)
                     axes = [x for x, e in enumerate(mine[0].indices) if (loops.plain_index(e, u.nest.vars) or (-1, 0))[0] == k]
-                    if axes:
-                        along, widest = axes[0], max(1, min(widest, run))
+                    if axes:  # in elements of the memory: a float32 tile of half floats has eight neighbours to an access, not four
+                        along, widest = axes[0], max(1, min(widest or run, run))
             elif u.call is not None and u.call.op.name.startswith("ts.reduce") and u.call.args[0].source.same_as(buffer):
                 reduced.append(int(u.call.attrs["axis"]) % len(shape))
-        return best(shape, self.uses.owners[buffer].threads, bits, along, widest, tuple(reduced))
+        return best(shape, self.uses.owners[buffer].threads, bits, along, widest or 128 // bits, tuple(reduced))
 
     def misfits(self) -> float:
         """How many elements the accesses name that need another thread's: what has to go through shared memory."""

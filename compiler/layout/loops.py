@@ -230,7 +230,9 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
         why = "the loop's extents are known only at run time"
         return None, [(a, why) for a in known if a.mode != "read" or not is_replicated(layouts[a.buffer])]
     found: tuple[Loop | None, list[tuple[Element, str]]] = None, []
-    for loop in _and_free(tries, nest, threads):
+    # numbers that every thread has say nothing about who runs what: memory does then
+    alone = all(a.mode == "read" and prod(layouts[a.buffer].shape) == 1 for a in known)
+    for loop in _and_free([] if alone else tries, nest, threads):
         bad = []
         for a in known:
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")

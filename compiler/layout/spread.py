@@ -12,8 +12,6 @@ from tilescale.errors import InternalError
 WARP = 32
 #: bytes of global memory that are fetched together, and of a line of the cache
 SECTOR, LINE = 32, 128
-#: bytes of the widest access of one thread
-WIDEST = 16
 
 
 def divisors(n: int) -> list[int]:
@@ -57,8 +55,9 @@ def spread(shape: Sequence[int], threads: int, shares: Sequence[int], vector: in
 
 
 def candidates(shape: Sequence[int], threads: int, bits: int, along: int, widest: int) -> Iterator[tuple[Fragment, int]]:
-    """Ways to spread a tile, each with its vector's length. ``widest``: the most neighbours that one access may take."""
-    vectors = [v for v in (16, 8, 4, 2, 1) if v <= widest and v * bits <= 8 * WIDEST]
+    """Ways to spread a tile, each with its vector's length. ``widest``: the most neighbours that one access of memory may take, whose
+    elements may be smaller than the tile's."""
+    vectors = [v for v in (16, 8, 4, 2, 1) if v <= widest]
     others = [k for k in range(len(shape) - 1, -1, -1) if k != along]
     for vector in vectors:
         cells = ceil_div(shape[along], vector)

@@ -42,15 +42,17 @@ def gemm(
     k_pack: int = 1,
     wg_wait: int = 0,
     mbar: Any = None,
+    precision: str = "",
 ) -> None:
     """C += op(A) · op(B) over tiles, accumulated in C's dtype (float16 and bfloat16 accumulators are rounded once a call).
 
     Args:
         A: (M, K), or (K, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
         clear_accum: C starts from zero instead of its contents.
+        precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor cores multiply.
 
     Raises:
-        TileValueError: shapes that do not fit. TileTypeError: dtypes that have no product.
+        TileValueError: shapes that do not fit, a precision that there is not. TileTypeError: dtypes that have no product.
     """
     a, b, c = region(A, "A"), region(B, "B"), region(C, "C")
     loc = source.current()
@@ -76,11 +78,15 @@ def gemm(
             loc=loc,
             expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
         )
+    if precision not in ("", "tf32") or (precision and a.dtype != "float32"):
+        raise TileValueError(
+            f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
+        )
     flags = [as_expr(clear_accum, "bool")]
     emit(
         "gemm",
         [a.ir(), b.ir(), c.ir(), *flags],
-        {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)},
+        {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy), "precision": precision},
     )
 
 
@@ -136,10 +142,12 @@ class Gemm(TileOp):
 
         a, b, c = (cx.view(region, call) for region in call.args[:3])
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
-        across, down = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"])
+        across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), str(call.attrs["precision"]) == "tf32"
 
         def run(ex: Any) -> None:
             x, y = tiles.matrix(a.read(ex)), tiles.matrix(b.read(ex))
+            if cut:
+                x, y = tiles.tf32(x), tiles.tf32(y)
             held = None if clear(ex) else tiles.matrix(c.read(ex))
             c.write(ex, tiles.product(x.T if across else x, y.T if down else y, held, dtypes))
 

@@ -4,7 +4,7 @@ why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
 most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by nothing
-but products of 16-bit floats summed in float32; one to three warpgroups of consumers.
+but products that wgmma has; one to three warpgroups of consumers.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -184,15 +184,15 @@ def _check_readers(program: Any) -> None:
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
+    from tilescale.compiler.cuda import dtypes
     from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
     if a.source not in rings or b.source not in rings:
         return "an operand of T.gemm is no tile of a ring"
-    dtypes = [element_dtype(r.source) for r in (a, b, c)]
-    if dtypes[0] != dtypes[1] or dtypes[0] not in ("float16", "bfloat16") or dtypes[2] != "float32":
-        return f"T.gemm of {dtypes[0]} by {dtypes[1]} into {dtypes[2]}"
+    if why := dtypes.no_wgmma(call):
+        return why
     if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
         return "T.gemm inside a T.Scale, or with a condition for clear_accum"
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
@@ -201,7 +201,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
         if not all(constant(x.min) == 0 and int(x.extent) == int(e) for x, e in zip(r.region[1:], r.source.ty.shape[1:], strict=True)):
             return f"T.gemm of a part of {r.source.name}"
     k = int(a.region[1].extent if call.attrs["trans_a"] else a.region[2].extent)
-    if k % 16 or not wgmma_fragments(call, program.launch.threads):
+    if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
         m, n = (int(e) for e in c.source.ty.shape)
         return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
     return None

@@ -15,7 +15,7 @@ import numpy as np
 from tilescale.compiler.cpu.scales import WIDTHS
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ops import base
 from tilescale.compiler.sim import nest, rings
 from tilescale.compiler.sim.expr import Expressions, Value
@@ -105,7 +105,7 @@ class Preparation(Expressions):
 
     def run(self) -> Prepared:
         func, program = self.program.func, self.program
-        written = written_buffers(program)
+        written, read = written_buffers(program), read_buffers(func.body)
         self._engines(func.body)
         self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1) or bool(self.made.engines)
         cell_bits = _cell_bits(func.body)
@@ -121,7 +121,7 @@ class Preparation(Expressions):
         self.contended |= {
             p.var
             for p in program.params
-            if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in _read(func.body))
+            if hasattr(p.spec, "shape") and p.var in written and (p.spec.kind != "tensor" or p.var in read)
         }
         grid = [*program.launch.grid, 1, 1][:3]
         x, y, z = (self.scalar(tirx.IntImm("int32", n) if isinstance(n, int) else n) for n in grid)
@@ -577,19 +577,4 @@ def _updated(body: Any) -> set[Any]:
     """Buffers that atomic operations update."""
     found: set[Any] = set()
     structural_walk(body, (ir.Call, lambda c: found.add(c.args[0].source) if c.op.name == "ts.atomic" else None))
-    return found
-
-
-def _read(body: Any) -> set[Any]:
-    """Buffers that some statement reads."""
-    found: set[Any] = set()
-    structural_walk(body, (ir.TensorLoad, lambda e: found.add(e.source)))
-
-    def look(call: Any) -> None:
-        op = base.find(call)
-        for access in op.effects(call) if op is not None else ():
-            if access.mode != "write":
-                found.add(access.region.source)
-
-    structural_walk(body, (ir.Call, look))
     return found

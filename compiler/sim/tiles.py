@@ -31,6 +31,11 @@ def matrix(stored: Any) -> Any:
     return stored.reshape([stored.shape[k] for k in sorted(axes)])
 
 
+def tf32(x: Any) -> Any:
+    """float32 cut to tf32: the lower 13 bits of the mantissa zero."""
+    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
 def product(a: Any, b: Any, c: Any, dtypes: tuple[str, str, str]) -> Any:
     """C + A · B for matrices as they lie in memory; ``c`` is None where C starts from zero. Rounded once, integers wrap."""
     wide = np.float64 if numerics.FLOATS.count(dtypes[2]) else np.int64

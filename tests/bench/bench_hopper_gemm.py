@@ -2,71 +2,34 @@
 
 Random bf16 data. Both are captured in CUDA graphs of several launches that walk through copies of their arguments, more than 100 MB in
 all, so that the L2 cache holds none of the next launch's; graphs are replayed in turn, at least 30 times each, and timed by events. The
-medians are compared; ratios are taken pair by pair.
+medians are compared; ratios are taken pair by pair (tests/bench/gpu.py).
 
-Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0,0 …`` (BM,BN,BK,stages,threads,panel,blocks), ``--rounds 40``,
+Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0,0 …`` (BM,BN,BK,stages,threads,panel,
+blocks, and a cluster's blocks along M where there are more), ``--rounds 40``,
 ``--transposed`` (B as (N, K)), ``--float16``. The figures go to $OUT/hopper_gemm.json, or without OUT to tests/bench/results.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
+import functools
 import sys
-from pathlib import Path
 from typing import Any
+
+from tests.bench.gpu import captured, copies, measure, ratios, spread
+from tests.bench.record import record
 
 SHAPES = ("8192,8192,8192", "4096,4096,4096", "8192,7168,8192")
 TILES = ("128,256,64,4,256,0,0", "128,256,64,4,256,8,0", "128,256,64,4,256,16,0", "128,256,64,4,256,8,132", "128,256,64,4,256,16,132")
-TRAFFIC = 128 << 20
 
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
 
 
-def captured(call: Any, sets: list[tuple[Any, ...]]) -> Any:
-    """A graph that makes one call for each set of arguments."""
-    import torch
-
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for s in sets:
-            call(*s)
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for s in sets:
-            call(*s)
-    return graph
-
-
-def measure(graphs: dict[str, Any], launches: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one launch, for each graph and round; in every round the graphs run in another order."""
-    import torch
-
-    names = list(graphs)
-    times: dict[str, list[float]] = {n: [] for n in names}
-    for name in names * 3:
-        graphs[name].replay()
-    torch.cuda.synchronize()
-    for r in range(rounds):
-        for name in names[r % len(names) :] + names[: r % len(names)]:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) / 1e3 / launches)
-    return times
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    ordered = sorted(values)
-    cut = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))]  # noqa: E731
-    return {"median": statistics.median(values), "p10": cut(0.1), "p90": cut(0.9), "least": ordered[0], "most": ordered[-1]}
+def over(call: Any, sets: list[tuple[Any, ...]]) -> list[Any]:
+    """A call for each set of arguments."""
+    return [functools.partial(call, *s) for s in sets]
 
 
 def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int, transposed: bool, dtype: str) -> dict[str, Any]:
@@ -78,33 +41,36 @@ def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int, trans
     M, N, K = shape
     kind = getattr(torch, dtype)
     bytes_each = 2 * (M * K + K * N + M * N)
-    copies = max(2, -(-TRAFFIC // bytes_each))
+    count = copies(bytes_each)
     b_shape = (N, K) if transposed else (K, N)
-    sets = [tuple(torch.randn(s, device="cuda").to(kind) for s in ((M, K), b_shape)) + (torch.empty(M, N, device="cuda", dtype=kind),) for _ in range(copies)]
+    sets = [tuple(torch.randn(s, device="cuda").to(kind) for s in ((M, K), b_shape)) + (torch.empty(M, N, device="cuda", dtype=kind),) for _ in range(count)]
     want = torch.mm(sets[0][0], sets[0][1].T if transposed else sets[0][1]).float()
     theirs = (lambda a, b, c: torch.mm(a, b.T, out=c)) if transposed else (lambda a, b, c: torch.mm(a, b, out=c))
-    graphs, resources, errors = {"torch.mm": captured(theirs, sets)}, {}, {}
+    graphs, resources, errors = {"torch.mm": captured(over(theirs, sets))}, {}, {}
     for tile in tiles:
         name = "×".join(map(str, tile[:3])) + f" {tile[3]} stages {tile[4]} threads panel {tile[5]} blocks {tile[6]}"
-        made = tilescale.compile(gemm(M, N, K, *tile[:5], dtype=dtype, trans_b=transposed, panel=tile[5], blocks=tile[6]), target="cuda")
+        rows = tile[7] if len(tile) > 7 else 1
+        name += f" cluster {rows}" if rows > 1 else ""
+        options = {"panel": tile[5], "blocks": tile[6], "cluster": rows if tile[6] else (1, rows)}
+        made = tilescale.compile(gemm(M, N, K, *tile[:5], dtype=dtype, trans_b=transposed, **options), target="cuda")
         made(*sets[0])
         errors[name] = ((sets[0][2].float() - want).abs().max() / want.abs().max()).item()
         if errors[name] > 2e-2:
             raise SystemExit(f"{name} is wrong by {errors[name]} of the greatest value")
         resources[name] = {k: v for k, v in made.resources.items() if isinstance(v, (int, float, str))}
-        graphs[name] = captured(made, sets)
-    times = measure(graphs, copies, rounds)
+        graphs[name] = captured(over(made, sets))
+    times = measure(graphs, count, rounds)
     work = 2.0 * M * N * K
-    out: dict[str, Any] = {"shape": [M, N, K], "copies": copies, "rounds": rounds, "kernels": {}}
+    out: dict[str, Any] = {"shape": [M, N, K], "copies": count, "rounds": rounds, "kernels": {}}
     for name, seconds in times.items():
         found = spread(seconds)
-        ratios = [t / o for t, o in zip(times["torch.mm"], seconds, strict=True)]
+        ratio = ratios(times["torch.mm"], seconds)
         out["kernels"][name] = {
-            "us": {k: v * 1e6 for k, v in found.items()}, "tflops": work / found["median"] / 1e12, "ratio_to_torch": spread(ratios),
+            "us": {k: v * 1e6 for k, v in found.items()}, "tflops": work / found["median"] / 1e12, "ratio_to_torch": ratio,
             "relative_error": errors.get(name, 0.0), "resources": resources.get(name, {}),
         }  # fmt: skip
         print(f"{M}×{N}×{K}  {name:58s} {found['median'] * 1e6:9.1f} µs  {work / found['median'] / 1e12:6.1f} TFLOP/s  "
-              f"{statistics.median(ratios):.3f} × torch.mm  (p10 {spread(ratios)['p10']:.3f}, p90 {spread(ratios)['p90']:.3f})", flush=True)  # fmt: skip
+              f"{ratio['median']:.3f} × torch.mm  (p10 {ratio['p10']:.3f}, p90 {ratio['p90']:.3f})", flush=True)  # fmt: skip
     return out
 
 
@@ -122,11 +88,7 @@ def main(argv: list[str] | None = None) -> int:
     tiles = [numbers(t) for t in args.tiles]
     dtype = "float16" if args.float16 else "bfloat16"
     found = [one(numbers(s), tiles, args.rounds, args.transposed, dtype) for s in args.shapes]
-    made = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda, "dtype": dtype,
-            "transposed_b": args.transposed, "command": sys.argv, "figures": found}  # fmt: skip
-    folder = Path(os.environ.get("OUT") or Path(__file__).resolve().parent / "results")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "hopper_gemm.json").write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+    record("hopper_gemm", {"dtype": dtype, "transposed_b": args.transposed, "shapes": found})
     return 0
 
 

@@ -23,8 +23,23 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def graphics() -> dict[str, Any]:
+    """The GPU that torch runs on, and its software; nothing where there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    found = torch.cuda.get_device_properties(0)
+    driver = next((line.split()[-1] for line in _lines("/sys/module/nvidia/version")), "")
+    return {"gpu": found.name, "multiprocessors": found.multi_processor_count, "driver": driver, "cuda": torch.version.cuda}
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines() if Path(path).exists() else []
+
+
 def record(name: str, figures: dict[str, Any]) -> Path:
-    """Writes ``figures`` (ratios, times with their unit in the key) with date, machine, versions and command; returns the file."""
+    """Writes ``figures`` (ratios, times with their unit in the key) with date, machine, versions and command; returns the file, which lies
+    in $OUT where that is set."""
     versions = {"python": platform.python_version()}
     for package in ("torch", "apache-tvm", "apache-tvm-ffi", "numpy"):
         versions[package] = importlib.metadata.version(package)
@@ -34,12 +49,15 @@ def record(name: str, figures: dict[str, Any]) -> Path:
     made = {
         "name": name,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": {"processor": processor(), "llvm": cpu.name, "vector_bytes": cpu.vector_bytes, "cores": len(os.sched_getaffinity(0))},
+        "machine": {
+            "processor": processor(), "llvm": cpu.name, "vector_bytes": cpu.vector_bytes, "cores": len(os.sched_getaffinity(0)), **graphics()
+        },
         "versions": versions,
         "command": shlex.join(["python", "-m", "pytest", *sys.argv[1:]] if "pytest" in sys.argv[0] else ["python", *sys.argv]),
         "figures": figures,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    }  # fmt: skip
+    folder = Path(os.environ.get("OUT") or RESULTS)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
     return path

@@ -10,12 +10,12 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
   const int bx = blockIdx.x;
   const int by = blockIdx.y;
   extern __shared__ __align__(1024) uint8_t smem[];  // 8192 bytes
-  // test_cuda.py:26  A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+  // test_ir.py:20  A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
   half* const A_s = (half*)(smem + 4096);
   half* const B_s = (half*)smem;
-  // test_cuda.py:27  C_l = T.alloc_fragment((64, 64), "float32")
+  // test_ir.py:21  C_l = T.alloc_fragment((64, 64), "float32")
   float C_l[32];
-  // test_cuda.py:28  T.clear(C_l)
+  // test_ir.py:22  T.clear(C_l)
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll
@@ -29,12 +29,12 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       }
     }
   }
-  // test_cuda.py:29  for k in T.Pipelined(3, num_stages=3):
+  // test_ir.py:23  for k in T.Pipelined(3, num_stages=3):
   for (int k = 0; k < 3; ++k) {
-    __syncthreads();  // T.copy writes A_s that T.gemm, line 32 reads
+    __syncthreads();  // T.copy writes A_s that T.gemm, line 26 reads
     const int i0 = tid >> 2;
     const int j0 = (tid & 3) * 8;
-    // test_cuda.py:30  T.copy(A[by * 64, k * 32], A_s)
+    // test_ir.py:24  T.copy(A[by * 64, k * 32], A_s)
     #pragma unroll
     for (int u0 = 0; u0 < 2; ++u0) {
       const int i = u0 * 32 + i0;
@@ -46,17 +46,17 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
     }
     const int i0_1 = tid >> 3;
     const int j0_1 = (tid & 7) * 8;
-    // test_cuda.py:31  T.copy(B[k * 32, bx * 64], B_s)
+    // test_ir.py:25  T.copy(B[k * 32, bx * 64], B_s)
     #pragma unroll
     for (int u0 = 0; u0 < 2; ++u0) {
       const int i = u0 * 16 + i0_1;
       *(uint4*)&B_s[(i * 64 + j0_1) ^ (i & 7) * 8] = *(const uint4*)&B[k * 4096 + i * 128 + bx * 64 + j0_1];
     }
-    __syncthreads();  // T.gemm reads A_s that T.copy, line 30 writes
+    __syncthreads();  // T.gemm reads A_s that T.copy, line 24 writes
     const int lane = tid & 31;
     const int row0 = ((tid & 63) >> 5) * 32;
     const int col0 = (tid >> 6) * 32;
-    // test_cuda.py:32  T.gemm(A_s, B_s, C_l)
+    // test_ir.py:26  T.gemm(A_s, B_s, C_l)
     for (int k_1 = 0; k_1 < 2; ++k_1) {
       half a[16];
       #pragma unroll
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       }
     }
   }
-  // test_cuda.py:33  for i, j in T.Parallel(64, 64):
+  // test_ir.py:27  for i, j in T.Parallel(64, 64):
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       for (int u2 = 0; u2 < 2; ++u2) {
         #pragma unroll
         for (int u3 = 0; u3 < 2; ++u3) {
-          // test_cuda.py:34  C_l[i, j] = T.max(C_l[i, j], 0)
+          // test_ir.py:28  C_l[i, j] = T.max(C_l[i, j], 0)
           C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3] = ts::max(C_l[u0 * 16 + u1 * 4 + u2 * 2 + u3], 0.0f);
         }
       }
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
   }
   const int i0 = ((tid & 63) >> 5) * 32 + ((tid & 31) >> 2);
   const int j0 = (tid >> 6) * 32 + (tid & 3) * 2;
-  // test_cuda.py:35  T.copy(C_l, C[by * 64, bx * 64])
+  // test_ir.py:29  T.copy(C_l, C[by * 64, bx * 64])
   #pragma unroll
   for (int u0 = 0; u0 < 2; ++u0) {
     #pragma unroll

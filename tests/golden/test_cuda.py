@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import tilescale.language as T
+from tests.golden.test_ir import gemm
 from tests.unit.cuda import thread_kernels
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
@@ -18,21 +19,6 @@ KERNELS = ("scale", "staged")
 @pytest.mark.parametrize("name", KERNELS)
 def test_cuda(name: str, golden: Callable[[str, str], None]):
     golden(f"{name}.cu", print_kernel(getattr(thread_kernels, name)()).text)
-
-
-@T.prim_func
-def gemm(A: T.Tensor((T.dynamic("m"), 96), "float16"), B: T.Tensor((96, 128), "float16"), C: T.Tensor((T.dynamic("m"), 128), "float16")):
-    with T.Kernel(2, T.ceildiv(A.shape[0], 64), threads=128) as (bx, by):
-        A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
-        C_l = T.alloc_fragment((64, 64), "float32")
-        T.clear(C_l)
-        for k in T.Pipelined(3, num_stages=3):
-            T.copy(A[by * 64, k * 32], A_s)
-            T.copy(B[k * 32, bx * 64], B_s)
-            T.gemm(A_s, B_s, C_l)
-        for i, j in T.Parallel(64, 64):
-            C_l[i, j] = T.max(C_l[i, j], 0)
-        T.copy(C_l, C[by * 64, bx * 64])
 
 
 @T.prim_func

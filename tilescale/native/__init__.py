@@ -6,19 +6,22 @@
 from __future__ import annotations
 
 from tilescale.native.build import (
+    adopt,
     compiler,
     configure,
     cuda_capability,
     cuda_missing,
     import_tvm_ffi,
     library,
+    library_path,
     make_cuda_kernel,
     make_kernel,
     retype,
+    runtime_version,
 )
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
 
 __all__ = [
-    "Event", "clear_events", "compiler", "configure", "cuda_capability", "cuda_missing", "events", "import_tvm_ffi", "library",
-    "lost_events", "make_cuda_kernel", "make_kernel", "retype", "traffic",
+    "Event", "adopt", "clear_events", "compiler", "configure", "cuda_capability", "cuda_missing", "events", "import_tvm_ffi", "library",
+    "library_path", "lost_events", "make_cuda_kernel", "make_kernel", "retype", "runtime_version", "traffic",
 ]  # fmt: skip

@@ -80,10 +80,20 @@ def _tvm_ffi_root() -> Path:
     return Path(spec.origin).parent
 
 
-def _key(command: list[str]) -> str:
+def _sources() -> Any:
     h = hashlib.sha256()
     for name in ("ts_rt.h", "ts_heap.h", *SOURCES):
         h.update(name.encode() + b"\0" + (HERE / name).read_bytes())
+    return h
+
+
+def runtime_version() -> str:
+    """What a built runtime must agree in to serve this TileScale: ``apache-tvm-ffi-<version> <hash of the runtime's sources>``."""
+    return f"apache-tvm-ffi-{importlib.metadata.version('apache-tvm-ffi')} {_sources().hexdigest()[:20]}"
+
+
+def _key(command: list[str]) -> str:
+    h = _sources()
     import platform
 
     parts = [*command, *FLAGS, platform.machine(), _programs(command)]
@@ -116,6 +126,8 @@ def library_path() -> Path:
 
     Several processes that start at once build once: the others wait for a file lock.
     """
+    if _adopted is not None:
+        return _adopted
     command = compiler()
     folder = env.CACHE_DIR.get() / "native"
     out = folder / f"libts_rt-{_key(command)}.so"
@@ -145,6 +157,25 @@ def configure(local_ranks: int | None = None) -> None:
 
 
 _lib: ctypes.CDLL | None = None
+_adopted: Path | None = None  # a runtime that was built elsewhere, from these sources
+
+
+def adopt(path: Path) -> None:
+    """Uses a built runtime of this very `runtime_version`, so that no compiler is needed. One that is loaded already stays: a process has
+    one, since kernels find its functions by name.
+
+    Raises:
+        OSError: it does not load on this machine.
+    """
+    global _adopted
+    if _lib is not None or _adopted is not None:
+        return
+    _adopted = path
+    try:
+        library()
+    except OSError:
+        _adopted = None
+        raise
 
 
 def library() -> ctypes.CDLL:

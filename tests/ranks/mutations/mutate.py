@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.collective import _Collective
 from tilescale.compiler.passes.pipeline import tile_level
@@ -59,7 +59,7 @@ class _Mutations:
     def __init__(self, program: Any):
         self.program, self.body = program, program.func.body
         self.meetings: dict[int, list[Any]] = {}
-        written, read = written_buffers(program), _read(self.body)
+        written, read = written_buffers(program), read_buffers(self.body)
         memory = [p for p in program.params if hasattr(p.spec, "shape") and p.var in written]
         self.noticed = {p.var for p in memory if p.spec.kind != "tensor" or p.var in read}
         self.tiles_too = _shares_tiles(program)
@@ -192,17 +192,3 @@ def _shares_tiles(program: Any) -> bool:
     found: list[Any] = []
     structural_walk(program.func.body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" else None))
     return any(n > 1 for n in program.launch.cluster) or any(int(s.value.value) < 3 for s in found)
-
-
-def _read(body: Any) -> set[Any]:
-    found: set[Any] = set()
-    structural_walk(body, (ir.TensorLoad, lambda e: found.add(e.source)))
-
-    def look(call: Any) -> None:
-        op = base.find(call)
-        for access in op.effects(call) if op is not None else ():
-            if access.mode != "write":
-                found.add(access.region.source)
-
-    structural_walk(body, (ir.Call, look))
-    return found

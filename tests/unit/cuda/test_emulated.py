@@ -146,7 +146,7 @@ def test_scans(shape, axis, reverse):
     agree(kernel, {"A": data(shape, "float32"), "B": empty(shape, "float32"), "C": empty(shape, "float32")})
 
 
-def product(dtypes, shape, threads, trans_a=False, trans_b=False, policy=T.GemmWarpPolicy.Square, clear=False):
+def product(dtypes, shape, threads, trans_a=False, trans_b=False, policy=T.GemmWarpPolicy.Square, clear=False, precision=""):
     (da, db, dc), (m, n, k) = dtypes, shape
     a_shape, b_shape = (k, m) if trans_a else (m, k), (n, k) if trans_b else (k, n)
 
@@ -157,19 +157,47 @@ def product(dtypes, shape, threads, trans_a=False, trans_b=False, policy=T.GemmW
             T.copy(A, a)
             T.copy(B, b)
             T.copy(C, c)
-            T.gemm(a, b, c, transpose_A=trans_a, transpose_B=trans_b, policy=policy, clear_accum=clear)
+            T.gemm(a, b, c, transpose_A=trans_a, transpose_B=trans_b, policy=policy, clear_accum=clear, precision=precision)
             T.copy(c, C)
 
     return kernel, {"A": data(a_shape, da), "B": data(b_shape, db, 1), "C": data((m, n), dc, 2)}
 
 
-@pytest.mark.parametrize("shape", [(16, 8, 16), (64, 64, 32), (48, 80, 20), (1, 1, 1), (17, 24, 33), (64, 16, 48)], ids=str)
+@pytest.mark.parametrize("shape", [(16, 8, 16), (64, 64, 32), (48, 80, 20), (1, 1, 1), (17, 24, 33), (64, 16, 48), (32, 32, 64)], ids=str)
 @pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float16", "float16", "float32"), ("bfloat16", "bfloat16", "bfloat16"),
                                     ("int8", "int8", "int32"), ("float64",) * 3, ("float8_e4m3fn", "float8_e5m2", "float32")], ids=str)  # fmt: skip
 def test_products(shape, dtypes):
-    wide = "16" in dtypes[0] or "int" in dtypes[0]  # mma has a path of its own for each way that operands lie
+    wide = "16" in dtypes[0] or "8" in dtypes[0]  # mma has a path of its own for each way that operands lie
     for threads, trans_a, trans_b in ((128, False, False), (96, True, True), (32, False, True), (128, True, False))[: 4 if wide else 2]:
         agree(*product(dtypes, shape, threads, trans_a, trans_b))
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 64), (17, 24, 33)], ids=str)
+@pytest.mark.parametrize("left", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
+@pytest.mark.parametrize("right", ["float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
+def test_products_of_bytes(shape, left, right):
+    if ("int" in left) == ("int" in right):
+        agree(*product((left, right, "int32" if "int" in left else "float32"), shape, 64, trans_b=True), arch="sm_80")
+
+
+@pytest.mark.parametrize("shape", [(32, 32, 64), (17, 24, 33)], ids=str)
+@pytest.mark.parametrize("trans", [(False, True), (True, False)], ids=str)
+def test_products_that_may_be_cut_to_tf32(shape, trans):
+    """They use the tensor cores, and differ from those that may not."""
+    kernel, args = product(("float32",) * 3, shape, 64, *trans, precision="tf32")
+    assert "ts::mma_m16n8k8_tf32" in lowered_text(kernel, "sm_80")
+    cut = agree(kernel, args, arch="sm_80")
+    whole = agree(*product(("float32",) * 3, shape, 64, *trans), arch="sm_80")
+    assert not np.array_equal(cut["C"], whole["C"])
+
+
+def lowered_text(kernel, arch):
+    from tilescale.compiler.cuda.lower import Lowering
+    from tilescale.compiler.cuda.printer import print_kernel
+    from tilescale.compiler.passes import pipeline
+
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    return print_kernel(Lowering(program, arch).run()).text
 
 
 @pytest.mark.parametrize("policy", list(T.GemmWarpPolicy))

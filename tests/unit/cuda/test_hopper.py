@@ -28,6 +28,11 @@ CASES = [
     ((1, 264, 200), {"BM": 128, "BN": 256, "stages": 4}, 4),
     ((100, 96, 200), {"BM": 128, "BN": 96, "BK": 32, "stages": 4}, 5),
     ((100, 72, 200), {"BM": 128, "BN": 64, "stages": 1}, 7),
+    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "float8_e4m3fn", "right": "float8_e5m2", "out": "float32"}, 0),
+    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 64, "stages": 3, "trans_b": True, "dtype": "float8_e5m2", "out": "bfloat16"}, 1),
+    ((130, 136, 208), {"BM": 128, "BN": 128, "BK": 128, "stages": 2, "trans_b": True, "dtype": "int8", "out": "int32"}, 2),
+    ((70, 136, 208), {"BM": 64, "BN": 96, "BK": 64, "stages": 3, "trans_b": True, "dtype": "uint8", "right": "int8", "out": "int32", "threads": 128}, 3),
+    ((70, 136, 100), {"BM": 64, "BN": 128, "BK": 32, "stages": 3, "trans_b": True, "dtype": "float32", "precision": "tf32"}, 3),
     ((200, 40, 264), {"BM": 192, "BN": 48, "BK": 128, "stages": 3, "threads": 384}, 6),
 ]
 
@@ -40,7 +45,7 @@ def lowered(kernel: Any) -> tuple[ThreadKernel, Any]:
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:
     dtype = options.get("dtype", "bfloat16")
     a, b = ((K, M) if options.get("trans_a") else (M, K)), ((N, K) if options.get("trans_b") else (K, N))
-    return {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), options.get("out", dtype))}
+    return {"A": data(a, dtype, 1), "B": data(b, options.get("right", dtype), 2), "C": empty((M, N), options.get("out", dtype))}
 
 
 #: clusters, with the copies that each stage's tiles take, (plain, multicast), and the blocks that must have read a stage
@@ -79,6 +84,14 @@ def test_a_persistent_kernel_keeps_its_ring(seed: int):
     options = {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 2, "panel": 2, "out": "float32"}
     assert "ts::tma_load" in print_kernel(lowered(gemm(200, 136, 200, **options))[0]).text
     agree(gemm(200, 136, 200, **options), arguments(200, 136, 200, options), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_persistent_clusters_share(seed: int):
+    options = {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 4, "panel": 4, "cluster": 2}
+    text = print_kernel(lowered(gemm(300, 136, 200, **options))[0]).text
+    assert (text.count("ts::tma_load("), text.count("ts::tma_load_multicast(")) == (1, 1)
+    agree(gemm(300, 136, 200, **options), arguments(300, 136, 200, options), seed=seed)
 
 
 @pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
@@ -224,14 +237,17 @@ def _found(fault: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> 
 
 
 def test_the_text():
-    """The kernel as a person reads it, without the comments that name lines."""
-    text = print_kernel(lowered(gemm(8192, 7168, 8192))[0]).text
+    """The kernel as a person reads it, without the comments that name lines, and their numbers in the others."""
+    text = re.sub(r", line \d+", "", print_kernel(lowered(gemm(8192, 7168, 8192))[0]).text)
     kept = [line.rstrip() for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// gemms\.py", line)]
     assert "\n".join(kept) + "\n" == GOLDEN.read_text()
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132},
+                                     {"trans_b": True, "dtype": "float8_e4m3fn", "BK": 128, "out": "bfloat16"},
+                                     {"trans_b": True, "dtype": "int8", "BK": 128, "out": "int32"},
+                                     {"trans_b": True, "dtype": "float32", "BK": 32, "precision": "tf32"}], ids=str)  # fmt: skip
 def test_products_stay_in_flight(options: dict[str, Any]):
     """No spills, and nothing that makes the machine await each product (ptxas' warning C7514)."""
     made = toolchain.compile_cubin(print_kernel(lowered(gemm(**{"M": 4096, "N": 4096, "K": 4096, "trans_a": "K" in options, **options}))[0]), "sm_90a")

@@ -177,5 +177,10 @@ __device__ __forceinline__ void wgmma_arrived(float* d) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int count>
+__device__ __forceinline__ void wgmma_arrived(int* d) {
+#pragma unroll
+  for (int i = 0; i < count; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 }  // namespace ts

@@ -87,4 +87,55 @@ TS_MMA_INT(mma_m16n8k32_s8_u8, "s8", "u8")
 TS_MMA_INT(mma_m16n8k32_u8_s8, "u8", "s8")
 #undef TS_MMA_INT
 
+// float32 operands, of which the tensor cores take the upper 19 bits.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float* d, const void* pa, const void* pb) {
+  uint32_t a[4], b[2];
+  memcpy(a, pa, sizeof(a));
+  memcpy(b, pb, sizeof(b));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#if __CUDA_ARCH__ >= 890
+#define TS_MMA_FLOAT8(name, left, right)                                                                                          \
+  __device__ __forceinline__ void name(float* d, const void* pa, const void* pb) {                                                \
+    uint32_t a[4], b[2];                                                                                                          \
+    memcpy(a, pa, sizeof(a));                                                                                                     \
+    memcpy(b, pb, sizeof(b));                                                                                                     \
+    asm("mma.sync.aligned.m16n8k32.row.col.f32." #left "." #right ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, " \
+        "%2, %3};"                                                                                                                \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                          \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                                      \
+  }
+#else
+// Two 8-bit floats, in the lower bytes of a word's halves, as two float16: exact. As float16 the fields of e4m3 mean 2^-8 of the value
+// (convert.cuh), and its NaN would be 480; e5m2 is the upper byte of a float16.
+__device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t pair) {
+  const uint32_t size = (pair & 0x007f007fu) << 7;
+  uint32_t h;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(h) : "r"(size | (pair & 0x00800080u) << 8), "r"(0x5c005c00u));
+  return h | (__vcmpeq2(size, 0x3f803f80u) & 0x7fff7fffu);
+}
+__device__ __forceinline__ uint32_t halves_of_e5m2(uint32_t pair) { return pair << 8; }
+// Processors without 8-bit floats: two products of float16. Which 16 of the 32 places of k come first does not matter as long as it is
+// the same in both operands: of each register the even bytes, then the odd ones.
+#define TS_MMA_FLOAT8(name, left, right)                                                                             \
+  __device__ __forceinline__ void name(float* d, const void* pa, const void* pb) {                                   \
+    uint32_t a[4], b[2], x[4], y[2];                                                                                 \
+    memcpy(a, pa, sizeof(a));                                                                                        \
+    memcpy(b, pb, sizeof(b));                                                                                        \
+    _Pragma("unroll") for (int odd = 0; odd < 2; ++odd) {                                                            \
+      _Pragma("unroll") for (int i = 0; i < 4; ++i) x[i] = halves_of_##left(a[i] >> (8 * odd) & 0x00ff00ffu);        \
+      _Pragma("unroll") for (int i = 0; i < 2; ++i) y[i] = halves_of_##right(b[i] >> (8 * odd) & 0x00ff00ffu);       \
+      mma_m16n8k16_f16(d, x, y);                                                                                     \
+    }                                                                                                                \
+  }
+#endif
+TS_MMA_FLOAT8(mma_m16n8k32_e4m3, e4m3, e4m3)
+TS_MMA_FLOAT8(mma_m16n8k32_e5m2, e5m2, e5m2)
+TS_MMA_FLOAT8(mma_m16n8k32_e4m3_e5m2, e4m3, e5m2)
+TS_MMA_FLOAT8(mma_m16n8k32_e5m2_e4m3, e5m2, e4m3)
+#undef TS_MMA_FLOAT8
+
 }  // namespace ts

@@ -1,0 +1,72 @@
+"""Kernels that are compiled for GPUs without one: the examples and the variants of Hopper's GEMM, by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.gemms import gemm
+from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+#: the examples of one rank, and for which constants they are compiled
+OF_ONE_RANK = {
+    "01_vector_add": ((1000,), {}),
+    "02_gemm": ((400, 500), {}),
+    "03_softmax": ((500, 1000), {}),
+    "04_flash_attention": ((1, 4, 300, 64), {"causal": True}),
+}
+GEMMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "float16, B transposed": {"dtype": "float16", "trans_b": True},
+    "A transposed": {"trans_a": True, "out": "float32"},
+    "one warpgroup": {"BM": 128, "BN": 128, "threads": 128},
+    "three warpgroups": {"BM": 192, "BN": 128, "threads": 384, "stages": 3},
+    "warpgroups side by side": {"BM": 64, "BN": 128, "stages": 2},
+    "narrow": {"BM": 64, "BN": 48, "BK": 32, "threads": 128, "stages": 3},
+    "one stage": {"BM": 128, "BN": 128, "stages": 1},
+    "panels": {"panel": 3},
+    "ragged": {"M": 1000, "N": 776, "K": 520},
+    "persistent": {"blocks": 132, "panel": 16},
+    "persistent, ragged": {"M": 1000, "N": 776, "K": 520, "BN": 128, "blocks": 5},
+}
+
+
+def example(name: str, args: Any, options: Any) -> Any:
+    """An example's kernel for these constants, traced afresh."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.kernel.__wrapped__(*args, **options)
+
+
+#: which of them are compiled for Ampere too: where none of this is Hopper's own, one is as good as many
+ON_AMPERE = ("plain", "float16, B transposed", "A transposed", "ragged")
+
+
+def kernels(arch: str) -> dict[str, Callable[[], Any]]:
+    """Name → what makes the prim_func."""
+    made: dict[str, Callable[[], Any]] = {}
+    for name, (args, options) in OF_ONE_RANK.items():
+        made[name] = lambda name=name, args=args, options=options: example(name, args, options)
+    for name, options in GEMMS.items():
+        if arch != "sm_90a" and name not in ON_AMPERE:
+            continue
+        made[f"gemm, {name}"] = lambda options=options: gemm(**{"M": 4096, "N": 7168, "K": 4096, **options})
+    return made
+
+
+def compiled(prim: Any, arch: str) -> Any:
+    """A kernel's cubin, by nvcc."""
+    program, _ = pipeline.run(prim.trace(), passes=pipeline.gpu_passes(arch))
+    return toolchain.compile_cubin(print_kernel(Lowering(program, arch).run()), arch)

@@ -1,0 +1,99 @@
+"""tilescale.ops on the simulator and on the CPU: every operation on its small cases against float64; imports; what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import tilescale.ops
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import HOME, MODULES, load
+from tilescale.ops.case import Case, Op, as_tuple, worst
+
+SMALL = [pytest.param(load(m), c, id=f"{load(m).name}: {c}") for m in MODULES for c in load(m).cases if c.small]
+
+
+def poisoned(like: tuple[torch.Tensor, ...]) -> tuple[Any, list[torch.Tensor]]:
+    """Outputs that hold NaN (or their dtype's least number), each in the middle of memory that must stay as it is."""
+    rooms, outs = [], []
+    for t in like:
+        bits = torch.full((t.numel() + 256,), 0x55, dtype=torch.uint8).repeat_interleave(t.element_size()).view(t.dtype)
+        out = bits[128 : 128 + t.numel()].view(t.shape)
+        out.fill_(float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).min)
+        rooms.append(bits)
+        outs.append(out)
+    return (outs[0] if len(outs) == 1 else tuple(outs)), rooms
+
+
+@pytest.mark.parametrize("target", ["sim", "cpu"])
+@pytest.mark.parametrize("op, case", SMALL)
+def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatch):
+    """Into memory of its own and into poisoned memory: within what rounding explains, the same bits, nothing beside it touched."""
+    monkeypatch.setenv("TILESCALE_TARGET", target)
+    arguments = op.draw(**case.shape)
+    got, want = as_tuple(op.run(**arguments)), op.reference(**arguments)
+    assert len(got) == len(want)
+    for k, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert g.shape == w.value.shape and worst(g, w) <= 1, f"result {k} of {case}: {worst(g, w)} times what rounding explains"
+    out, rooms = poisoned(got)
+    again = as_tuple(op.run(**arguments, out=out))
+    for g, a, room in zip(got, again, rooms, strict=True):
+        assert a.contiguous().view(torch.uint8).equal(g.contiguous().view(torch.uint8))
+        assert (room[:128].view(torch.uint8) == 0x55).all() and (room[-128:].view(torch.uint8) == 0x55).all()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_lists(module: str):
+    """Each operation is tested small and ragged and has something to be measured against where it is measured."""
+    op = load(module)
+    assert len({str(c) for c in op.cases}) == len(op.cases), "a case stands in the list twice"
+    assert any(c.small for c in op.cases)
+    assert op.peers or not any(c.bar for c in op.cases)
+    for c in op.cases:
+        assert not (c.small and c.bar)
+        if c.bar:
+            assert op.flops(**c.shape) + op.moved(**c.shape) > 0
+
+
+def test_names():
+    """A file is not called like a function in it, in whose place importing it would put itself."""
+    assert set(HOME.values()) <= set(MODULES) and not set(HOME) & set(MODULES)
+    for name in HOME:
+        assert callable(getattr(tilescale.ops, name)) and getattr(tilescale.ops, name).__doc__
+
+
+def test_torch_comes_with_the_first_operation(clean_env: dict[str, str]):
+    code = "import sys, tilescale.ops; a = 'torch' in sys.modules; tilescale.ops.matmul; print(a, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=clean_env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "False True"), done.stderr
+
+
+def test_what_matmul_refuses():
+    a, b = torch.zeros(4, 8), torch.zeros(8, 16)
+    for wrong in (
+        lambda: tilescale.ops.matmul(a, b.T),
+        lambda: tilescale.ops.matmul(a, torch.zeros(8)),
+        lambda: tilescale.ops.matmul(a, b, activation="swish"),
+        lambda: tilescale.ops.matmul(a, b, torch.zeros(4)),
+        lambda: tilescale.ops.matmul(a, b, out=torch.zeros(16, 4)),
+        lambda: tilescale.ops.matmul(a, b, out=torch.zeros(16, 4).T),
+        lambda: tilescale.ops.matmul(a[:0], b),
+    ):
+        with pytest.raises(TileValueError):
+            wrong()
+    for wrong in (
+        lambda: tilescale.ops.matmul(a, b.half()),
+        lambda: tilescale.ops.matmul(a.double(), b.double()),
+        lambda: tilescale.ops.matmul(a, b, out_dtype=torch.bfloat16),
+    ):
+        with pytest.raises(TileTypeError):
+            wrong()
+
+
+def test_matrices_that_lie_neither_way_are_copied():
+    a, b = torch.randn(6, 20)[:, ::2], torch.randn(10, 8)
+    assert torch.allclose(tilescale.ops.matmul(a, b), a @ b, atol=1e-4)

@@ -1,0 +1,233 @@
+"""Kernels ahead of time: `Kernel.export` writes one file, `load` makes a kernel of it where neither TVM nor a compiler is installed.
+
+The file is a zip archive of
+
+- ``kernel.json``: what the cache keeps beside the code, the kernel's label and outputs, and what the file needs of a machine;
+- ``kernel.bin``: a shared object for the CPU, a cubin for a GPU;
+- ``libts_rt.so``: the runtime that launches it, built;
+- ``kernel.cu``: the printed CUDA C++, for people.
+
+Loading takes TileScale's Python files, NumPy and apache-tvm-ffi (which the runtime links to). Nothing in the file depends on the version of
+Python. Both shared objects are unpacked into the cache folder under the hash of their contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilescale import env, log, native
+from tilescale.cache import Entry
+from tilescale.errors import TileError, TileTypeError, TileValueError
+
+if TYPE_CHECKING:
+    from tilescale.kernel import Kernel
+
+FORMAT = 1
+AGAIN = "export the kernel on such a machine"
+HEAD, CODE, RUNTIME, TEXT = "kernel.json", "kernel.bin", "libts_rt.so", "kernel.cu"
+#: names of instruction sets in /proc/cpuinfo that LLVM may use; others say what a system may do
+_INSTRUCTIONS = re.compile(
+    r"avx|sse|ssse|fma|bmi|f16c|popcnt|abm|lzcnt|movbe|adx|aes|vaes|pclmul|vpclmul|gfni|sha|amx|neon|asimd|sve|fp16|fphp|bf16|i8mm|dotprod"
+)
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
+
+
+# ---- writing
+
+
+def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
+    """Writes a kernel's file; see `Kernel.export`."""
+    entry = kernel.entry
+    if not entry.path:
+        raise TileTypeError(f"{kernel.name} runs on the simulator, and there is no code to export", hint='target="cpu" or target="cuda"')
+    try:
+        code = Path(entry.path).read_bytes()
+    except OSError as error:
+        raise TileError(f"the code of {kernel.name} is no longer at {entry.path}: {error.strerror}", hint="compile it again") from None
+    members = {CODE: code, RUNTIME: native.library_path().read_bytes()}
+    text = Path(entry.path).with_suffix(".cu")
+    if text.exists():
+        members[TEXT] = text.read_bytes()
+    head = {
+        "format": FORMAT,
+        "tilescale": _version(),
+        "needs": {"machine": os.uname().machine, "runtime": native.runtime_version(), "instructions": _own_needs(kernel)},
+        "hashes": {name: _digest(data) for name, data in members.items()},
+        "label": kernel.label, "out_idx": list(kernel.out_idx), "returns": list(kernel.returns), "instrument": kernel.instrument,
+        "config": kernel.config, "latency": kernel.latency, "desc": entry.desc, "sites": entry.sites, "meta": entry.meta,
+    }  # fmt: skip
+    out = Path(path)
+    handle, aside = tempfile.mkstemp(prefix=f".{out.name}-", dir=out.parent)
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(HEAD, json.dumps(head))
+            for name, data in members.items():
+                archive.writestr(name, data)
+        os.chmod(aside, 0o666 & ~_umask())  # mkstemp's files are their owner's alone
+        os.replace(aside, out)
+    except BaseException:
+        os.unlink(aside)
+        raise
+    return out
+
+
+def _version() -> str:
+    import tilescale
+
+    return tilescale.__version__
+
+
+def _umask() -> int:
+    was = os.umask(0)
+    os.umask(was)
+    return was
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _own_needs(kernel: Kernel) -> list[str]:
+    """The instruction sets that the code may use: LLVM compiles for the machine it runs on. None of a GPU's code."""
+    return sorted(instruction_sets()) if kernel.target == "cpu" else []
+
+
+def instruction_sets() -> set[str]:
+    """This processor's, as Linux names them."""
+    from tilescale.fingerprint import processor
+
+    words = [line.partition(":")[2] for line in processor().splitlines() if line.startswith(("flags", "Features"))]
+    return {word for word in " ".join(words).split() if _INSTRUCTIONS.match(word)}
+
+
+# ---- reading
+
+
+def load(path: str | os.PathLike[str]) -> Kernel:
+    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows its parameters, resources and
+    errors; what needs the program (`trace`, `check`, most kinds of `get_kernel_source`) raises TileError.
+
+    Raises:
+        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for another processor or GPU than
+            this machine's.
+    """
+    from tilescale.build import kernel_class
+
+    where = Path(path)
+    head, members = _read(where)
+    _require(where, head)
+    runtime = _unpacked(members[RUNTIME], RUNTIME)
+    try:
+        native.adopt(runtime)
+    except OSError as error:  # of the dynamic linker: an older C library, a system of another kind
+        raise TileValueError(f"the runtime in {where} does not load on this machine: {error}", hint=AGAIN) from error
+    _require_gpu(where, head["meta"].get("arch"))
+    entry = Entry(str(_unpacked(members[CODE], CODE)), head["desc"], head["sites"], head["meta"])
+    made = kernel_class(entry.meta)(
+        entry, head["label"], _no_program(where), out_idx=head["out_idx"], returns=head["returns"], from_cache=True,
+        instrument=head["instrument"],
+    )  # fmt: skip
+    made.config, made.latency = head["config"], head["latency"]
+    if TEXT in members:
+        made.texts["cuda"] = members[TEXT].decode()
+    return made
+
+
+def _no_program(where: Path) -> Callable[[], Any]:
+    def program() -> Any:
+        raise TileError(f"the kernel was loaded from {where}, which holds its code and not its program", hint="compile it from its source")
+
+    return program
+
+
+def _read(where: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """The description and the members, compared with their hashes."""
+    try:
+        with zipfile.ZipFile(where) as archive:
+            head = json.loads(archive.read(HEAD))
+            if head["format"] != FORMAT:
+                raise TileValueError(
+                    f"{where} has format {head['format']} of exported kernels, by TileScale {head['tilescale']}",
+                    expected=f"format {FORMAT}",
+                    hint=f"export the kernel with this version, {_version()}",
+                )
+            members = {name: archive.read(name) for name in head["hashes"]}
+    except FileNotFoundError:
+        raise TileValueError(f"there is no file {where}", expected="one that kernel.export(path) wrote") from None
+    except OSError as error:
+        raise TileValueError(f"{where} cannot be read: {error.strerror or error}") from None
+    except (zipfile.BadZipFile, zlib.error, KeyError, TypeError, ValueError, NotImplementedError, EOFError) as error:
+        if isinstance(error, TileError):
+            raise
+        raise TileValueError(f"{where} is damaged, or no exported kernel: {error}", expected="one that kernel.export(path) wrote") from None
+    for name, data in members.items():
+        if _digest(data) != head["hashes"][name]:
+            raise TileValueError(f"{where} is damaged: {name} is not what was written", hint="export the kernel again")
+    return head, members
+
+
+def _require(where: Path, head: dict[str, Any]) -> None:
+    """What the file needs is here. Raises TileValueError."""
+    needs = head["needs"]
+    machine = os.uname().machine
+    if needs["machine"] != machine:
+        raise TileValueError(f"{where} is for {needs['machine']}, and this machine is {machine}", hint=AGAIN)
+    if needs["runtime"] != native.runtime_version():
+        theirs, ours = needs["runtime"].partition(" ")[0], native.runtime_version().partition(" ")[0]
+        raise TileValueError(
+            f"{where} was made with TileScale {head['tilescale']} and {theirs}, whose launcher differs from this version's",
+            expected=f"a file of TileScale {_version()} and {ours}",
+            hint="export the kernel with this version",
+        )
+    missing = sorted(set(needs["instructions"]) - instruction_sets())
+    if missing:
+        raise TileValueError(f"{where} uses instructions that this processor lacks: {', '.join(missing)}", hint=AGAIN)
+
+
+def _require_gpu(where: Path, arch: str | None) -> None:
+    """This machine's first GPU runs the code; without one the kernel can be looked at. Raises TileValueError."""
+    gpu = None if arch is None else native.cuda_capability()
+    if arch is not None and gpu is not None and not runs_on(arch, *gpu):
+        raise TileValueError(
+            f"{where} is compiled for {arch}, and this machine's GPU is sm_{gpu[0]}{gpu[1]}",
+            expected=f"a GPU that runs {arch}",
+            hint=f'target="cuda:sm_{gpu[0]}{gpu[1]}" where it is compiled',
+        )
+
+
+def runs_on(arch: str, major: int, minor: int) -> bool:
+    """Whether a GPU of a compute capability runs a cubin for ``arch``: one of the same major version and no older minor one; where the name
+    ends in "a" that very one (CUDA C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features")."""
+    digits = re.sub(r"\D", "", arch)
+    own, least = int(digits[:-1]), int(digits[-1])
+    return major == own and (minor == least if arch.endswith("a") else minor >= least)
+
+
+def _unpacked(data: bytes, name: str) -> Path:
+    """A file with these bytes, in the cache folder or, where that cannot be written, in one of this process's own."""
+    try:
+        folder = env.CACHE_DIR.get() / "exported" / _digest(data)
+        folder.mkdir(parents=True, exist_ok=True)
+        out = folder / name
+        if out.exists() and out.read_bytes() == data:
+            return out
+        handle, aside = tempfile.mkstemp(dir=folder)
+    except OSError as error:
+        log.say("info", f"exported kernels are unpacked into a temporary folder: {error}", once=True)
+        _temporary.append(tempfile.TemporaryDirectory(prefix="tilescale-"))
+        out = Path(_temporary[-1].name, name)
+        out.write_bytes(data)
+        return out
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    os.replace(aside, out)
+    return out

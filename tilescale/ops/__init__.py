@@ -1,0 +1,48 @@
+"""Kernels that are ready to use, on torch tensors: ``tilescale.ops.matmul(a, b)``.
+
+One file an operation, which has
+
+- its kernels: functions of compile-time constants that return a ``@T.prim_func``, plain tile programs without expert primitives;
+- the function that people call: it checks its tensors, picks a configuration by what class of shape they are, compiles once and launches
+  on the tensors' device (and torch's current stream);
+- a reference in torch, in higher precision, with the error that rounding explains;
+- ``OP``, an :class:`~tilescale.ops.case.Op`: all that with one list of shapes, which the tests and the benchmarks read.
+
+To add one: the file, a line in ``HOME`` for each function that people call, its module in ``MODULES``. A file has another name than the
+functions in it, whose place the module would take when it is imported. Nothing here imports torch until an operation is named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilescale.ops.case import Op
+
+#: files that have an ``OP``
+MODULES = ("gemm",)
+#: a function that people call → its file
+HOME = {
+    "matmul": "gemm",
+}
+
+__all__ = ["HOME", "MODULES", "load", *HOME]
+
+
+def load(module: str) -> Op:
+    """The operation of one of ``MODULES``."""
+    op: Op = import_module(f"tilescale.ops.{module}").OP
+    return op
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HOME:
+        raise AttributeError(f"module 'tilescale.ops' has no attribute {name!r}")
+    value = getattr(import_module(f"tilescale.ops.{HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,297 @@
+"""``matmul(a, b)``: products of matrices in any order of memory, with a bias and an activation behind them.
+
+One tile program for all of it. Where the product has few rows (a batch of tokens times a layer's weights) it is bound by reading b, and
+C is computed transposed, so that b's columns take the 64 rows that the tensor cores have at least, and a's few rows their narrow side. A
+product with too few tiles for the GPU is cut along k (`Config.split`): partial sums go to memory, and a second kernel adds them in order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+
+ACTIVATIONS = ("", "relu", "gelu", "silu")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+#: act(x) in torch
+IN_TORCH: dict[str, Callable[[Any], Any]] = {
+    "": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu
+}  # fmt: skip
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---- kernels
+
+
+def activated(x: Any, activation: str) -> Any:
+    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu."""
+    if activation == "relu":
+        return T.max(x, 0.0)
+    if activation == "gelu":
+        return 0.5 * x * (1.0 + T.erf(x * 0.7071067811865476))
+    return x / (1.0 + T.exp(-x)) if activation == "silu" else x
+
+
+def product(
+    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, dtype: str, out: str,
+    trans_a: bool, trans_b: bool, bias: bool, activation: str,
+) -> Any:  # fmt: skip
+    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``; sums in float32.
+
+    ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
+    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles.
+    """
+    a_tile, b_tile = ((BK, BM) if trans_a else (BM, BK)), ((BN, BK) if trans_b else (BK, BN))
+    shape = ((M, N) if split == 1 else (split, M, N)), (out if split == 1 else "float32")
+    steps = ceil_div(ceil_div(K, BK), split)  # of k, a block
+    whole = split == 1
+
+    @T.macro
+    def body(A, B, bias, C):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
+            T.use_swizzle(panel, enable=panel > 0)
+            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BN, BM) if swap else (BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(steps, num_stages=stages):
+                at = (bz * steps + k) * BK
+                if trans_a:
+                    T.copy(A[at, by * BM], a)
+                else:
+                    T.copy(A[by * BM, at], a)
+                if trans_b:
+                    T.copy(B[bx * BN, at], b)
+                else:
+                    T.copy(B[at, bx * BN], b)
+                if swap:
+                    T.gemm(b, a, acc, transpose_A=not trans_b, transpose_B=not trans_a)
+                else:
+                    T.gemm(a, b, acc, transpose_A=trans_a, transpose_B=trans_b)
+            if whole and (bias is not None or activation):
+                for i, j in T.Parallel(*((BN, BM) if swap else (BM, BN))):
+                    x = acc[i, j] if bias is None else acc[i, j] + bias[bx * BN + (i if swap else j)]
+                    acc[i, j] = activated(x, activation)
+            if swap:
+                for i, j in T.Parallel(BN, BM):
+                    if whole:
+                        C[by * BM + j, bx * BN + i] = acc[i, j]
+                    else:
+                        C[bz, by * BM + j, bx * BN + i] = acc[i, j]
+            elif whole:
+                T.copy(acc, C[by * BM, bx * BN])
+            else:
+                T.copy(acc, C[bz, by * BM, bx * BN])
+
+    @T.prim_func
+    def gemm(A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor(*shape)):
+        body(A, B, None, C)
+
+    @T.prim_func
+    def gemm_bias(
+        A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), bias: T.Tensor((N,), out),
+        C: T.Tensor(*shape),
+    ):  # fmt: skip
+        body(A, B, bias, C)
+
+    return gemm_bias if bias and whole else gemm
+
+
+def combine(M: int, N: int, split: int, out: str, bias: bool, activation: str, columns: int = 256, threads: int = 64) -> Any:
+    """C = act(the sum of ``split`` partial sums (split, M, N), in order, + bias)."""
+
+    @T.macro
+    def body(P, bias, C):
+        with T.Kernel(T.ceildiv(N, columns), M, threads=threads) as (bx, by):
+            for j in T.Parallel(columns):
+                x = P[0, by, bx * columns + j]
+                for s in range(1, split):
+                    x = x + P[s, by, bx * columns + j]
+                C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
+
+    @T.prim_func
+    def combine(P: T.Tensor((split, M, N), "float32"), C: T.Tensor((M, N), out)):
+        body(P, None, C)
+
+    @T.prim_func
+    def combine_bias(P: T.Tensor((split, M, N), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
+        body(P, bias, C)
+
+    return combine_bias if bias else combine
+
+
+# ---- configurations
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not."""
+
+    BM: int = 128
+    BN: int = 256
+    BK: int = 64
+    stages: int = 4
+    threads: int = 256
+    split: int = 1
+    panel: int = 8
+    swap: bool = False
+
+
+def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors."""
+    if dtype == "float32":
+        return Config(BM=64 if M <= 64 else 128, BN=64 if N <= 64 else 128, BK=32, stages=3, panel=0)
+    if M <= 64:
+        BM = 16 if M <= 16 else 32 if M <= 32 else 64
+        return Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
+    if ceil_div(M, 128) * ceil_div(N, 256) >= units or M * N >= 4096 * 4096:
+        return Config()
+    return Config(BN=128, stages=6) if N > 64 else Config(BN=64, stages=6)
+
+
+# ---- what people call
+
+
+def matmul(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "", *, out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None, config: Config | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """act(a · b + bias), summed in float32 and rounded once; the same bits from run to run.
+
+    Args:
+        a, b: (M, K) and (K, N) of bfloat16, float16 or float32, each contiguous or the transpose of something contiguous.
+        bias: (N,) of the result's dtype. activation: "relu", "gelu" (by erf) or "silu".
+        out: (M, N), contiguous, takes the result. out_dtype: of the result; a's without, or float32.
+        config: how the work is cut, where the choice by the shape's class is not wanted.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    (a, trans_a), (b, trans_b) = host.matrix(a, "a"), host.matrix(b, "b")
+    M, K = reversed(a.shape) if trans_a else a.shape
+    K2, N = reversed(b.shape) if trans_b else b.shape
+    if K != K2:
+        raise TileValueError(f"matmul of ({M}, {K}) by ({K2}, {N})", expected="a (M, K), b (K, N)")
+    if a.dtype != b.dtype or host.dtype_name(a) not in DTYPES:
+        raise TileTypeError(f"matmul of {host.dtype_name(a)} by {host.dtype_name(b)}", expected="one of " + ", ".join(DTYPES) + " for both")
+    if activation not in ACTIVATIONS:
+        raise TileValueError(f"activation={activation!r}", expected=", ".join(repr(x) for x in ACTIVATIONS))
+    kind = out.dtype if out is not None and out_dtype is None else out_dtype or a.dtype
+    if kind not in (a.dtype, torch.float32):
+        raise TileTypeError(f"a result of {kind}", expected=f"{a.dtype} or torch.float32")
+    c = host.result(out, (M, N), kind, a)
+    if bias is not None and (tuple(bias.shape) != (N,) or bias.dtype != kind):
+        raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
+    if 0 in (M, N, K):
+        raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
+    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device))
+    name, tail = host.dtype_name(c), {"bias": bias is not None, "activation": activation}
+    more = () if bias is None else (bias,)
+    what = {"M": M, "N": N, "K": K, **asdict(how), "dtype": host.dtype_name(a), "out": name, "trans_a": trans_a, "trans_b": trans_b}
+    if how.split == 1:
+        host.launch(product, (a, b, *more, c), **what, **tail)
+        return c
+    partial = torch.empty(how.split, M, N, dtype=torch.float32, device=a.device)
+    host.launch(product, (a, b, partial), **what, bias=False, activation="")
+    host.launch(combine, (partial, *more, c), M=M, N=N, split=how.split, out=name, **tail)
+    return c
+
+
+chosen = functools.lru_cache(maxsize=None)(choose)
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    M: int, N: int, K: int, dtype: str = "bfloat16", trans_a: bool = False, trans_b: bool = False, bias: bool = False, activation: str = "",
+    out: str = "", device: Any = "cpu", seed: int = 0, **config: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Normal random operands; ``trans_a``, ``trans_b``: transposes of contiguous ones; ``config``: fields of a `Config`."""
+    g = generator(device, seed)
+    a = normal((K, M), dtype, g).T if trans_a else normal((M, K), dtype, g)
+    b = normal((N, K), dtype, g).T if trans_b else normal((K, N), dtype, g)
+    made: dict[str, Any] = {"a": a, "b": b, "activation": activation}
+    if bias:
+        made["bias"] = normal((N,), out or dtype, g)
+    if out:
+        made["out_dtype"] = getattr(torch, out)
+    if config:
+        made["config"] = Config(**config)
+    return made
+
+
+def reference(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "", out_dtype: torch.dtype | None = None,
+    config: Config | None = None,
+) -> tuple[Expected, ...]:  # fmt: skip
+    """In float64. The derivatives of all activations are below 1.13, so that what the sum is off reaches the result by that much."""
+    x, y = a.double(), b.double()
+    total, magnitude = x @ y, x.abs() @ y.abs()
+    if bias is not None:
+        total, magnitude = total + bias.double(), magnitude + bias.double().abs()
+    act = IN_TORCH[activation]
+    noise = summed(magnitude, x.shape[1] + 1) * 1.13 + (total.abs() * 2.0**-21 if activation else 0.0)
+    return (expected(act(total), out_dtype or a.dtype, noise=noise),)
+
+
+def cublas(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "", **_: Any) -> Callable[[], Any]:
+    """torch.mm, or torch.addmm where there is a bias; the activation as an operation of its own."""
+    out = torch.empty(a.shape[0], b.shape[1], device=a.device, dtype=a.dtype)
+    act = IN_TORCH[activation]
+    if bias is None:
+        return lambda: act(torch.mm(a, b, out=out))
+    return lambda: act(torch.addmm(bias, a, b, out=out))
+
+
+def _cases() -> tuple[Case, ...]:
+    """Every transpose and dtype, every epilogue, every class of shape, ragged ones first; then the shapes that are measured."""
+    small = []
+    for dtype in DTYPES:
+        for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
+            small.append({"M": 40 if ta else 33, "N": 72, "K": 104, "dtype": dtype, "trans_a": ta, "trans_b": tb})
+    tail = {"M": 33, "N": 72, "K": 104, "bias": True}
+    small += [{**tail, "activation": act, "out": "float32"} for act in ACTIVATIONS]
+    small += [{**tail, "activation": act, "dtype": "float16"} for act in ACTIVATIONS]
+    small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
+    small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
+    small += [{"M": 1, "N": 1, "K": 1}, {"M": 7, "N": 9, "K": 13}]
+    ragged = [(1, 8, 8), (16, 1000, 4104), (64, 520, 2056), (100, 3000, 520), (257, 264, 200), (1000, 776, 520), (4096, 512, 1024)]
+    ragged += [(129, 1032, 4096), (300, 9000, 72)]
+    gpu = [{"M": m, "N": n, "K": k, "dtype": d, "trans_b": tb} for m, n, k in ragged for d in DTYPES for tb in (False, True)]
+    gpu += [{"M": 1000, "N": 776, "K": 520, "bias": True, "activation": act, "trans_a": True} for act in ACTIVATIONS]
+    cut = {"N": 520, "K": 4104, "bias": True, "split": 3, "stages": 3, "BM": 64, "BN": 128}
+    gpu += [{"M": m, **cut, "swap": swap} for m in (64, 70) for swap in (False, True)]
+    large = [(8192, 8192, 8192), (4096, 4096, 4096), (8192, 7168, 8192), (16384, 16384, 8192), (4096, 22016, 4096)]
+    few = [(16, 8192, 8192), (64, 8192, 8192), (256, 8192, 8192)]
+    bench = [{"M": m, "N": n, "K": k} for m, n, k in large]
+    bench += [{"M": m, "N": n, "K": k, "trans_b": tb} for m, n, k in few for tb in (False, True)]
+    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
+
+
+def _bytes(dtype: str) -> int:
+    return 4 if dtype == "float32" else 2
+
+
+OP = Op(
+    name="matmul",
+    run=matmul,
+    draw=draw,
+    reference=reference,
+    cases=_cases(),
+    peers={"cuBLAS": cublas},
+    flops=lambda M, N, K, **_: 2.0 * M * N * K,
+    moved=lambda M, N, K, dtype="bfloat16", **_: float(_bytes(dtype) * (M * K + K * N + M * N)),
+)

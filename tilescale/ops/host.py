@@ -1,0 +1,70 @@
+"""From torch tensors to launches: what the functions that people call share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import tilescale
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.jit import resolve_target
+
+if TYPE_CHECKING:
+    from tilescale.kernel import Kernel
+
+
+def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
+    """Runs the kernel that ``factory(**constants)`` describes on ``args``, its parameters in order; compiled once for equal constants.
+    Tensors on a GPU are computed there, others where TILESCALE_TARGET says, else on the CPU."""
+    kernel(factory, resolve_target(None, [a for a in args if isinstance(a, torch.Tensor)]), **constants)(*args)
+
+
+@functools.cache
+def kernel(factory: Callable[..., Any], target: str, /, **constants: Any) -> Kernel:
+    """The compiled kernel of a factory's prim_func."""
+    text = ", ".join(f"{k}={v}" for k, v in constants.items())
+    return tilescale.compile(factory(**constants), target=target, name=f"{factory.__name__}({text})")
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors a device has; an H200's 132 for devices that have none, so that they choose the same configuration."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def result(out: torch.Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor, what: str = "out") -> torch.Tensor:
+    """``out``, checked, or a new tensor on ``like``'s device.
+
+    Raises:
+        TileValueError, TileTypeError: ``out`` has another shape or dtype, or is not contiguous.
+    """
+    if out is None:
+        return torch.empty(shape, dtype=dtype, device=like.device)
+    if tuple(out.shape) != shape or not out.is_contiguous():
+        lies = "" if out.is_contiguous() else ", not contiguous"
+        raise TileValueError(f"{what} is {tuple(out.shape)}{lies}", expected=f"{shape}, contiguous")
+    if out.dtype != dtype:
+        raise TileTypeError(f"{what} is {dtype_name(out)}", expected=str(dtype).removeprefix("torch."))
+    return out
+
+
+def matrix(tensor: torch.Tensor, what: str) -> tuple[torch.Tensor, bool]:
+    """A matrix as rows that lie one behind another, and whether those are its columns. One that is neither way contiguous is copied.
+
+    Raises:
+        TileValueError: no matrix.
+    """
+    if tensor.dim() != 2:
+        raise TileValueError(f"{what} has {tensor.dim()} axes", expected="a matrix")
+    if tensor.is_contiguous():
+        return tensor, False
+    if tensor.T.is_contiguous():
+        return tensor.T, True
+    return tensor.contiguous(), False
