@@ -136,7 +136,7 @@ def load(path: str | os.PathLike[str]) -> Kernel:
         entry, head["label"], _no_program(where), out_idx=head["out_idx"], returns=head["returns"], from_cache=True,
         instrument=head["instrument"],
     )  # fmt: skip
-    made.config, made.latency = head["config"], head["latency"]
+    made.config, made.latency, made.has_program = head["config"], head["latency"], False
     if TEXT in members:
         made.texts["cuda"] = members[TEXT].decode()
     return made
@@ -184,7 +184,7 @@ def _require(where: Path, head: dict[str, Any]) -> None:
     if needs["runtime"] != native.runtime_version():
         theirs, ours = needs["runtime"].partition(" ")[0], native.runtime_version().partition(" ")[0]
         raise TileValueError(
-            f"{where} was made with TileScale {head['tilescale']} and {theirs}, whose launcher differs from this version's",
+            f"{where} was made with TileScale {head['tilescale']} and {theirs}, whose launcher is another",
             expected=f"a file of TileScale {_version()} and {ours}",
             hint="export the kernel with this version",
         )

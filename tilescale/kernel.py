@@ -21,6 +21,7 @@ from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torc
 if TYPE_CHECKING:
     from tilescale.compiler.sim.findings import Report
     from tilescale.profiler import Profiler
+    from tilescale.report import ResourceReport
 
 #: dtypes that NumPy does not hand over by DLPack → DLPack's code, bits, and the integer of that width
 _RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "float8_e5m2": (12, 8, "uint8")}
@@ -36,6 +37,7 @@ class Kernel:
         name: the kernel's. params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
         out_idx, returns: indices of the parameters that calls allocate, and of those that they return.
         entry: the code and what is kept beside it. texts: sources that are known without the program, by kind.
+        has_program: whether the kernel can be traced again: not one that was loaded from a file.
         from_cache: whether the code came from the disk. config, latency: what the autotuner chose, and its milliseconds.
 
     Raises (calls):
@@ -73,6 +75,7 @@ class Kernel:
         self._program = program
         self.returns = tuple(self.out_idx if returns is None else returns)
         self.texts: dict[str, str] = {}
+        self.has_program = True
         self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
         self._launch = self._launcher(entry)
         plain = not self.out_idx and not self.returns and not any(_unchecked(p) for p in self.params)
@@ -286,6 +289,21 @@ class Kernel:
         from tilescale.compiler import driver
 
         return driver.steps(program, self.built_for, instrument=self.instrument)
+
+    def report(self, *, latency: float | None = None, **extents: int) -> ResourceReport:
+        """What the kernel takes (registers, spills, shared memory, occupancy, waves), what a launch has to do (products, lanes, bytes) and
+        the least time that takes, by the peaks of the GPU that its architecture stands for. ``print(kernel.report())`` shows a table.
+
+        Args:
+            latency: milliseconds of a call, to be compared with the bound; by default what the autotuner measured.
+            extents: the values of its T.dynamic extents and integer parameters, by name.
+
+        Raises:
+            TileValueError: an extent is missing that the grid or a shape depends on.
+        """
+        from tilescale.report import report
+
+        return report(self, extents, latency)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Writes the kernel to one file, which `tilescale.load` makes a kernel of where neither TVM nor a compiler is installed: on a

@@ -311,10 +311,15 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
     return found.known
 
 
-def _combinations(choices: list[list[list[Demand]]]) -> list[tuple[list[Demand], ...]]:
-    """Combinations of one alternative of each, by the sum of their ranks."""
+def _combinations(choices: list[list[list[Demand]]]) -> Iterator[tuple[list[Demand], ...]]:
+    """Combinations of one alternative of each: the best of each, then those in which all are cut alike (what one product leaves is mostly
+    what the next one takes), then all by the sum of their ranks."""
     if not choices:
-        return [()]
+        yield ()
+        return
+    first = tuple(0 for _ in choices)
+    named = [{c[0].what: k for k, c in reversed(list(enumerate(ranked)))} for ranked in choices]
+    alike = [tuple(n[what] for n in named) for what in named[0] if all(what in n for n in named)]
     ranks = itertools.islice(itertools.product(*[range(len(c)) for c in choices]), 4096)
-    ordered = sorted(ranks, key=sum)
-    return [tuple(c[k] for c, k in zip(choices, pick, strict=True)) for pick in ordered]
+    for pick in dict.fromkeys((first, *sorted(alike, key=sum), *sorted(ranks, key=sum))):
+        yield tuple(c[k] for c, k in zip(choices, pick, strict=True))

@@ -30,6 +30,7 @@ from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
+from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -76,7 +77,7 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
-    made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES)
+    made = remove_unused(schedule(program, depth=_depth(program, limit), roles=splitting.ROLES))  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
         raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
@@ -235,7 +236,8 @@ def _late(loop: Any, plan: Any) -> Any:
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
+    stmts = [s for s in body if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]  # where an unused name was
     kinds = [_kind(s) for s in stmts]
     if len(kinds) < 4 or kinds[0] != "ring_wait" or kinds[-2:] != ["ring_release", "store"] or set(kinds[1:-2]) != {"gemm"}:
         return loop

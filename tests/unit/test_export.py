@@ -32,7 +32,7 @@ def scaled(A: T.Tensor((N, 8), "float32"), by: T.float32, B: T.Tensor((N, 8), "f
 
 
 @tilescale.jit
-def doubled(A: T.Tensor[[N], T.float32]):
+def doubled(A: T.Tensor((N,), "float32")):
     B = T.empty((N,), "float32")
     with T.Kernel(T.ceildiv(N, 32), threads=32) as bx:
         for i in T.Parallel(32):
@@ -217,7 +217,7 @@ def test_a_damaged_file_is_refused(file: Path, tmp_path: Path):
     [
         (lambda h, m: h.update(format=2), "has format 2 of exported kernels"),
         (lambda h, m: h["needs"].update(machine="riscv64"), "is for riscv64, and this machine is"),
-        (lambda h, m: h["needs"].update(runtime="apache-tvm-ffi-0.0.1 abc"), "apache-tvm-ffi-0.0.1, whose launcher differs"),
+        (lambda h, m: h["needs"].update(runtime="apache-tvm-ffi-0.0.1 abc"), "apache-tvm-ffi-0.0.1, whose launcher is another"),
         (lambda h, m: h["needs"].update(instructions=["avx9000"]), "uses instructions that this processor lacks: avx9000"),
     ],
 )

@@ -12,13 +12,7 @@ from tests.unit.cuda import sass
 from tests.unit.cuda.corpus import compiled, kernels
 from tilescale.compiler.cuda import toolchain
 
-EARLY = pytest.mark.xfail(reason="ptxas reads accumulators of kernels with guarded stores before they are awaited")
-KNOWN = {"gemm, three warpgroups": EARLY, "gemm, narrow": EARLY}
-CASES = [
-    pytest.param(arch, make, id=f"{arch}, {name}", marks=[KNOWN[name]] if name in KNOWN else [])
-    for arch in ("sm_90a", "sm_80")
-    for name, make in kernels(arch).items()
-]
+CASES = [pytest.param(arch, make, id=f"{arch}, {name}") for arch in ("sm_90a", "sm_80") for name, make in kernels(arch).items()]
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

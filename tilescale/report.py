@@ -1,0 +1,140 @@
+"""What a kernel takes of a GPU and how fast it can be at most, for people: `Kernel.report`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilescale.compiler.cost import Count, Machine, Roofline
+    from tilescale.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class ResourceReport:
+    """A kernel's resources, the work of one launch, and its bound.
+
+    Attributes:
+        resources: as `CudaKernel.resources`; empty on other targets.
+        count: the work, counted from the tile program; None for a kernel that was loaded from a file, which holds none.
+        machine, roofline: the GPU that its architecture stands for, and the bound there; None where there are no figures.
+        waves: how often the machine fills with blocks; None where that is not known.
+        latency: milliseconds of a measured call, where given or known.
+    """
+
+    title: str
+    resources: dict[str, Any]
+    count: Count | None
+    machine: Machine | None
+    roofline: Roofline | None
+    latency: float | None
+
+    @property
+    def waves(self) -> float | None:
+        if self.count is None or self.machine is None or not self.resources.get("blocks"):
+            return None
+        return self.count.blocks / (self.machine.sms * self.resources["blocks"])
+
+    @property
+    def share(self) -> float | None:
+        """Of the bound that the measured call reaches: 1 is the machine's peak."""
+        return self.roofline.seconds * 1e3 / self.latency if self.roofline is not None and self.latency else None
+
+    def __str__(self) -> str:
+        rows = [*self._taken(), *self._launched(), *self._worked(), *self._bounded()]
+        width = max((len(name) for name, _ in rows), default=0)
+        return "\n".join([self.title, *(f"  {name:{width}}  {text}".rstrip() for name, text in rows)])
+
+    def _taken(self) -> list[tuple[str, str]]:
+        r = self.resources
+        if not r:
+            return []
+        spills = "spills unknown" if "spill_stores" not in r else f"spills {r['spill_stores']} B stored, {r['spill_loads']} B loaded"
+        out = [
+            ("registers", f"{r['registers']} a thread; {spills}; stack {r['stack']} B"),
+            ("shared memory", f"{r['shared'] + r['dynamic_shared']:,} B a block"),
+        ]
+        if "blocks" in r:
+            held = f"{r['blocks']} block{'' if r['blocks'] == 1 else 's'} a multiprocessor"
+            out.append(("occupancy", f"{held} of {r['threads']} threads ({r['occupancy']:.0%} of its threads), limited by {r['bound']}"))
+        return out
+
+    def _launched(self) -> list[tuple[str, str]]:
+        if self.count is None:
+            return []
+        grid = " × ".join(map(str, self.count.grid))
+        text = f"{grid} = {self.count.blocks:,} blocks" if len(self.count.grid) > 1 else f"{grid} blocks"
+        if self.waves is not None and self.machine is not None:
+            full = -(-self.waves // 1)
+            used = f"{self.waves:.2f} waves, {self.waves / full if full else 0:.0%} of {full:.0f} used"
+            text += f" on {self.machine.sms} multiprocessors: {used}"
+        if self.count.longest > 1.005:
+            text += f"; the longest block has {self.count.longest:.2f} × the mean work"
+        return [("grid", text)]
+
+    def _worked(self) -> list[tuple[str, str]]:
+        if self.count is None:
+            return []
+        total, out = self.count.total, []
+        for dtype in dict.fromkeys(g.dtype for g in total.matrix):
+            flops = sum(g.flops * n for g, n in total.matrix.items() if g.dtype == dtype)
+            tiles = ", ".join(dict.fromkeys(f"{g.m}×{g.n}×{g.k}" for g in total.matrix if g.dtype == dtype))
+            out.append(("products", f"{_si(flops, 'FLOP')} of {dtype}, in tiles of {tiles}"))
+        if total.element or total.special:
+            special = f" and {_si(total.special)} special functions" if total.special else ""
+            out.append(("lanes", f"{_si(total.element)} operations{special}"))
+        read, written = (sum(min(n, self.count.tensors[t]) for t, n in amounts.items()) for amounts in (total.read, total.written))
+        text = f"{_bytes(read)} read and {_bytes(written)} written at least; tiles move {_bytes(total.moved)}"
+        out.append(("memory", text + (f", and {_bytes(total.remote)} of other ranks" if total.remote else "")))
+        for loop in self.count.loops:
+            stages = f"{loop.rounds:.4g} rounds of {_bytes(loop.work.moved)}, {loop.stages} stage{'' if loop.stages == 1 else 's'}"
+            out.append(("pipeline", stages + (f" (line {loop.loc.line})" if loop.loc is not None else "")))
+        out += [("note", note) for note in self.count.notes]
+        return out
+
+    def _bounded(self) -> list[tuple[str, str]]:
+        if self.roofline is None or self.machine is None:
+            return []
+        bound = self.roofline
+        parts = ", ".join(f"{part} {_time(seconds)}" for part, seconds in bound.parts.items() if seconds)
+        out = [
+            ("intensity", f"{bound.intensity:.4g} FLOP/B; {self.machine.name} is balanced at {bound.balance:.4g}"),
+            ("bound", f"{_time(bound.seconds)}, by {bound.bound} at the peak of {self.machine.name} ({parts})"),
+        ]
+        if self.share is not None and self.latency is not None:
+            rate = f" ({bound.flops / self.latency / 1e9:.4g} TFLOP/s)" if bound.flops else ""
+            out.append(("measured", f"{_time(self.latency / 1e3)}{rate}: {self.share:.0%} of the bound"))
+        return out
+
+
+def report(kernel: Kernel, extents: dict[str, int], latency: float | None) -> ResourceReport:
+    """See `Kernel.report`."""
+    resources = getattr(kernel, "resources", {})
+    count = machine = bound = None
+    if kernel.has_program:
+        from tilescale.compiler import cost
+
+        count = cost.count(kernel.program(), extents)
+        machine = cost.machine_of(kernel.built_for.partition(":")[2])
+        bound = None if machine is None else cost.roofline(count, machine)
+    latency = kernel.latency if latency is None else latency
+    return ResourceReport(f"{kernel.label} for {kernel.built_for}", resources, count, machine, bound, latency)
+
+
+def _si(amount: float, unit: str = "") -> str:
+    """``1.5 MB`` of 1,500,000 bytes, ``1.5 M`` without a unit."""
+    for power, name in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if amount >= 10**power:
+            return f"{amount / 10**power:.4g} {name}{unit}"
+    return f"{amount:.4g} {unit}".rstrip()
+
+
+def _bytes(amount: float) -> str:
+    return _si(amount, "B")
+
+
+def _time(seconds: float) -> str:
+    for scale, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= scale:
+            return f"{seconds / scale:.4g} {name}"
+    return f"{seconds * 1e9:.3g} ns"
