@@ -58,7 +58,7 @@ class CudaKernel(Kernel):
         if self.instrument:
             log.say("warning", f"{self.label}: launches on a GPU log no events (instrument=True has no effect)", once=True)
         desc = struct.pack(f"<{len(entry.desc)}q", *entry.desc)
-        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, self.label, entry.meta["symbol"])
+        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, "\n".join(entry.sites), self.label, entry.meta["symbol"])
 
     @property
     def built_for(self) -> str:

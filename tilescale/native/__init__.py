@@ -10,6 +10,7 @@ from tilescale.native.build import (
     compiler,
     configure,
     cuda_capability,
+    cuda_failure,
     cuda_missing,
     import_tvm_ffi,
     library,
@@ -22,6 +23,6 @@ from tilescale.native.build import (
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
 
 __all__ = [
-    "Event", "adopt", "clear_events", "compiler", "configure", "cuda_capability", "cuda_missing", "events", "import_tvm_ffi", "library",
-    "library_path", "lost_events", "make_cuda_kernel", "make_kernel", "retype", "runtime_version", "traffic",
+    "Event", "adopt", "clear_events", "compiler", "configure", "cuda_capability", "cuda_failure", "cuda_missing", "events",
+    "import_tvm_ffi", "library", "library_path", "lost_events", "make_cuda_kernel", "make_kernel", "retype", "runtime_version", "traffic",
 ]  # fmt: skip

@@ -80,7 +80,7 @@ def mapped(A: T.Tensor((N, M), "float32"), C: T.StridedTensor((64, 32), (M, 1), 
 
 def launcher(thread: ThreadKernel, program: Any, name: str = "k") -> Callable[..., None]:
     table = description(thread, program, parameter_words(program))
-    return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name)
+    return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), "", name, thread.name)
 
 
 def scaled(**more: Any) -> Callable[..., None]:
