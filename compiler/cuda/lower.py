@@ -54,6 +54,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.params: list[tuple[Any, Source]] = []
         self.ranked = []
         self.head: list[Any] = []
+        #: counters in shared memory, with how many words they have for all executors
+        self.zeroed: list[tuple[Any, int]] = []
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
@@ -157,7 +159,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             self.head.append(declared)
             self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
             if b.ty.storage_scope == "shared.signal":
-                raise self.refused("T.alloc_signal", "signals inside the block")
+                self.zeroed.append((tile, self.program.arena[b][1] // 8))
             return NOTHING
         if self.loop is not None or b not in self.layouts:
             buf = tirx.decl_buffer((prod(shape),), dtype, b.name, scope="local", layout=None)
@@ -447,6 +449,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         """The kernel's function and what its launcher must know."""
         order = self._panels()
         body = self.stmt(self.program.func.body)
+        begins, ends = self.cluster_ends()
+        body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch

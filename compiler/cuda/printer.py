@@ -58,6 +58,8 @@ class CudaPrinter(CPrinter):
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
         if self.kernel.maps or products:
             yield "#include <ts/hopper.cuh>"
+        if any(name.startswith(("ts::cluster_", "ts::shared_")) for name in self.called):
+            yield "#include <ts/cluster.cuh>"
         if self.kernel.team:
             yield "#include <ts/team.cuh>"
         yield ""

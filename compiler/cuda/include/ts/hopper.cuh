@@ -44,17 +44,6 @@ __device__ __forceinline__ void mbarrier_arrive_blocks(uint64_t* barrier, int bl
                "r"(block), "r"(threadIdx.x % 32 < blocks ? when : 0)
                : "memory");
 }
-// All threads of all blocks of the cluster meet; what each wrote before is there for all (PTX ISA, "barrier.cluster").
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-// The same behind `fence_mbarrier_init`, which has released what there is (PTX ISA, "fence.mbarrier_init").
-__device__ __forceinline__ void cluster_begins() {
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
