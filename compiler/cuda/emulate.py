@@ -18,7 +18,7 @@ import numpy as np
 
 from tilescale.compiler.cuda import engines
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
-from tilescale.compiler.cuda.emulated import Block, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
+from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
@@ -42,6 +42,9 @@ class Emulator:
         self.kernel, self.names = kernel, names
         self.thread_vars: dict[str, Any] = {}
         self.body = self.stmt(kernel.func.body)
+        self.called = _called(kernel.func.body)
+        #: whether executors wait for each other by counters, wherever that stands
+        self.waits = any(name.startswith("ts::shared_wait") for name in self.called)
 
     def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
                shapes: dict[str, tuple[int, ...]] | None = None) -> None:
@@ -72,14 +75,15 @@ class Emulator:
     def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
         """Runs the blocks of a cluster, in turns."""
         n = self.kernel.threads
-        turns, everyone = engines.Turns(draw, late), np.zeros((n * len(blocks), 4), np.int64)
+        turns, everyone = engines.Turns(draw, late), np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[engines.Engines] = []
         for mem in memory.values():
             mem.clear()
+        clocks = Clocks(everyone[:, 4]) if any(name.startswith("ts::shared_") for name in self.called) else None
         made = []
         for rank, at in enumerate(blocks):
             cluster.append(engines.Engines(turns, cluster))
-            b = Block(n, dict(values), dict(memory), everyone, rank * n, draw, cluster[-1])
+            b = Block(n, dict(values), dict(memory), everyone, rank * n, draw, cluster[-1], clocks)
             for tag, var in self.thread_vars.items():
                 b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
             made.append(b)
@@ -89,10 +93,23 @@ class Emulator:
             turns.together([partial(self._block, b) for b in made])
 
     def _block(self, b: Block) -> None:
-        self.body(b, np.ones(b.threads, bool))
+        if self.waits:
+            self._split(b)
+        else:
+            self.body(b, np.ones(b.threads, bool))
         b.engines.finish()
         if b.failed:
             raise EmulationError(f"the launch failed: {self.kernel.sites[b.failed[0]]}")
+
+    def _split(self, b: Block) -> None:
+        """Runs the warps of a block each on its own (its warpgroups, where they multiply), since some wait for others."""
+        width = WARPGROUP if any(name.startswith("ts::wgmma") for name in self.called) else WARP
+        parts = []
+        for g in range(-(-b.threads // width)):
+            own = replace(b, values=dict(b.values), memory=dict(b.memory), split=True)
+            mine = np.arange(b.threads) // width == g
+            parts.append(lambda own=own, mine=mine: self.body(own, mine))
+        b.engines.turns.together(parts)
 
     # -- statements
     def stmt(self, s: Any) -> Callable[[Block, Any], None]:
@@ -188,7 +205,9 @@ class Emulator:
         if buf.ty.storage_scope == "shared":
 
             def arena(b: Block, m: Any) -> None:
-                b.memory[buf] = b.engines.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                if b.engines.arena is None:
+                    b.engines.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                b.memory[buf] = b.engines.arena
 
             return arena
 
@@ -199,6 +218,14 @@ class Emulator:
 
     def s_DeclBuffer(self, s: Any) -> Any:
         buf, dtype = s.buffer, str(s.buffer.ty.dtype)
+        if (elsewhere := _elsewhere(s.data)) is not None:
+            whose, block = elsewhere.args[1].args[0], self.expr(elsewhere.args[2])
+
+            def there(b: Block, m: Any) -> None:
+                own = b.memory[whose]
+                b.memory[buf] = Tile(buf.name, engines.peer_arena(b, m, block(b, m)), own.offset, dtype)
+
+            return there
         arena, offset = _placed(s.data)
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
             raise InternalError(f"{buf.name} lies at byte {offset}")
@@ -343,9 +370,13 @@ def _meet(column: int, width: int) -> Callable[..., None]:
     def run(b: Block, m: Any, *_: Any) -> None:
         groups = np.arange(b.threads) // (width or b.threads)
         for g in np.unique(groups[m]):
-            if not m[groups == g].all():
+            mine = groups == g
+            if m[mine].all():
+                b.met(mine, column)
+            elif b.split:
+                b.engines.turns.meet((b.first, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
+            else:
                 raise EmulationError("a barrier that not all of its threads reach")
-            b.stamps[groups == g, column] += 1
 
     return run
 
@@ -358,16 +389,28 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
         return
 
     def met() -> None:
-        b.stamps[:count, 0] += 1
+        b.met(np.arange(b.threads) < count, 0)
 
     b.engines.turns.meet((b.first, CONSUMERS), count, int(m.sum()), met)
 
 
 def _waits(s: Any) -> bool:
     """Whether a statement waits for a phase of a barrier."""
+    return "ts::mbarrier_wait" in _called(s)
+
+
+def _called(s: Any) -> set[str]:
+    """The functions that a statement calls."""
     names: set[str] = set()
     structural_walk(s, (ir.Call, lambda c: names.add(str(c.args[0].value)) if c.op.name in EXTERN_CALLS else None))
-    return "ts::mbarrier_wait" in names
+    return names
+
+
+def _elsewhere(data: Any) -> Any:
+    """The call that gives a buffer's address in another block; None for one in the own."""
+    call = data.args[0] if isinstance(data, ir.Call) and data.op.name == REINTERPRET else None
+    found = isinstance(call, ir.Call) and call.op.name in EXTERN_CALLS and str(call.args[0].value) == "ts::cluster_address"
+    return call if found else None
 
 
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:

@@ -26,8 +26,8 @@ class Memory:
         """A new block begins."""
         self.writer = np.full(self.cells, -1, np.int64)
         self.reader = np.full(self.cells, -1, np.int64)  # below -1: several
-        self.written = np.zeros((self.cells, 4), np.int64)
-        self.read = np.zeros((self.cells, 4), np.int64)
+        self.written = np.zeros((self.cells, 5), np.int64)
+        self.read = np.zeros((self.cells, 5), np.int64)
         #: the thread whose write the asynchronous proxy does not see yet
         self.unfenced = np.full(self.cells, -1, np.int64)
 
@@ -56,10 +56,41 @@ class Tile:
         self.data = arena.data[offset : offset + (len(arena.data) - offset) // self.size * self.size].view(numerics.storage(dtype))
 
 
+class Clocks:
+    """What each thread of a cluster knows of each other's accesses, where threads order them by more than meetings: vector clocks. A time
+    counts releases and meetings of the whole cluster."""
+
+    OWN = 1 << 60
+
+    def __init__(self, time: Any):
+        self.time, self.now = time, 1
+        self.known = np.zeros((len(time), len(time)), np.int64)
+        np.fill_diagonal(self.known, self.OWN)
+        time[:] = 1
+
+    def release(self, who: Any) -> Any:
+        """What threads that do the same at once hand on; what they do behind it is later."""
+        made = self.known[who].max(0)
+        made[who] = self.time[who]
+        self.now += 1
+        self.time[who] = self.now
+        return made
+
+    def acquire(self, who: Any, handed: Any) -> None:
+        self.known[who] = np.maximum(self.known[who], handed)
+
+    def meet(self, who: Any) -> None:
+        self.acquire(who, self.release(who))
+
+    def before(self, who: Any, first: int, end: int, then: Any) -> Any:
+        """Whether all that the threads from ``first`` to ``end`` did until ``then`` comes before what ``who`` does."""
+        return self.known[:, first:end].min(1)[who] >= then
+
+
 @dataclass
 class Block:
-    """One block that runs. ``everyone``: (threads of the cluster, 4), how often the thread's block, its warpgroup, its warp and its cluster
-    have met; this block's threads begin at ``first``."""
+    """One block that runs. ``everyone``: (threads of the cluster, 5), how often the thread's block, its warpgroup, its warp and its cluster
+    have met, and its time; this block's threads begin at ``first``. ``split``: its warps run each on its own."""
 
     threads: int
     values: dict[Any, Any]
@@ -68,12 +99,20 @@ class Block:
     first: int
     draw: Any
     engines: Any
+    clocks: Clocks | None = None
+    split: bool = False
     failed: list[int] = field(default_factory=list)
 
     @property
     def stamps(self) -> Any:
         """Those of this block's threads."""
         return self.everyone[self.first : self.first + self.threads]
+
+    def met(self, lanes: Any, column: int) -> None:
+        """Threads have met."""
+        self.stamps[lanes, column] += 1
+        if self.clocks is not None:
+            self.clocks.meet(np.flatnonzero(lanes) + self.first)
 
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
@@ -83,7 +122,7 @@ class Block:
         self._refuse(bad, mem, cells, last, who, "writes")
         if writes:
             last, then = mem.reader[cells], mem.read[cells]
-            bad = ((last >= 0) & (last != who) & ~self._ordered(last, who, then)) | ((last < -1) & ~self._before(last, then))
+            bad = ((last >= 0) & (last != who) & ~self._ordered(last, who, then)) | ((last < -1) & ~self._before(last, who, then))
             self._refuse(bad, mem, cells, last, who, "reads")
             mem.writer[cells], mem.written[cells] = who, self.everyone[who]
             mem.unfenced[cells] = who
@@ -91,18 +130,24 @@ class Block:
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:
             last, own = mem.reader[cells], -2 - self.first // self.threads
-            alone = (last == -1) | (last == who) | self._before(last, mem.read[cells])
+            then = mem.read[cells]
+            alone = (last == -1) | (last == who) | self._before(last, who, then)
             several = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
             mem.reader[cells] = np.where(alone, who, several)
             np.putmask(again := mem.reader[cells], (again != who) & (again >= 0), own)
             mem.reader[cells] = again
             mem.read[cells] = self.everyone[who]
+            mem.read[cells, 4] = np.maximum(then[..., 4], mem.read[cells, 4])
 
-    def _before(self, last: Any, then: Any) -> Any:
-        """Whether all who touched a cell at the stamps ``then`` have met this block's threads since."""
+    def _before(self, last: Any, who: Any, then: Any) -> Any:
+        """Whether all who touched a cell at the stamps ``then`` have met this block's threads since, or ``who`` knows of it."""
         now, own = self.everyone[self.first], self.first // self.threads
         block = np.where(last >= 0, last // self.threads, -2 - last)
-        return (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
+        met = (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
+        if self.clocks is not None:
+            for k in range(len(self.everyone) // self.threads):
+                met |= (block == k) & self.clocks.before(who, k * self.threads, (k + 1) * self.threads, then[..., 4])
+        return met
 
     def _ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
@@ -111,7 +156,7 @@ class Block:
         same_group, same_warp = first // WARPGROUP == second // WARPGROUP, first // WARP == second // WARP
         met = (same_block & (then[..., 0] != now[..., 0])) | (then[..., 3] != now[..., 3])
         met = met | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
-        return met
+        return met if self.clocks is None else met | (self.clocks.known[second, first] >= then[..., 4])
 
     def _refuse(self, bad: Any, mem: Memory, cells: Any, first: Any, second: Any, verb: str) -> None:
         if bad.any():

@@ -9,6 +9,7 @@ awaited, and must find the same; until then their accumulators hold NaN.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 STEPS = 1_000_000
+#: the comparisons of a wait, by number (`ops.sync.COMPARISONS`)
+COMPARED = (operator.ge, operator.eq, operator.gt, operator.ne, operator.le, operator.lt)
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
@@ -168,6 +171,8 @@ class Turns:
         self.loads: list[Load] = []
         #: named barriers of blocks, and the cluster's → arrivals, how often they met
         self.meetings: dict[Any, list[int]] = {}
+        #: counters in shared memory → what was released there
+        self.handed: dict[Any, Any] = {}
 
     def together(self, functions: list[Callable[[], None]]) -> None:
         """Runs roles until all have ended."""
@@ -476,7 +481,7 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     warps = m.reshape(-1, WARP)
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
-    b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
+    _synced(b, warps)
     made = b.engines.barrier(_byte(m, where))
     for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
         _arrive(made, b)
@@ -489,13 +494,19 @@ def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
         warps = m.reshape(-1, WARP)
         if not (warps.all(1) | ~warps.any(1)).all():
             raise EmulationError("an arrival of part of a warp")
-        b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
+        _synced(b, warps)
         at, rank = _byte(m, where), np.broadcast_to(rank, m.shape)
         for w in np.flatnonzero(warps.all(1)) if _one(m, when) else []:
             for lane in range(blocks):
                 _arrive(b.engines.peer(int(rank[w * WARP + lane])).barrier(at), b)
 
     return run
+
+
+def _synced(b: Any, warps: Any) -> None:
+    """__syncwarp of whole warps."""
+    for w in np.flatnonzero(warps.all(1)):
+        b.met(np.arange(b.threads) // WARP == w, 2)
 
 
 def _arrive(made: Barrier, b: Any) -> None:
@@ -511,8 +522,44 @@ def cluster_sync(b: Any, m: Any) -> None:
 
     def met() -> None:
         b.everyone[:, 3] += 1
+        if b.clocks is not None:
+            b.clocks.meet(np.arange(len(b.everyone)))
 
     b.engines.turns.meet("cluster", len(b.everyone), int(m.sum()), met)
+
+
+def peer_arena(b: Any, m: Any, rank: Any) -> Any:
+    """The shared memory of another block of the cluster."""
+    arena = b.engines.peer(int(_one(m, rank))).arena
+    if arena is None:
+        raise EmulationError("a block reaches into another that has not begun")
+    return arena
+
+
+def shared_signal(op: str) -> Callable[..., None]:
+    """A counter in shared memory is added to, or set, by one thread, with release."""
+
+    def run(b: Any, m: Any, where: Any, value: Any) -> None:
+        tile, at = where.memory, int(_one(m, where.index))
+        for who in np.flatnonzero(m):
+            amount = int(np.broadcast_to(value, m.shape)[who])
+            tile.data[at] = amount if op == "set" else tile.data[at] + amount
+            handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
+            before = b.engines.turns.handed.get(key)
+            b.engines.turns.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
+        b.engines.yields()
+
+    return run
+
+
+def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, site: Any) -> None:
+    """Waits until a counter compares with a value, with acquire."""
+    tile, at, want = where.memory, int(_one(m, where.index)), int(_one(m, value))
+    holds = COMPARED[int(_one(m, compare))]
+    b.engines.yields(lambda: holds(int(tile.data[at]), want))
+    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    if handed is not None:
+        b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
 
 
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
@@ -626,6 +673,8 @@ def find(name: str) -> Callable[..., Any] | None:
     plain, _, number = name.rstrip(">").partition("<")
     if plain.startswith("ts::wgmma_m64"):
         return product(plain)
+    if plain.startswith("ts::shared_signal_"):
+        return shared_signal(plain.rpartition("_")[2])
     if plain == "ts::mbarrier_arrive_blocks":
         return barrier_arrive_blocks(int(number))
     if plain == "ts::matrix_descriptor":
@@ -635,7 +684,7 @@ def find(name: str) -> Callable[..., Any] | None:
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
-        "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync, "ts::cluster_begins": cluster_sync,
+        "ts::shared_wait": shared_wait, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync, "ts::cluster_begins": cluster_sync,
         "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap,

@@ -8,7 +8,9 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
-from tests.unit.cuda.test_hopper import lowered
+from tests.unit.cuda.test_hopper import edited, lowered
+from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.printer import print_kernel
 
 M, N, K = 128, 128, 264
@@ -83,3 +85,164 @@ def test_tiles_of_clusters_that_stay():
     assert copies(kernel) == (1, 1)
     for seed in (0, 1):
         agree(kernel, args, seed=seed)
+
+
+# ---- reaching each other
+
+
+@T.prim_func
+def neighbours(C: T.Tensor((8, 16), "float32"), D: T.Tensor((8, 2), "int32"), E: T.Tensor((8, 16), "float32")):
+    """Pulls, puts with their signals, meetings."""
+    with T.Kernel(8, cta_cluster=4, threads=64) as b:
+        own, got, put = T.alloc_shared((16,), "float32"), T.alloc_shared((16,), "float32"), T.alloc_shared((4, 4), "float32")
+        arrived = T.alloc_signal((1,))
+        for i in T.Parallel(16):
+            own[i] = b * 100 + i
+        with T.Scale("cta_cluster") as (c, n):
+            D[b, 0] = c
+            D[b, 1] = n
+            T.barrier()
+            T.copy(own, got, src=(c + 1) % n)
+            for k in T.serial(n):
+                T.copy(own[k * 4 : k * 4 + 4], put[c, 0:4], dst=k, signal=arrived[0])
+            T.wait(arrived[0], n)
+            T.copy(got, C[b, 0])
+            for i, j in T.Parallel(4, 4):
+                E[b, i * 4 + j] = put[i, j]
+
+
+@T.prim_func
+def signals(C: T.Tensor((4, 4, 2), "int32")):
+    """Clusters of two axes, other comparisons, counters that are set."""
+    with T.Kernel(block=(4, 4), cta_cluster=(2, 2), threads=32) as (x, y):
+        s, t = T.alloc_signal((4,)), T.alloc_signal((2,))
+        with T.Scale("cta_cluster") as (c, n):
+            for k in T.serial(n):
+                T.signal(s[c], c + 1, dst=k)
+            for k in T.serial(n):
+                T.wait(s[k], k + 1, cmp="eq")
+            T.signal(t[1], -5, op="set", dst=(c + 3) % n)
+            T.wait(t[1], 0, cmp="lt")
+            C[x, y, 0] = c
+            C[x, y, 1] = n
+
+
+@T.prim_func
+def collectives(C: T.Tensor((4, 5, 16), "float32")):
+    with T.Kernel(4, cta_cluster=4, threads=64) as b:
+        own, out = T.alloc_shared((4,), "float32"), T.alloc_shared((4, 4), "float32")
+        mine, part = T.alloc_shared((4, 4), "float32"), T.alloc_shared((4,), "float32")
+        for i in T.Parallel(4):
+            own[i] = b * 10 + i
+        for i, j in T.Parallel(4, 4):
+            mine[i, j] = b * 100 + i * 10 + j
+        flat = T.reshape(out, (16,))
+        with T.Scale("cta_cluster"):
+            T.all_gather(own, out)
+            T.copy(flat, C[b, 0, 0:16])
+            T.all_to_all(mine, out)
+            T.copy(flat, C[b, 1, 0:16])
+            T.reduce_scatter(mine, part)
+            T.copy(part, C[b, 2, 0:4])
+            T.broadcast(own, part, 2)
+            T.copy(part, C[b, 3, 0:4])
+            T.all_reduce(own, op="max")
+            T.copy(own, C[b, 4, 0:4])
+
+
+@T.prim_func
+def warps(A: T.Tensor((8, 64), "float32"), C: T.Tensor((8, 64), "float32")):
+    """Executors of one block: the first warp fills two stages, the second reads them."""
+    with T.Kernel(1, threads=64):
+        stage = T.alloc_shared((2, 64), "float32")
+        full, empty = T.alloc_signal((2,)), T.alloc_signal((2,))
+        with T.Scale("warp") as (w, n):
+            if w == 1:
+                for k in T.serial(8):
+                    T.wait(full[k % 2], k // 2 + 1)
+                    for i in T.Parallel(64):
+                        C[k, i] = stage[k % 2, i] * 2
+                    T.signal(empty[k % 2])
+            if w == 0:
+                for k in T.serial(8):
+                    T.wait(empty[k % 2], k // 2)
+                    T.copy(A[k, 0:64], stage[k % 2, 0:64])
+                    T.signal(full[k % 2])
+
+
+@T.prim_func
+def late(A: T.Tensor((8, 32), "int32"), C: T.Tensor((8, 32), "int32")):
+    """Everybody reads the first block's tile, which has nothing more to do."""
+    with T.Kernel(8, cta_cluster=4, threads=32) as b:
+        own, got = T.alloc_shared((32,), "int32"), T.alloc_shared((32,), "int32")
+        T.copy(A[b, 0:32], own)
+        with T.Scale("cta_cluster") as (c, n):
+            T.barrier()
+            if c != 0:
+                T.copy(own, got, src=0)
+                T.copy(got, C[b, 0])
+
+
+PROGRAMS: dict[str, Any] = {
+    "neighbours": (neighbours, {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")}),
+    "signals": (signals, {"C": empty((4, 4, 2), "int32")}),
+    "collectives": (collectives, {"C": empty((4, 5, 16), "float32")}),
+    "late": (late, {"A": data((8, 32), "int32", 1), "C": empty((8, 32), "int32")}),
+    "warps": (warps, {"A": data((8, 64), "float32", 1), "C": empty((8, 64), "float32")}),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_blocks_and_executors_reach_each_other(name: str):
+    kernel, args = PROGRAMS[name]
+    for seed in range(4):
+        agree(kernel, args, exact=True, seed=seed)
+
+
+def _without(what: str, number: int | None = None) -> Any:
+    """An edit that takes out the ``number``th call of a function, or all."""
+    count = [0]
+
+    def edit(name: str, args: Any) -> Any:
+        if not name.startswith(what):
+            return ...
+        count[0] += 1
+        return None if number is None or count[0] == number else ...
+
+    return edit
+
+
+FAULTS: dict[str, Any] = {
+    "no meeting at the beginning": ("signals", "ts::cluster_sync", 1),
+    "no meeting before the pull": ("neighbours", "ts::cluster_sync", 2),
+    "no meeting at the end": ("late", "ts::cluster_sync", 3),
+    "no meeting in front of a signal": ("neighbours", "__syncthreads", 1),
+    "no wait for the puts": ("neighbours", "ts::shared_wait", None),
+    "no meeting behind the wait": ("neighbours", "__syncthreads", 2),
+    "no signal": ("signals", "ts::shared_signal_add", None),
+    "a stage is reused too soon": ("warps", "ts::shared_wait", 2),
+    "a stage is read too soon": ("warps", "ts::shared_wait", 1),
+    "the counters' zeroes are not awaited": ("warps", "__syncthreads", 1),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str):
+    name, what, number = FAULTS[fault]
+    kernel, args = PROGRAMS[name]
+    made, program = lowered(kernel)
+    right = emulate.run(made, program, args)
+    for seed in range(12):
+        try:
+            got = emulate.run(edited(made, _without(what, number)), program, args, seed)
+        except EmulationError:
+            return
+        if any((got[k] != right[k]).any() for k in right):
+            return
+    pytest.fail("no schedule shows it")
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_compiles(name: str):
+    toolchain.compile_cubin(print_kernel(lowered(PROGRAMS[name][0])[0]), "sm_90a")
