@@ -684,7 +684,8 @@ def find(name: str) -> Callable[..., Any] | None:
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
-        "ts::shared_wait": shared_wait, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync, "ts::cluster_begins": cluster_sync,
+        "ts::shared_wait": shared_wait, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync,
+        "ts::cluster_begins": cluster_sync,
         "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap,

@@ -142,10 +142,11 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // PTX ISA, "Matrix Descriptor Format" of wgmma: rows of `swizzle` bytes in groups of eight; `leading` bytes between boxes.
+// A descriptor holds 18 bits of an address; in a cluster the bits above are not zero, they say which block's memory it is.
 template <int swizzle>
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int leading) {
   constexpr uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
-  return uint64_t(shared_address(start) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
+  return uint64_t((shared_address(start) & 0x3FFFF) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
 }
 // What the threads wrote to registers is there for the products behind this.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
