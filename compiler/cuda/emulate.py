@@ -84,6 +84,7 @@ class Emulator:
         for rank, at in enumerate(blocks):
             cluster.append(engines.Engines(turns, cluster))
             b = Block(n, dict(values), dict(memory), everyone, rank * n, draw, cluster[-1], clocks)
+            b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
             made.append(b)
@@ -381,6 +382,11 @@ def _meet(column: int, width: int) -> Callable[..., None]:
     return run
 
 
+def _await_launches(b: Block, m: Any) -> None:
+    assert b.early is not None, "a launch that does not begin early"
+    b.early[m] = False
+
+
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     """A warpgroup meets, or the consumers, who are the block's first threads."""
     count = int(np.asarray(threads).ravel()[0])
@@ -501,6 +507,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
     "ts::barrier_sync": _barrier_sync,
     "__syncwarp": _meet(2, WARP),
+    "ts::await_launches": _await_launches,
+    "ts::admit_launches": lambda b, m: None,
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
     "printf": _printf,

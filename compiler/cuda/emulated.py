@@ -101,12 +101,19 @@ class Block:
     engines: Any
     clocks: Clocks | None = None
     split: bool = False
+    #: the threads that have not awaited the launches in front yet; None where there are none
+    early: Any = None
     failed: list[int] = field(default_factory=list)
 
     @property
     def stamps(self) -> Any:
         """Those of this block's threads."""
         return self.everyone[self.first : self.first + self.threads]
+
+    def late_enough(self, who: Any) -> None:
+        """Threads touch global memory."""
+        if self.early is not None and self.early[who].any():
+            raise EmulationError("a tensor is touched before the launches in front have been awaited")
 
     def met(self, lanes: Any, column: int) -> None:
         """Threads have met."""
@@ -221,6 +228,8 @@ def inside(mem: Any, at: Any, lanes: int) -> None:
 
 
 def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
+    if not isinstance(mem, Tile):
+        b.late_enough(who)
     if isinstance(mem, Tile):
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
         b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)

@@ -565,6 +565,7 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, site: Any)
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
+    b.late_enough(m)
     at = [int(_one(m, c)) for c in coordinates]
     b.engines.load(_byte(m, to), tmap, b.engines.barrier(_byte(m, where)), at)
     b.engines.yields()
@@ -573,6 +574,7 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
 def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
+    b.late_enough(m)
     at, mask = [int(_one(m, c)) for c in coordinates], int(_one(m, mask))
     if not mask or mask >> len(b.engines.cluster):
         raise EmulationError(f"a copy into the blocks {mask:b} of a cluster of {len(b.engines.cluster)}")

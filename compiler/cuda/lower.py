@@ -76,6 +76,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.role: str | None = None
         self.maps: list[tuple[Any, TensorMap]] = []
         self.barriers: dict[int, Barriers] = {}
+        self.dependent = bool(program.launch.pdl) and self.capability >= 90
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -312,6 +313,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             shape = [int(e) for e in b.ty.shape[1:]]
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
         head = initialised(self)
+        if self.dependent:  # setting up is what may go on before the launch in front has ended
+            self.head += [*head, *_awaits_launches()]
+            head = []
         moved = REGISTERS[self.threads]
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
@@ -450,6 +454,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         order = self._panels()
         body = self.stmt(self.program.func.body)
         begins, ends = self.cluster_ends()
+        if self.dependent and not self.barriers:
+            begins += _awaits_launches()
         body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
@@ -466,9 +472,16 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
             self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra else None, maps=tuple(m for _, m in self.maps),
-            cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), device=self.device, ordered=launch.ordered,
+            cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
+            device=self.device, ordered=launch.ordered,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
+
+
+def _awaits_launches() -> list[Any]:
+    """Every thread that touches memory must have awaited the launches in front for itself; then the launch behind may begin, which does
+    the same with this one, so nothing that it touches is earlier than this launch's end."""
+    return [call("await_launches"), call("admit_launches")]
 
 
 def zeroed(p: Any) -> bool:
