@@ -10,6 +10,7 @@ read behind one is at rest.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
@@ -101,14 +102,17 @@ class Arena:
 
     def settle(self) -> None:
         """Returns when this rank's GPU has done all it was given. Raises CommError with what a launch said that failed."""
-        import torch
-
         try:
-            torch.cuda.synchronize(self.device)
+            native.cuda_synchronize()
         except RuntimeError as error:
-            why = native.cuda_failure() or str(error).split("\n")[0]
+            why = self._says() or str(error).removeprefix("TS:run:-1:")
             self.host.stop(why)
             raise CommError(why) from None
+
+    def _says(self) -> str:
+        """What a launch of this rank said that failed; empty where none has."""
+        text = ctypes.create_string_buffer(4096)
+        return text.value.decode(errors="replace") if self._lib.ts_gpu_says(text, len(text)) else ""
 
     # ---- what the hosts say to each other
 
@@ -118,14 +122,12 @@ class Arena:
 
     def stop(self, why: str) -> None:
         """Tells every rank to stop waiting, and why."""
-        self.host.stop(native.cuda_failure() or why)
+        self.host.stop(self._says() or why)
 
     def leave(self, unmap: bool) -> None:
         """Ends this rank's part, when its GPU has done what it was given: others may wait for that."""
-        try:
+        with contextlib.suppress(CommError):  # told when the process ends (tilescale/cuda.py), and to the others by now
             self.settle()
-        except CommError as error:
-            log.say("error", error.message)
         self._lib.ts_gpu_close()
         self.host.leave(unmap)
 

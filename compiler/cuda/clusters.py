@@ -38,7 +38,6 @@ class Clusters:
     nest: Any
     once: Any
     scalar: Any
-    site: Any
     access: Any
     fail: Any
     proven: Any
@@ -125,10 +124,10 @@ class Clusters:
         buf, index, tests = self._shared_counter(call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
-        site = self.site("wait", self.places[call.args[0].source].name, call)
         value = widened(self.scalar(call.args[1]), "int64")
-        done = do(f"shared_wait<{self._wide(call)}>", at, value, compare, site, span=call.span)
-        return self.once(self._inside(done, tests, call))
+        heard = tirx.call_extern("bool", f"ts::shared_wait<{self._wide(call)}>", at, value, compare)
+        late = self.fail("wait", call, f"T.wait for {self.places[call.args[0].source].name} lasted two minutes")
+        return self.once(self._inside(tirx.IfThenElse(tirx.Not(heard), late, None, call.span), tests, call))
 
     def _wide(self, call: Any) -> str:
         return "true" if str(call.attrs["reach"]) == "cta_cluster" else "false"

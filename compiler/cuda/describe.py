@@ -11,7 +11,9 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, struc
 from tilescale.errors import InternalError
 
 COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM = 1, 2, 4, 8, 16
-_SLOT, _FLOAT, _MAP, _TEAM = 0, 1, 2, 3
+_SLOT, _FLOAT, _MAP, _FAILURE, _TEAM = 0, 1, 2, 3, 4
+#: parameters that are no slot of a call
+_FORMS = {"map": _MAP, "failure": _FAILURE, "team": _TEAM}
 _CONST, _LOAD = 0, 1
 _OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
 #: dtype → CUtensorMapDataType
@@ -52,13 +54,12 @@ def _slots(kernel: ThreadKernel, program: Any) -> dict[Any, int]:
     n = len(program.params)
     found = {var: n + 2 + k for k, var in enumerate(program.symbols.values())}
     found |= {p.var: k for k, p in enumerate(program.params) if not is_buffer_var(p.var)}
-    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True)
-                    if s.kind not in ("map", "team")}  # fmt: skip
+    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind not in _FORMS}
 
 
 def _argument(var: Any, source: Source, n: int) -> tuple[int, int]:
-    if source.kind in ("map", "team"):
-        return (_MAP if source.kind == "map" else _TEAM), source.index
+    if source.kind in _FORMS:
+        return _FORMS[source.kind], source.index
     floating = not is_buffer_var(var) and str(var.ty) in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
     return _FLOAT if floating else _SLOT, _slot(source, n)
 
@@ -101,9 +102,11 @@ def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
     def passed(call: Any) -> None:
         if call.op.name not in EXTERN_CALLS or str(call.args[0].value).startswith(_ADDRESSES):
             return
+        name = str(call.args[0].value)
+        size = int(name[name.index("<") + 1 : -1]) if name.startswith("ts::cp_async<") else WIDEST
         for a in call.args:
             if isinstance(a, ir.Call) and a.op.name in ("tirx.address_of", "tirx.buffer_data"):
-                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], WIDEST)
+                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], size)
 
     def there(s: Any) -> None:
         found: list[Any] = []

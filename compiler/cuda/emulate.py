@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import engines
+from tilescale.compiler.cuda import emulate_clusters, emulate_ranks, engines, turns
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
 from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
@@ -29,6 +29,8 @@ from tilescale.errors import InternalError, TileValueError
 WARP, WARPGROUP = 32, 128
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
+#: those of warpgroups' turns (`wgmma.TURNS`)
+TURNS = range(8, 15)
 Value = Callable[["Block", Any], Any]
 
 
@@ -61,6 +63,8 @@ class Emulator:
                 m = self.kernel.maps[source.index]
                 name = self.names[m.param]
                 values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
+            elif source.kind == "failure":
+                memory[var] = Memory(var.name, np.zeros(2, np.int64), 2)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
@@ -70,28 +74,61 @@ class Emulator:
         within = list(itertools.product(*(range(c) for c in reversed(dims))))  # x counts first
         with np.errstate(all="ignore"):
             for z, y, x in itertools.product(*reversed(clusters)):
+                for mem in memory.values():
+                    mem.clear()
                 self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, late=seed % 2 == 0)
+
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
+        """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
+        draw = np.random.default_rng(seed)
+        blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
+        world = emulate_ranks.World(args, len(blocks), draw)
+
+        def run(task: Any) -> None:
+            values: dict[Any, Any] = {}
+            memory: dict[Any, Any] = {}
+            for var, source in zip(self.kernel.func.params, self.kernel.sources, strict=True):
+                name = self.names[source.index] if source.kind == "param" else ""
+                if source.kind == "param" and tirx.is_buffer_var(var):
+                    memory[var] = world.view(task, task.rank, name)
+                elif source.kind == "map":
+                    raise EmulationError("ranks with tensor maps")
+                else:
+                    of = {
+                        "symbol": lambda: symbols[source.index], "rank": lambda: task.rank, "world": lambda: len(args), "team": lambda: None,
+                    }  # fmt: skip  # noqa: B023
+                    value = of[source.kind]() if source.kind in of else args[task.rank][name]
+                    values[var] = value if value is None else _typed(value, str(var.ty))
+            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed % 2 == 0))
+            b.world, b.task = world, task
+            self._block(b)
+
+        with np.errstate(all="ignore"):
+            world.turns.together([partial(run, t) for t in world.tasks])
 
     def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
         """Runs the blocks of a cluster, in turns."""
+        made = self._made(blocks, values, memory, turns.Turns(draw, late))
+        if len(made) == 1:
+            self._block(made[0])
+        else:
+            made[0].engines.turns.together([partial(self._block, b) for b in made])
+
+    def _made(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], order: Any) -> list[Block]:
+        """The blocks of a cluster, by rank, before they begin."""
         n = self.kernel.threads
-        turns, everyone = engines.Turns(draw, late), np.zeros((n * len(blocks), 5), np.int64)
+        everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[engines.Engines] = []
-        for mem in memory.values():
-            mem.clear()
         clocks = Clocks(everyone[:, 4]) if any(name.startswith("ts::shared_") for name in self.called) else None
         made = []
         for rank, at in enumerate(blocks):
-            cluster.append(engines.Engines(turns, cluster))
-            b = Block(n, dict(values), dict(memory), everyone, rank * n, draw, cluster[-1], clocks)
+            cluster.append(engines.Engines(order, cluster))
+            b = Block(n, dict(values), dict(memory), everyone, rank * n, order.draw, cluster[-1], clocks)
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
             made.append(b)
-        if len(made) == 1:
-            self._block(made[0])
-        else:
-            turns.together([partial(self._block, b) for b in made])
+        return made
 
     def _block(self, b: Block) -> None:
         if self.waits:
@@ -219,14 +256,14 @@ class Emulator:
 
     def s_DeclBuffer(self, s: Any) -> Any:
         buf, dtype = s.buffer, str(s.buffer.ty.dtype)
-        if (elsewhere := _elsewhere(s.data)) is not None:
-            whose, block = elsewhere.args[1].args[0], self.expr(elsewhere.args[2])
+        if (there := _elsewhere(s.data)) is not None:
+            pointer = self.expr(there)
 
-            def there(b: Block, m: Any) -> None:
-                own = b.memory[whose]
-                b.memory[buf] = Tile(buf.name, engines.peer_arena(b, m, block(b, m)), own.offset, dtype)
+            def twin(b: Block, m: Any) -> None:
+                found = pointer(b, m).memory
+                b.memory[buf] = found if not isinstance(found, Tile) else Tile(buf.name, found.arena, found.offset, dtype)
 
-            return there
+            return twin
         arena, offset = _placed(s.data)
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
             raise InternalError(f"{buf.name} lies at byte {offset}")
@@ -321,7 +358,8 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
-            function, args = FUNCTIONS.get(name) or engines.find(name), [self.expr(a) for a in e.args[1:]]
+            function = FUNCTIONS.get(name) or emulate_ranks.FUNCTIONS.get(name) or engines.find(name) or emulate_clusters.find(name)
+            args = [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
             return lambda b, m: function(b, m, *(a(b, m) for a in args))
@@ -355,6 +393,12 @@ def _typed(value: Any, dtype: str) -> Any:
     return np.asarray(value).astype(numerics.compute(dtype))[()] if dtype not in ("bool",) else np.bool_(value)
 
 
+def _elsewhere(data: Any) -> Any:
+    """The call that gives an address in another rank's memory; None where a DeclBuffer lies in the arena."""
+    inner = data.args[0] if data.op.name == REINTERPRET else data
+    return inner if isinstance(inner, ir.Call) and inner.op.name in EXTERN_CALLS else None
+
+
 def _placed(data: Any) -> tuple[Any, int]:
     """The arena and the byte offset of a DeclBuffer's address."""
     if data.op.name == REINTERPRET:
@@ -375,7 +419,7 @@ def _meet(column: int, width: int) -> Callable[..., None]:
             if m[mine].all():
                 b.met(mine, column)
             elif b.split:
-                b.engines.turns.meet((b.first, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
+                b.engines.turns.meet((b.engines, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
             else:
                 raise EmulationError("a barrier that not all of its threads reach")
 
@@ -387,17 +431,31 @@ def _await_launches(b: Block, m: Any) -> None:
     b.early[m] = False
 
 
+def _cluster_address(b: Block, m: Any, where: Pointer, rank: Any) -> Pointer:
+    """The same place of another block's shared memory."""
+    tile = where.memory
+    return Pointer(Tile(tile.name, emulate_clusters.peer_arena(b, m, rank), tile.offset, "uint8"), where.index)
+
+
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
-    """A warpgroup meets, or the consumers, who are the block's first threads."""
-    count = int(np.asarray(threads).ravel()[0])
-    if int(np.asarray(number).ravel()[0]) != CONSUMERS:
+    """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but nothing may depend on it."""
+    count, which = int(np.asarray(threads).ravel()[0]), int(engines.one(m, number))
+    if which in TURNS:
+        b.engines.turns.meet((b.engines, which), count, int(m.sum()), lambda: None)
+        return
+    if which != CONSUMERS:
         _meet(1, WARPGROUP)(b, m)
         return
 
     def met() -> None:
         b.met(np.arange(b.threads) < count, 0)
 
-    b.engines.turns.meet((b.first, CONSUMERS), count, int(m.sum()), met)
+    b.engines.turns.meet((b.engines, CONSUMERS), count, int(m.sum()), met)
+
+
+def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
+    b.engines.turns.arrive((b.engines, int(engines.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
+    b.engines.yields()
 
 
 def _waits(s: Any) -> bool:
@@ -412,13 +470,6 @@ def _called(s: Any) -> set[str]:
     return names
 
 
-def _elsewhere(data: Any) -> Any:
-    """The call that gives a buffer's address in another block; None for one in the own."""
-    call = data.args[0] if isinstance(data, ir.Call) and data.op.name == REINTERPRET else None
-    found = isinstance(call, ir.Call) and call.op.name in EXTERN_CALLS and str(call.args[0].value) == "ts::cluster_address"
-    return call if found else None
-
-
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)
@@ -431,7 +482,7 @@ def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     return np.broadcast_to(value, m.shape)[there]
 
 
-def _fail(b: Block, m: Any, site: Any) -> None:
+def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
 
@@ -506,7 +557,9 @@ def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
     "ts::barrier_sync": _barrier_sync,
+    "ts::barrier_arrive": _barrier_arrive,
     "__syncwarp": _meet(2, WARP),
+    "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
     "ts::shuffle_xor": _shuffle_xor,
@@ -545,6 +598,22 @@ def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0)
 
 def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     """Runs a lowered kernel."""
+    grid, flat, arrays, symbols = _bound(kernel, program, args)
+    made = Emulator(kernel, [p.name for p in program.params])
+    made.launch(grid, flat, symbols, seed, {k: v.shape for k, v in arrays.items()})
+    return arrays
+
+
+def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
+    """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
+    bound = [_bound(kernel, program, a) for a in args]
+    made = Emulator(kernel, [p.name for p in program.params])
+    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed)
+    return [arrays for _, _, arrays, _ in bound]
+
+
+def _bound(kernel: ThreadKernel, program: Any, args: dict[str, Any]) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
+    """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
     from tilescale.compiler.ir import numeric
     from tilescale.language.symbolic import Sym, settle
 
@@ -564,7 +633,4 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
     for name, var in program.symbols.items():
         values[var] = symbols[name]
     grid = [int(numeric.evaluate(e, values)) for e in kernel.grid]
-    made = Emulator(kernel, [p.name for p in program.params])
-    shapes = {k: v.shape for k, v in arrays.items()}
-    made.launch((grid[0], grid[1], grid[2]), flat, [symbols[n] for n in program.symbols], seed, shapes)
-    return arrays
+    return (grid[0], grid[1], grid[2]), flat, arrays, [symbols[n] for n in program.symbols]

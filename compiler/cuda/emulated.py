@@ -104,6 +104,9 @@ class Block:
     #: the threads that have not awaited the launches in front yet; None where there are none
     early: Any = None
     failed: list[int] = field(default_factory=list)
+    #: where several blocks run in turns: all ranks, and which block this is (`emulate_ranks`)
+    world: Any = None
+    task: Any = None
 
     @property
     def stamps(self) -> Any:
@@ -123,6 +126,8 @@ class Block:
 
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
+        if self.world is not None:
+            self.world.touched(self, mem, cells, who, writes)
         who = who + self.first
         last = mem.writer[cells]
         bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
@@ -232,6 +237,7 @@ def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
         b.late_enough(who)
     if isinstance(mem, Tile):
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
+        b.engines.copies.touched(cells)
         b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)
     else:
         b.touch(mem, at, np.broadcast_to(who[:, None], at.shape), writes)

@@ -4,13 +4,12 @@ block's roles, which take turns.
 A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
 comes next is drawn, and copies arrive one by one, in any order: with an odd seed at any time, with an even one only when nobody else can go
 on. Until a copy has arrived its destination holds garbage. Products read their operands when they are issued and again when they are
-awaited, and must find the same; until then their accumulators hold NaN.
+awaited, and must find the same; until then their accumulators hold NaN. What threads wrote to shared memory they read only behind a proxy
+fence of the writer and a meeting with it.
 """
 
 from __future__ import annotations
 
-import operator
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.dtypes import KINDS
-from tilescale.compiler.layout.instructions import wgmma_accumulator
+from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
+from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.sim import numerics, tiles
 
 WARP, WARPGROUP = 32, 128
@@ -26,19 +27,8 @@ SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 #: an instruction's word for an operand's dtype
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
-STEPS = 1_000_000
-#: the comparisons of a wait, by number (`ops.sync.COMPARISONS`)
-COMPARED = (operator.ge, operator.eq, operator.gt, operator.ne, operator.le, operator.lt)
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
-
-
-class EmulationError(AssertionError):
-    """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
-
-
-class _Ended(BaseException):
-    """Another role failed."""
 
 
 @dataclass
@@ -93,6 +83,17 @@ class Load:
     cells: Any
     data: Any
 
+    def arrive(self) -> None:
+        """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
+        expects nothing else."""
+        self.engines.arena.data[self.cells] = self.data
+        self.engines.arena.unfenced[self.cells] = -1
+        barrier = self.barrier
+        barrier.bytes -= self.data.size
+        if barrier.bytes < 0 and (self.own or barrier.pending == 0):
+            raise EmulationError("a copy brings more bytes than its barrier expects")
+        barrier.settle()
+
 
 @dataclass
 class Store:
@@ -106,17 +107,26 @@ class Store:
 
 
 @dataclass
+class Held:
+    """A left operand in registers: lanes and slots of its elements, 64 rows of a step of k."""
+
+    registers: Any
+    lanes: Any
+    slots: Any
+
+
+@dataclass
 class Product:
-    """A product under way."""
+    """A product under way. Operands in shared memory: descriptor, rows, whether they are stored across."""
 
     key: tuple[int, int, int]
-    a: tuple[int, int, bool]
+    a: tuple[int, int, bool] | Held
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]
     dtypes: tuple[str, str]
     sums: str
-
+    block: Any
 
     @property
     def size(self) -> int:
@@ -148,112 +158,6 @@ class Group:
     committed: list[list[Product]] = field(default_factory=list)
 
 
-@dataclass
-class Role:
-    run: Callable[[], None]
-    turn: Any = field(default_factory=lambda: threading.Semaphore(0))
-    ready: Callable[[], bool] | None = None
-    ended: bool = False
-    error: Exception | None = None
-
-
-class Turns:
-    """Who of a cluster's blocks and of their roles runs: one at a time. A role may start others and goes on when they have ended."""
-
-    def __init__(self, draw: Any, late: bool):
-        self.draw, self.late = draw, late
-        self.roles: list[Role] = []
-        self.threads: list[threading.Thread] = []
-        self.current: Role | None = None
-        self.back = threading.Semaphore(0)
-        self.stop = False
-        #: copies under way, into any of the blocks
-        self.loads: list[Load] = []
-        #: named barriers of blocks, and the cluster's → arrivals, how often they met
-        self.meetings: dict[Any, list[int]] = {}
-        #: counters in shared memory → what was released there
-        self.handed: dict[Any, Any] = {}
-
-    def together(self, functions: list[Callable[[], None]]) -> None:
-        """Runs roles until all have ended."""
-        mine = [Role(f) for f in functions]
-        self.roles += mine
-        started = [threading.Thread(target=self._role, args=(r,), daemon=True) for r in mine]
-        self.threads += started
-        for t in started:
-            t.start()
-        if self.current is not None:
-            self.yields(lambda: all(r.ended for r in mine))
-            return
-        try:
-            self._schedule()
-        finally:
-            self.stop, self.current = True, None
-            for r in self.roles:
-                if not r.ended:
-                    r.turn.release()
-            for t in self.threads:
-                t.join()
-            self.stop, self.roles, self.threads = False, [], []
-
-    def _role(self, r: Role) -> None:
-        r.turn.acquire()
-        try:
-            if not self.stop:
-                with np.errstate(all="ignore"):
-                    r.run()
-        except _Ended:
-            pass
-        except Exception as error:  # noqa: BLE001 (raised again where the block runs)
-            r.error = error
-        r.ended = True
-        self.back.release()
-
-    def _schedule(self) -> None:
-        for _ in range(STEPS):
-            ready = [r for r in self.roles if not r.ended and (r.ready is None or r.ready())]
-            if all(r.ended for r in self.roles):
-                return
-            deliver = bool(self.loads) and (not ready or not self.late and self.draw.random() < 0.3)
-            if deliver:
-                arrive(self.loads.pop(int(self.draw.integers(len(self.loads)))))
-                continue
-            if not ready:
-                raise EmulationError("no role of the block can go on: each waits for a phase that does not end")
-            r = self.current = ready[int(self.draw.integers(len(ready)))]
-            r.turn.release()
-            self.back.acquire()
-            if r.error is not None:
-                raise r.error
-        raise EmulationError("the roles of the block do not end")
-
-    def yields(self, ready: Callable[[], bool] | None = None) -> None:
-        """Gives the turn away, until ``ready``."""
-        r = self.current
-        if r is None:
-            if ready is not None and not ready():
-                raise EmulationError("a wait outside the roles of a block")
-            return
-        r.ready = ready
-        self.back.release()
-        r.turn.acquire()
-        if self.stop:
-            raise _Ended
-        r.ready = None
-
-    def meet(self, key: Any, count: int, arriving: int, done: Callable[[], None]) -> None:
-        """So many threads arrive and wait until ``count`` have; the last one calls ``done``."""
-        arrived = self.meetings.setdefault(key, [0, 0])
-        arrived[0] += arriving
-        turn = arrived[1]
-        if arrived[0] > count:
-            raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
-        if arrived[0] == count:
-            arrived[0], arrived[1] = 0, turn + 1
-            done()
-        self.yields(lambda: arrived[1] > turn)
-
-
 class Engines:
     """Those of one block. ``cluster``: of all its blocks, by rank; one list, which they share."""
 
@@ -266,6 +170,8 @@ class Engines:
         self.stores: dict[int, list[Store]] = {}
         self.groups: dict[int, Group] = {}
         self.flights: dict[tuple[int, int, int], Flight] = {}
+        #: copies that the threads started themselves
+        self.copies = Copies()
         self.ended = False
 
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
@@ -283,10 +189,13 @@ class Engines:
     def finish(self) -> None:
         """The block is over."""
         self.ended = True
+        self.copies.finish()
         if any(x.engines is self for x in self.turns.loads):
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
+        if any(arrived for key, (arrived, _) in self.turns.meetings.items() if key[0] is self):
+            raise EmulationError("a block ends while threads are awaited at a named barrier")
         if any(self.stores.values()):
             raise EmulationError("a block ends while stores read its shared memory")
 
@@ -309,7 +218,7 @@ class Engines:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
-                if np.intersect1d(cells, np.concatenate([operand(p, 0).ravel(), operand(p, 1).ravel()])).size:
+                if any(np.intersect1d(cells, operand(p, which).ravel()).size for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.turns.loads.append(Load(self, own, barrier, cells, data))
@@ -343,20 +252,24 @@ class Engines:
         return self.groups.setdefault(number, Group())
 
     def read(self, p: Product) -> tuple[Any, Any]:
-        cells = [operand(p, which) for which in (0, 1)]
-        size = p.size
-        if max(int(c.max()) for c in cells) + size > self.arena.data.size:
-            raise EmulationError("a matrix descriptor reaches beyond shared memory")
-        found = (np.ascontiguousarray(self.arena.data[c[..., None] + np.arange(size)]) for c in cells)
-        a, b = (x.view(numerics.storage(dtype))[..., 0] for x, dtype in zip(found, p.dtypes, strict=True))
-        return a, b
+        made: list[Any] = []
+        for which, dtype in enumerate(p.dtypes):
+            if which not in in_memory(p):
+                made.append(p.a.registers[p.a.lanes, p.a.slots].view(numerics.storage(dtype)))
+                continue
+            cells = operand(p, which)[..., None] + np.arange(p.size)
+            if int(cells.max()) >= self.arena.data.size:
+                raise EmulationError("a matrix descriptor reaches beyond shared memory")
+            if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
+                p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
+                self.fenced(self.arena, cells)
+            made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
+        return made[0], made[1]
 
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
         group = self.group(number)
         p.seen = self.read(p)
-        for which in (0, 1):
-            self.fenced(operand(p, which).ravel())
         if p.key not in self.flights:
             if not group.fenced:
                 raise EmulationError("a product without wgmma.fence behind other writes of its registers")
@@ -391,21 +304,14 @@ class Engines:
             group.fenced = False
 
 
-def arrive(load: Load) -> None:
-    """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
-    expects nothing else."""
-    load.engines.arena.data[load.cells] = load.data
-    load.engines.arena.unfenced[load.cells] = -1
-    barrier = load.barrier
-    barrier.bytes -= load.data.size
-    if barrier.bytes < 0 and (load.own or barrier.pending == 0):
-        raise EmulationError("a copy brings more bytes than its barrier expects")
-    barrier.settle()
-
-
 def swizzled(address: Any, width: int) -> Any:
     """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
     return address ^ ((address >> 7 & MASKS[width]) << 4)
+
+
+def in_memory(p: Product) -> tuple[int, ...]:
+    """Which operands of a product lie in shared memory."""
+    return (1,) if isinstance(p.a, Held) else (0, 1)
 
 
 def factors(stored: Any, dtype: str) -> Any:
@@ -435,7 +341,7 @@ def operand(p: Product, which: int) -> Any:
 # ---- the instructions, as `emulate.FUNCTIONS` has them
 
 
-def _one(m: Any, value: Any) -> Any:
+def one(m: Any, value: Any) -> Any:
     """What all running lanes agree on."""
     values = np.unique(np.broadcast_to(value, m.shape)[m])
     if len(values) != 1:
@@ -443,9 +349,9 @@ def _one(m: Any, value: Any) -> Any:
     return values[0]
 
 
-def _byte(m: Any, pointer: Any) -> int:
+def byte(m: Any, pointer: Any) -> int:
     tile = pointer.memory
-    return int(tile.offset + _one(m, pointer.index) * tile.size)
+    return int(tile.offset + one(m, pointer.index) * tile.size)
 
 
 def _groups(b: Any, m: Any) -> list[int]:
@@ -456,16 +362,16 @@ def _groups(b: Any, m: Any) -> list[int]:
 
 
 def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
-    n = int(_one(m, count))
-    b.engines.barriers[_byte(m, where)] = Barrier(n, n)
+    n = int(one(m, count))
+    b.engines.barriers[byte(m, where)] = Barrier(n, n)
 
 
 def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect a stage's bytes")
-    made = b.engines.barrier(_byte(m, where))
+    made = b.engines.barrier(byte(m, where))
     made.pending -= 1
-    made.bytes += int(_one(m, count))
+    made.bytes += int(one(m, count))
     if made.pending < 0:
         raise EmulationError("more arrivals than a phase expects")
     made.settle()
@@ -473,7 +379,7 @@ def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
 
 
 def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
-    made, p = b.engines.barrier(_byte(m, where)), int(_one(m, parity))
+    made, p = b.engines.barrier(byte(m, where)), int(one(m, parity))
     b.engines.yields(lambda: made.phases & 1 != p)
 
 
@@ -481,35 +387,19 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     warps = m.reshape(-1, WARP)
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
-    _synced(b, warps)
-    made = b.engines.barrier(_byte(m, where))
-    for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
-        _arrive(made, b)
+    synced(b, warps)
+    made = b.engines.barrier(byte(m, where))
+    for _ in range(0 if not one(m, when) else int(warps.all(1).sum())):
+        arrived(made, b)
 
 
-def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
-    """One arrival of a warp in each of several blocks, whose ranks the first lanes name."""
-
-    def run(b: Any, m: Any, where: Any, rank: Any, when: Any) -> None:
-        warps = m.reshape(-1, WARP)
-        if not (warps.all(1) | ~warps.any(1)).all():
-            raise EmulationError("an arrival of part of a warp")
-        _synced(b, warps)
-        at, rank = _byte(m, where), np.broadcast_to(rank, m.shape)
-        for w in np.flatnonzero(warps.all(1)) if _one(m, when) else []:
-            for lane in range(blocks):
-                _arrive(b.engines.peer(int(rank[w * WARP + lane])).barrier(at), b)
-
-    return run
-
-
-def _synced(b: Any, warps: Any) -> None:
+def synced(b: Any, warps: Any) -> None:
     """__syncwarp of whole warps."""
     for w in np.flatnonzero(warps.all(1)):
         b.met(np.arange(b.threads) // WARP == w, 2)
 
 
-def _arrive(made: Barrier, b: Any) -> None:
+def arrived(made: Barrier, b: Any) -> None:
     made.pending -= 1
     if made.pending < 0:
         raise EmulationError("more arrivals than a phase expects")
@@ -517,81 +407,22 @@ def _arrive(made: Barrier, b: Any) -> None:
     b.engines.yields()
 
 
-def cluster_sync(b: Any, m: Any) -> None:
-    """All threads of all blocks of the cluster meet."""
-
-    def met() -> None:
-        b.everyone[:, 3] += 1
-        if b.clocks is not None:
-            b.clocks.meet(np.arange(len(b.everyone)))
-
-    b.engines.turns.meet("cluster", len(b.everyone), int(m.sum()), met)
-
-
-def peer_arena(b: Any, m: Any, rank: Any) -> Any:
-    """The shared memory of another block of the cluster."""
-    arena = b.engines.peer(int(_one(m, rank))).arena
-    if arena is None:
-        raise EmulationError("a block reaches into another that has not begun")
-    return arena
-
-
-def shared_signal(op: str) -> Callable[..., None]:
-    """A counter in shared memory is added to, or set, by one thread, with release."""
-
-    def run(b: Any, m: Any, where: Any, value: Any) -> None:
-        tile, at = where.memory, int(_one(m, where.index))
-        for who in np.flatnonzero(m):
-            amount = int(np.broadcast_to(value, m.shape)[who])
-            tile.data[at] = amount if op == "set" else tile.data[at] + amount
-            handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
-            before = b.engines.turns.handed.get(key)
-            b.engines.turns.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
-        b.engines.yields()
-
-    return run
-
-
-def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, site: Any) -> None:
-    """Waits until a counter compares with a value, with acquire."""
-    tile, at, want = where.memory, int(_one(m, where.index)), int(_one(m, value))
-    holds = COMPARED[int(_one(m, compare))]
-    b.engines.yields(lambda: holds(int(tile.data[at]), want))
-    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
-    if handed is not None:
-        b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
-
-
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
-    at = [int(_one(m, c)) for c in coordinates]
-    b.engines.load(_byte(m, to), tmap, b.engines.barrier(_byte(m, where)), at)
-    b.engines.yields()
-
-
-def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any, *coordinates: Any) -> None:
-    if m.sum() != 1:
-        raise EmulationError(f"{m.sum()} threads make one copy")
-    b.late_enough(m)
-    at, mask = [int(_one(m, c)) for c in coordinates], int(_one(m, mask))
-    if not mask or mask >> len(b.engines.cluster):
-        raise EmulationError(f"a copy into the blocks {mask:b} of a cluster of {len(b.engines.cluster)}")
-    for rank in range(len(b.engines.cluster)):
-        if mask >> rank & 1:
-            other = b.engines.peer(rank)
-            other.load(_byte(m, to), tmap, other.barrier(_byte(m, where)), at, other is b.engines)
+    at = [int(one(m, c)) for c in coordinates]
+    b.engines.load(byte(m, to), tmap, b.engines.barrier(byte(m, where)), at)
     b.engines.yields()
 
 
 def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one store")
-    who, start = int(np.flatnonzero(m)[0]), _byte(m, frm)
+    who, start = int(np.flatnonzero(m)[0]), byte(m, frm)
     cells = tmap.cells(start)
     b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
-    b.engines.store(start, tmap, [int(_one(m, c)) for c in coordinates], who)
+    b.engines.store(start, tmap, [int(one(m, c)) for c in coordinates], who)
     b.engines.yields()
 
 
@@ -617,7 +448,7 @@ def descriptor(swizzle: int) -> Callable[..., Any]:
         at = (start.memory.offset + start.index * start.memory.size).astype(np.uint64)
         if (at[m] % 16).any():
             raise EmulationError("a matrix descriptor of an address that is no multiple of 16 bytes")
-        rest = np.uint64(int(_one(m, leading)) >> 4 << 16 | 8 * swizzle >> 4 << 32 | mode << 62)
+        rest = np.uint64(int(one(m, leading)) >> 4 << 16 | 8 * swizzle >> 4 << 32 | mode << 62)
         return (at >> np.uint64(4)) | rest
 
     return run
@@ -634,10 +465,25 @@ def product(name: str) -> Callable[..., None]:
         for g in _groups(b, m):
             mine = np.zeros(m.shape, bool)
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
-            base = int(_one(mine, d.index))
+            base = int(one(mine, d.index))
             key = (id(d.memory), g, base)
-            left, right = ((int(_one(mine, x)), rows, t == "1") for x, rows, t in ((a, 64, trans[0]), (bb, n, trans[1])))
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtypes, sums))
+            right = (int(one(mine, bb)), n, trans[1] == "1")
+            left: Any = None
+            if trans[0] == "r":
+                f = wgmma_a(16)
+                index = np.indices(f.shape)
+                left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index))
+            else:
+                left = (int(one(mine, a)), 64, trans[0] == "1")
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b))
+
+    return run
+
+
+def copy(size: int) -> Callable[..., None]:
+    def run(b: Any, m: Any, to: Any, source: Any, count: Any = size) -> None:
+        b.engines.arena = to.memory.arena
+        b.engines.copies.issue(b, m, size, to, source, count)
 
     return run
 
@@ -675,21 +521,20 @@ def find(name: str) -> Callable[..., Any] | None:
     plain, _, number = name.rstrip(">").partition("<")
     if plain.startswith("ts::wgmma_m64"):
         return product(plain)
-    if plain.startswith("ts::shared_signal_"):
-        return shared_signal(plain.rpartition("_")[2])
-    if plain == "ts::mbarrier_arrive_blocks":
-        return barrier_arrive_blocks(int(number))
     if plain == "ts::matrix_descriptor":
         return descriptor(int(number))
+    if plain == "ts::cp_async":
+        return copy(int(number))
+    if plain == "ts::cp_async_wait":
+        return lambda b, m: b.engines.copies.wait(b, m, int(number))
     if plain == "ts::wgmma_wait":
         return waited(int(number))
     plain_ones: dict[str, Callable[..., Any]] = {
+        "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
-        "ts::shared_wait": shared_wait, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync,
-        "ts::cluster_begins": cluster_sync,
         "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap,
+        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

@@ -17,7 +17,7 @@ from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, aren
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.ranks import Ranks
-from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised
+from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -59,6 +59,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
+        self.rounds = rounds_of(program)
         self.sites: list[str] = []
         self.here: Loc | None = None
         self.loop = None
@@ -77,6 +78,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.maps: list[tuple[Any, TensorMap]] = []
         self.barriers: dict[int, Barriers] = {}
         self.dependent = bool(program.launch.pdl) and self.capability >= 90
+        #: where a failing thread says who it is; None where none can fail
+        self.failure: Any = None
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -279,10 +282,13 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
         loc = loc_of(getattr(node, "span", None)) or self.here
-        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}"
+        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}".replace("\n", " ")
         if entry not in self.sites:
             self.sites.append(entry)
-        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", tirx.IntImm("int32", self.sites.index(entry))))
+        if self.failure is None:
+            self.failure = tirx.decl_buffer((2,), "int64", "failure", scope="global", layout=None)
+        site = tirx.IntImm("int32", self.sites.index(entry))
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, tirx.buffer_data(self.failure)))
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> Any:
@@ -468,6 +474,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
         maps = [(var, Source("map", k)) for k, (var, _) in enumerate(self.maps)]
         params = [p for p in self.params if not maps or not is_buffer_var(p[0]) or _used(whole, p[0])] + maps + self.symbols + self.ranked
+        params += [] if self.failure is None else [(self.failure, Source("failure"))]
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),

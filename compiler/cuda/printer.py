@@ -55,6 +55,8 @@ class CudaPrinter(CPrinter):
         if "bfloat16" in self.used:
             yield "#include <cuda_bf16.h>"
         yield "#include <ts/ts.cuh>"
+        if any(name.startswith("ts::cp_async") for name in self.called):
+            yield "#include <ts/ampere.cuh>"
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
         if self.kernel.maps or products:
             yield "#include <ts/hopper.cuh>"
@@ -76,7 +78,7 @@ class CudaPrinter(CPrinter):
         """One line a parameter where they do not fit into one."""
         k = self.kernel
         self.scopes[0].add(k.name)
-        params = [self._parameter(var, source.kind == "param" and source.index in k.written, source.kind == "team")
+        params = [self._parameter(var, source.kind == "failure" or source.kind == "param" and source.index in k.written, source.kind == "team")
                   for var, source in zip(k.func.params, k.sources, strict=True)]  # fmt: skip
         bounds = f"{k.threads}" if k.min_blocks is None else f"{k.threads}, {k.min_blocks}"
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {k.name}('

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.kernel import Source
-from tilescale.compiler.cuda.places import Global
+from tilescale.compiler.cuda.places import Global, widened
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops.sync import COMPARISONS
@@ -85,9 +85,7 @@ class Ranks:
 
     def _peer(self, address: Any, rank: Any, site: Any) -> Any:
         self.device = True
-        there = self.scalar(rank)
-        there = there if str(there.ty) == "int32" else tirx.Cast("int32", there)
-        return tirx.call_extern("handle", "ts::peer", self.of_launch("team"), address, there, site)
+        return tirx.call_extern("handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site)
 
     # -- signals ------------------------------------------------------------------------------------------------------
     def signal(self, call: Any) -> Any:
@@ -107,7 +105,7 @@ class Ranks:
         site = self.site("wait", region.source.name, call)
         buf, index, tests = self._counter(region, call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
-        where = (tirx.buffer_data(buf), index if str(index.ty) == "int64" else tirx.Cast("int64", index))
+        where = (tirx.buffer_data(buf), widened(index, "int64"))
         value = self._long(call.args[1])
         done = self._do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
         return self._checked(done, tests, site)
@@ -124,8 +122,7 @@ class Ranks:
         return self.once(done)
 
     def _long(self, value: Any) -> Any:
-        made = self.scalar(value)
-        return made if str(made.ty) == "int64" else tirx.Cast("int64", made)
+        return widened(self.scalar(value), "int64")
 
     def _do(self, name: str, *args: Any, span: Any = None) -> Any:
         return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)

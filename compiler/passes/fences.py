@@ -3,9 +3,10 @@ unless each thread touches only what it touched itself.
 
 The pass walks the program with the list of accesses since the last meeting. In front of a statement that conflicts with one of them it
 puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those of its next round: its body is walked until the list at
-its end brings nothing new. Conditions are uniform among an executor's threads (they compute them from the same values), so a meeting may
-stand in a branch. Inside T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
-what the author wrote, and by a meeting of the block in front of and behind the scale.
+its end brings nothing new; a meeting that only what stands in front of a loop asks for goes there, and not into each round. Conditions
+are uniform among an executor's threads (they compute them from the same values), so a meeting may stand in a branch. Inside T.Scale below
+the block only the executor's own threads are ordered; executors among themselves are ordered by what the author wrote, and by a meeting
+of the block in front of and behind the scale.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
@@ -91,6 +93,9 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
+        #: rings whose copies run ahead, and their tiles
+        self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
+        self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
 
@@ -114,6 +119,8 @@ class _Walk:
     def clash(self, a: Touch, b: Touch) -> bool:
         if a.met and not b.engine:
             return False
+        if a.memory in self.staged and a.memory.same_as(b.memory):
+            return False  # guarded by the meeting behind each wait of the ring
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
         if _publishes(a, b, self.published) or _publishes(b, a, self.published):
@@ -139,7 +146,8 @@ class _Walk:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
-                if not in_registers(buffer) and "ring" not in (s.value.attrs or {}) and buffer not in self.ringed:
+                copied = "ring" in (s.value.attrs or {}) and int(s.value.attrs["ring"]) not in self.ahead
+                if not in_registers(buffer) and not copied and buffer not in self.ringed:
                     found.append((buffer, access.mode, None, f"T.{op.name}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
@@ -157,7 +165,12 @@ class _Walk:
             before = self.meet(self.touches(s, ex), ex)
             notes = dict(s.annotations) if s.annotations else {}
             runs = isinstance(s.extent, tirx.IntImm) and int(s.extent.value) > 0
+            start = list(self.pending)
             body = self._rounds(s.body, ex, [], runs, s.loop_var)
+            if (pairs := self._outside(s, ex, start, body)) is not None:
+                self.pending = start
+                before += self._meeting(pairs, ex)
+                body = self._rounds(s.body, ex, [], runs, s.loop_var)
             made = tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
             return sequence([*before, made])
         if isinstance(s, tirx.While):
@@ -178,19 +191,25 @@ class _Walk:
         if _is_barrier(s):
             self.pending = self._behind(False)
             return s
+        if isinstance(s, tirx.Evaluate) and (where := self._arrival(s.value)) is not None:
+            self.pending = self._behind(False)
+            return sequence([s, fence(ex.name, where, s.span)])
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
+
+    def _arrival(self, call: Any) -> str | None:
+        """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each thread waited for its own copies
+        of the round: now all see all of them; and all have read the stage of the round before, which the next copies overwrite."""
+        op = base.find(call)
+        if op is None or op.name != "ring_wait" or int(call.attrs["ring"]) not in self.ahead:
+            return None
+        return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
 
     def meet(self, touches: list[Touch], ex: Executor) -> list[Any]:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
         out: list[Any] = []
         if ex.threads > 1:
-            pairs = [(a, b) for b in touches for a in self.pending if self.clash(a, b)]
-            if pairs:
-                crossing = next((p for p in pairs if _crosses(*p)), None)
-                first = crossing or pairs[0]
-                out.append(fence(ex.name, _reason(*first), first[1].node.span, crossing is not None))
-                self.pending = self._behind(crossing is not None)
+            out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex)
         self.pending = _union(self.pending, touches)
         return out
 
@@ -206,6 +225,26 @@ class _Walk:
             behind = [fence(ex.name, f"behind the {what}", s.span)]
             self.pending = self._behind(False)
         return sequence([*before, s, *behind])
+
+    def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor) -> list[Any]:
+        """The meeting that pairs of accesses ask for, behind which none of them is pending."""
+        if not pairs:
+            return []
+        crossing = next((p for p in pairs if _crosses(*p)), None)
+        first = crossing or pairs[0]
+        self.pending = self._behind(crossing is not None)
+        return [fence(ex.name, _reason(*first), first[1].node.span, crossing is not None)]
+
+    def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> list[tuple[Touch, Touch]] | None:
+        """The pairs for which a loop has a meeting in each round that it would not have if threads met in front of it."""
+        pairs = [(a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)] if ex.threads > 1 else []
+        if not pairs:
+            return None
+        after, self.pending = self.pending, start
+        self._meeting(pairs, ex)
+        alone = self._rounds(loop.body, ex, [], False, loop.loop_var)
+        self.pending = after
+        return pairs if _meetings(alone) < _meetings(made) else None
 
     def _behind(self, fenced: bool) -> list[Touch]:
         """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
@@ -259,6 +298,13 @@ class _Walk:
         from tilescale.compiler.layout.infer import walk
 
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+
+
+def _meetings(s: Any) -> int:
+    """How many meetings stand in a statement."""
+    found: list[Any] = []
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if base.find(c) is not None and c.op.name == "ts.sync" else None))
+    return len(found)
 
 
 def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:

@@ -7,7 +7,7 @@
  *   [0] version = 1   [1] nparams   [2] nsyms   [3] threads   [4] bytes of dynamic shared memory   [5] flags   [6..8] cluster
  *   [9] nargs         [10] nmaps    [11] words of the grid's programs                [12] fingerprint, which ranks compare
  *   then nargs × (form, index)      0: slot `index` as it lies there   1: slot `index`, a double, as a float   2: tensor map `index`
- *                                   3: the team (ts_gpu_view)
+ *                                   3: the kernel's failure record on the launch's device   4: the team (ts_gpu_view)
  *   then nmaps × (param, data type, rank, swizzle, L2 promotion, box[0 … rank), outermost axis first)
  *   then the grid's programs: for x, y and z the number of pairs, then (operation, value) in postfix order
  *   then nparams × alignment in bytes that the kernel relies on
@@ -25,14 +25,15 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 #define HEAD 13
-enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4 };
+enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 2 /* words of a failure record */ };
 enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16 };
-enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_TEAM };
+enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
 /* ---- of <cuda.h> */
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+       CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2,
        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
@@ -53,6 +54,8 @@ static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.KernelSetAttribute, "cuKernelSetAttribute"},
   {(void**)&cu.ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
   {(void**)&cu.LaunchKernelEx, "cuLaunchKernelEx"},
+  {(void**)&cu.MemHostAlloc, "cuMemHostAlloc"},
+  {(void**)&cu.CtxSynchronize, "cuCtxSynchronize"},
   {(void**)&cu.TensorMapEncodeTiled, "cuTensorMapEncodeTiled"},
   {(void**)&cu.OccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor"},
   {(void**)&cu.MemAlloc, "cuMemAlloc_v2"},
@@ -123,12 +126,19 @@ typedef struct ts_gpu {
   CUlaunchAttribute attrs[3];
   atomic_flag lock; /* of `cached` */
   pthread_mutex_t loading;
+  int32_t can_fail;
+  uint64_t* records;        /* RECORD words a device, in memory that GPUs write; null until the first launch, and where nothing can fail */
+  struct ts_gpu* next_failing; /* in `failing` */
 } ts_gpu;
+
+/* Kernels that have records. They are never freed: a launch may still run when its kernel object is dropped. */
+static struct ts_gpu* _Atomic failing;
+static _Atomic int told; /* whether a failure was raised */
 
 /* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
-  if (G->K) ts_gpu_known(G->K, 0);
+  if (G->records || G->flags & FLAG_TEAM) return; /* what a failed launch says is looked up in its kernel */
   if (G->K) ts_kernel_free(G->K);
   free(G->code);
   free(G->symbol);
@@ -138,14 +148,55 @@ static void gpu_free(void* p) {
   free(G);
 }
 
-int ts_driver_failed(const char* what, CUresult code) {
+/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh) as `TS:failed:<kernel>|<file>|<line>|<message>`; 0 where there
+ * is none; or what a launch on a team recorded (gpu_team.c). The GPU is lost to this process by then: every call fails, and this is why. Read without locks: a record is written once, before
+ * the driver can tell of the trap behind it. */
+static int recorded(char* out, size_t bytes) {
+  for (ts_gpu* G = atomic_load_explicit(&failing, memory_order_acquire); G; G = G->next_failing)
+    for (int device = 0; device < MAX_DEVICES; device++) {
+      const volatile uint64_t* record = G->records + device * RECORD;
+      uint64_t who = record[0], grid = record[1];
+      if (!(who >> 63)) continue;
+      uint64_t block = who & ((1ull << 42) - 1), x = (uint32_t)grid ? (uint32_t)grid : 1, y = grid >> 32 ? grid >> 32 : 1;
+      int64_t site = (int64_t)(who >> 52 & 2047);
+      ts_site none = {"an assertion", "", "", "", ""}, at = site < G->K->nsites ? G->K->sites[site] : none;
+      snprintf(out, bytes, "TS:failed:%s|%s|%s|block (%llu, %llu, %llu), thread %llu: %s failed: %s", G->symbol, at.file, at.line,
+               (unsigned long long)(block % x), (unsigned long long)(block / x % y), (unsigned long long)(block / x / y),
+               (unsigned long long)(who >> 42 & 1023), at.kind, at.text);
+      return 1;
+    }
   const ts_kernel* K = NULL;
   int32_t site = -1;
   char why[TS_MESSAGE];
-  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code));
-  return ts_error("RuntimeError", "TS:run:-1:the launch of %s failed: %s", K ? K->name : "another kernel", why);
+  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
+  int known = K && site >= 0 && site < K->nsites;
+  snprintf(out, bytes, "TS:failed:%s|%s|%s|%s", K ? K->name : "a kernel", known ? K->sites[site].file : "", known ? K->sites[site].line : "", why);
+  return 1;
 }
+
+int ts_driver_failed(const char* what, CUresult code) {
+  char text[TS_MESSAGE];
+  if (recorded(text, sizeof text)) {
+    atomic_store(&told, 1);
+    return ts_error("RuntimeError", "%s", text);
+  }
+  return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code));
+}
+
 #define failed ts_driver_failed
+
+/* Memory for the records of a kernel that can fail. Page-locked memory has one address for the host and all GPUs (CUDA C++ Programming
+ * Guide, "Unified Virtual Address Space"). */
+static CUresult make_records(ts_gpu* G) {
+  void* page = NULL;
+  CUresult code = cu.MemHostAlloc(&page, MAX_DEVICES * RECORD * sizeof(uint64_t), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  if (code) return code;
+  memset(page, 0, MAX_DEVICES * RECORD * sizeof(uint64_t));
+  G->records = page;
+  G->next_failing = atomic_load(&failing);
+  while (!atomic_compare_exchange_weak(&failing, &G->next_failing, G)) continue;
+  return 0;
+}
 
 /* Loads the code and sets the kernel's attributes on a device: once each. */
 static int make_ready(ts_gpu* G, int device) {
@@ -180,6 +231,7 @@ static int make_ready(ts_gpu* G, int device) {
     if (!code) code = cu.DeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
     G->resident[device] = (int64_t)blocks * processors / G->K->cluster_size * G->K->cluster_size;
   }
+  if (!code && G->can_fail && !G->records) what = "memory for failures (cuMemHostAlloc)", code = make_records(G);
   cu.ThreadExchangeStreamCaptureMode(&mode);
   if (!code) atomic_fetch_or_explicit(&G->ready, 1ull << device, memory_order_release);
   pthread_mutex_unlock(&G->loading);
@@ -287,8 +339,9 @@ static int device_of(const ts_gpu* G, const ts_arg* args, int current) {
 }
 
 /* The kernel itself. */
-static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, ts_gpu_view* view, CUlaunchConfig* c) {
+static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_gpu_view* view, CUlaunchConfig* c) {
   void* values[TS_MAX_SLOTS];
+  uint64_t* record = G->records ? G->records + device * RECORD : NULL;
   float floats[TS_MAX_PARAMS];
   CUtensorMap maps[MAX_MAPS];
   for (int32_t k = 0; k < G->nmaps; k++)
@@ -305,6 +358,8 @@ static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, ts_gpu_view* vi
       values[k] = &floats[nfloats++];
     } else if (G->args[k].form == FORM_MAP) {
       values[k] = &maps[index];
+    } else if (G->args[k].form == FORM_FAILURE) {
+      values[k] = &record;
     } else {
       values[k] = view;
     }
@@ -325,10 +380,8 @@ static int launch_one(void* kernel, uint32_t threads, void* stream, void** value
 static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* args, int64_t* slots, int device, int empty,
                           CUlaunchConfig* c) {
   const ts_kernel* K = G->K;
-  const ts_kernel* other = NULL;
   char why[TS_MESSAGE];
-  int32_t site = -1;
-  if (TS_UNLIKELY(ts_gpu_failure(&other, &site, why, sizeof why))) return ts_error("RuntimeError", "TS:run:%d:%s", other == K ? site : -1, why);
+  if (TS_UNLIKELY(recorded(why, sizeof why))) return failed("a launch before", 0);
   ts_gpu_view view;
   ts_gpu_counters counters;
   if (TS_UNLIKELY(ts_gpu_view_of(K, team, device, &view))) return -1;
@@ -337,7 +390,7 @@ static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* a
     int64_t description = ts_gpu_describe(K, args, team);
     bad = launch_one(G->enter, 32, c->hStream, (void*[]){&view, &description});
   }
-  if (!bad && !empty) bad = launch(G, args, slots, &view, c);
+  if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
   ts_gpu_counters_of(K, args, &counters);
   /* Without order others may be signalling for the next launch already: theirs to count on. */
   int unordered = meets && !view.ordered;
@@ -386,7 +439,7 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
       bad = ts_error("ValueError", "TS:resident:-1:-1:%lld:%lld", (long long)G->resident[device], (long long)blocks);
   }
   if (TS_UNLIKELY(!bad && G->flags & FLAG_TEAM)) bad = launch_on_team(G, team, args, slots, device, empty, &c);
-  else if (!bad && !empty) bad = launch(G, args, slots, NULL, &c);
+  else if (!bad && !empty) bad = launch(G, args, slots, device, NULL, &c);
   if (TS_UNLIKELY(pushed)) cu.CtxPopCurrent(&(void*){NULL});
   ret->type_index = kTVMFFINone;
   ret->zero_padding = 0;
@@ -414,8 +467,10 @@ static const char* parse(ts_gpu* G, const int64_t* d, const int64_t* end) {
   const char* early = "the description ends early";
   if (d + 2 * G->nargs > end) return early;
   G->args = (const gpu_arg*)d;
-  for (int32_t k = 0; k < G->nargs; k++, d += 2)
+  for (int32_t k = 0; k < G->nargs; k++, d += 2) {
     if (d[0] < 0 || d[0] > FORM_TEAM || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+    G->can_fail |= d[0] == FORM_FAILURE;
+  }
   for (int32_t k = 0; k < G->nmaps; k++) {
     gpu_map* m = &G->maps[k];
     if (d + 5 > end || d + 5 + d[2] > end) return early;
@@ -494,17 +549,17 @@ static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByt
   set_attributes(G);
   const char* wrong = parse(G, d + HEAD, d + words);
   if (!wrong && (ts_parse_sites(K, sites->data, sites->size) || ts_make_label(K, name))) wrong = "no memory";
-  if (!wrong) ts_gpu_known(K, 1);
+  if (!wrong && G->flags & FLAG_TEAM) ts_gpu_known(K);
   return wrong;
 }
 
-/* make_cuda_kernel(code: bytes, desc: bytes, sites: str, name: str, symbol: str) -> function */
+/* make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str) -> function */
 TS_API int __tvm_ffi_make_cuda_kernel(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   (void)unused;
-  TVMFFIByteArray code, desc, sites, name, symbol;
-  if (n != 5 || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &sites) || ts_bytes_of(a + 3, &name) ||
-      ts_bytes_of(a + 4, &symbol))
-    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, sites: str, name: str, symbol: str)");
+  TVMFFIByteArray code, desc, name, symbol, sites;
+  if (n != 5 || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &name) || ts_bytes_of(a + 3, &symbol) ||
+      ts_bytes_of(a + 4, &sites))
+    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str)");
   ts_gpu* G = calloc(1, sizeof *G);
   if (!G) return ts_error("MemoryError", "no memory");
   pthread_mutex_init(&G->loading, NULL);
@@ -528,17 +583,25 @@ TS_API int __tvm_ffi_cuda_missing(void* unused, const TVMFFIAny* a, int32_t n, T
   return TVMFFIStringFromByteArray(&text, ret);
 }
 
-/* cuda_failure() -> str: what a launch on this rank's GPU said before it failed; "" where none has. */
+/* cuda_synchronize() -> nothing: waits for the current GPU; raises where a kernel failed. */
+TS_API int __tvm_ffi_cuda_synchronize(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused, (void)a, (void)n;
+  pthread_once(&opened, open_driver);
+  if (no_driver[0]) return ts_error("RuntimeError", "TS:run:-1:%s", no_driver);
+  int device;
+  CUresult code = cu.CtxGetDevice(&device) ? 0 : cu.CtxSynchronize(); /* without a context nothing runs */
+  if (code) return failed("waiting for the GPU (cuCtxSynchronize)", code);
+  ret->type_index = kTVMFFINone;
+  ret->zero_padding = 0;
+  ret->v_int64 = 0;
+  return 0;
+}
+
+/* cuda_failure() -> str: the failure of a kernel that no call has raised yet; "" where there is none. */
 TS_API int __tvm_ffi_cuda_failure(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   (void)unused, (void)a, (void)n;
-  const ts_kernel* K = NULL;
-  int32_t site = -1;
-  char why[TS_MESSAGE] = "", text[TS_MESSAGE + 600] = "";
-  if (ts_gpu_failure(&K, &site, why, sizeof why)) {
-    int known = K && site >= 0 && site < K->nsites && K->sites[site].file[0];
-    if (known) snprintf(text, sizeof text, "%s: %s (%s:%s)", K->name, why, K->sites[site].file, K->sites[site].line);
-    else snprintf(text, sizeof text, "%s%s%s", K ? K->name : "", K ? ": " : "", why);
-  }
+  char text[TS_MESSAGE] = "";
+  if (!atomic_exchange(&told, 1) && !recorded(text, sizeof text)) atomic_store(&told, 0);
   TVMFFIByteArray out = {text, strlen(text)};
   return TVMFFIStringFromByteArray(&out, ret);
 }

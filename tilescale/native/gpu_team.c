@@ -169,11 +169,9 @@ void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters*
 static const ts_kernel* known[KNOWN];
 static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER;
 
-void ts_gpu_known(const ts_kernel* K, int there) {
+void ts_gpu_known(const ts_kernel* K) {
   pthread_mutex_lock(&knowing);
-  const ts_kernel** at = &known[(uint32_t)K->id % KNOWN];
-  if (there) *at = K;
-  else if (*at == K) *at = NULL;
+  known[(uint32_t)K->id % KNOWN] = K;
   pthread_mutex_unlock(&knowing);
 }
 
@@ -265,6 +263,18 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   } else {
     snprintf(out, bytes, "%s: a launch failed", who);
   }
+}
+
+/* The same as one line, for hosts: 1 where there is one. */
+TS_API int32_t ts_gpu_says(char* out, int32_t n) {
+  const ts_kernel* K = NULL;
+  int32_t site = -1;
+  char why[TS_MESSAGE];
+  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
+  const ts_site* at = K && site >= 0 && site < K->nsites && K->sites[site].file[0] ? &K->sites[site] : NULL;
+  snprintf(out, (size_t)n, "%s%s%s%s%s%s%s%s", K ? K->name : "", K ? ": " : "", why, at ? " (" : "", at ? at->file : "", at ? ":" : "",
+           at ? at->line : "", at ? ")" : "");
+  return 1;
 }
 
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {

@@ -32,6 +32,8 @@ typedef struct ts_driver {
   CUresult (*LaunchKernelEx)(const CUlaunchConfig*, void*, void**, void**);
   CUresult (*TensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                                    const uint32_t*, int, int, int, int);
+  CUresult (*MemHostAlloc)(void**, size_t, unsigned);
+  CUresult (*CtxSynchronize)(void);
   CUresult (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, void*, int, size_t);
   CUresult (*MemAlloc)(void**, size_t);
   CUresult (*MemsetD8Async)(void*, unsigned char, size_t, void*);
@@ -72,5 +74,5 @@ int ts_gpu_in_order(const struct ts_team* team, void* stream);
 void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters* out);
 /* 1 where a launch has failed on this rank's GPU: why, and the site in that kernel. */
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes);
-void ts_gpu_known(const ts_kernel* K, int there); /* kernels that may be running: reports look them up */
+void ts_gpu_known(const ts_kernel* K); /* for reports; it is never freed */
 #endif

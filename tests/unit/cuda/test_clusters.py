@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.tvm_compat import structural_map, tirx
 
 M, N, K = 128, 128, 264
 
@@ -212,6 +214,21 @@ def _without(what: str, number: int | None = None) -> Any:
     return edit
 
 
+def _unawaited(kernel: Any, number: int | None) -> Any:
+    """The kernel without its ``number``th wait, or without all."""
+    count = [0]
+
+    def change(s: Any) -> Any:
+        if not (isinstance(s.condition, tirx.Not) and "ts::shared_wait" in str(s.condition)):
+            return s
+        count[0] += 1
+        return tirx.Evaluate(tirx.IntImm("int32", 0)) if number is None or count[0] == number else s
+
+    body = structural_map(kernel.func.body, (tirx.IfThenElse, change))
+    assert count[0]
+    return dataclasses.replace(kernel, func=tirx.PrimFunc(list(kernel.func.params), body))
+
+
 FAULTS: dict[str, Any] = {
     "no meeting at the beginning": ("signals", "ts::cluster_sync", 1),
     "no meeting before the pull": ("neighbours", "ts::cluster_sync", 2),
@@ -232,9 +249,10 @@ def test_faults_are_found(fault: str):
     kernel, args = PROGRAMS[name]
     made, program = lowered(kernel)
     right = emulate.run(made, program, args)
+    broken = _unawaited(made, number) if what == "ts::shared_wait" else None
     for seed in range(12):
         try:
-            got = emulate.run(edited(made, _without(what, number)), program, args, seed)
+            got = emulate.run(broken or edited(made, _without(what, number)), program, args, seed)
         except EmulationError:
             return
         if any((got[k] != right[k]).any() for k in right):

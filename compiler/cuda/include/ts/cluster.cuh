@@ -1,7 +1,6 @@
 // Blocks of a cluster and executors of a block: meetings, each other's shared memory, counters in it.
 #pragma once
 #include <ts/types.cuh>
-#include <ts/warp.cuh>
 
 namespace ts {
 
@@ -36,9 +35,9 @@ __device__ __forceinline__ void shared_signal_set(int64_t* at, int64_t value) {
   if constexpr (cluster) asm volatile("st.release.cluster.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
   else asm volatile("st.release.cta.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
-// Until the counter compares with `value`: 0 ge, 1 eq, 2 gt, 3 ne, 4 le, 5 lt. After `limit` nanoseconds the launch fails at `site`.
+// Until the counter compares with `value`: 0 ge, 1 eq, 2 gt, 3 ne, 4 le, 5 lt. False: it did not within two minutes.
 template <bool cluster>
-__device__ __forceinline__ void shared_wait(const int64_t* at, int64_t value, int compare, int site) {
+__device__ __forceinline__ bool shared_wait(const int64_t* at, int64_t value, int compare) {
   constexpr uint64_t limit = 120000000000;
   uint64_t start, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
@@ -47,10 +46,10 @@ __device__ __forceinline__ void shared_wait(const int64_t* at, int64_t value, in
     if constexpr (cluster) asm volatile("ld.acquire.cluster.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
     else asm volatile("ld.acquire.cta.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
     if (compare == 0 ? seen >= value : compare == 1 ? seen == value : compare == 2 ? seen > value : compare == 3 ? seen != value
-        : compare == 4 ? seen <= value : seen < value) return;
+        : compare == 4 ? seen <= value : seen < value) return true;
     if (round % 4096 == 0) {
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-      if (now - start > limit) fail(site);
+      if (now - start > limit) return false;
     }
   }
 }
