@@ -60,6 +60,10 @@ class CudaPrinter(CPrinter):
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
         if self.kernel.maps or products:
             yield "#include <ts/hopper.cuh>"
+        if any(name.startswith(("ts::cluster_", "ts::shared_")) for name in self.called):
+            yield "#include <ts/cluster.cuh>"
+        if self.kernel.dependent:
+            yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
             yield "#include <ts/team.cuh>"
         yield ""
@@ -99,7 +103,9 @@ class CudaPrinter(CPrinter):
         ctype = self.ctype(str(var.ty.dtype))
         if written or var.ty.storage_scope == "global.signal":
             return f"{ctype}* {self.declare(var)}"
-        return f"const {ctype}* {'' if var.ty.storage_scope != 'global' else '__restrict__ '}{self.declare(var)}"
+        # of a launch that begins early, memory does change: its loads must not move in front of the wait
+        lasting = var.ty.storage_scope == "global" and not self.kernel.dependent
+        return f"const {ctype}* {'__restrict__ ' if lasting else ''}{self.declare(var)}"
 
     def arena(self, name: str, size: int) -> str:
         return f"extern __shared__ __align__({ARENA_ALIGN}) uint8_t {name}[];  // {size} bytes"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.places import widened
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 WARP = 32
@@ -26,7 +27,7 @@ class Barriers:
     def __init__(self, cx: Any, ring: Any):
         from tilescale.compiler.cuda.kernel import placed
 
-        self.depth = ring.depth
+        self.depth, self.shared = ring.depth, ring.shared
         self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
         self.empty, empty = placed(cx.arena, f"empty{ring.number}", "uint64", ring.depth, ring.barriers + 8 * ring.depth)
         cx.head += [full, empty]
@@ -89,17 +90,38 @@ def release(cx: Any, token: Any) -> Any:
     when: Any = tirx.const(True, "bool")
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
         n, when = n - 1, cx.scalar(token.args[1])
+    if b.shared:
+        target, blocks = cx.cluster_peer(b.shared, tirx.bitwise_and(cx.tid, tirx.IntImm("int32", WARP - 1))), cx.cluster_size(b.shared)
+        return call(f"mbarrier_arrive_blocks<{blocks}>", at(b.empty, b.stage(n)), target, when, span=token.span)
     return call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)
 
 
 def initialised(cx: Any) -> list[Any]:
     """One thread sets up all barriers. The fences make that visible to TMA (the asynchronous proxy) and the meeting behind them to all
     threads, before anyone waits or arrives."""
-    warps = tirx.IntImm("int32", cx.threads // WARP)
     made = []
     for b in cx.barriers.values():
+        warps = tirx.IntImm("int32", cx.threads // WARP * cx.cluster_size(b.shared))
         s = tirx.Var("s", "int32")
         body = tirx.SeqStmt([call("mbarrier_init", at(b.full, s), widened(1, "int32")), call("mbarrier_init", at(b.empty, s), warps)])
         made.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.UNROLLED, body))
     one = tirx.IfThenElse(tirx.EQ(cx.tid, widened(0, "int32")), tirx.SeqStmt([*made, call("fence_mbarrier_init")]), None)
-    return [one, tirx.Evaluate(tirx.call_extern("void", "__syncthreads"))]
+    meeting = "ts::cluster_begins" if any(b.shared for b in cx.barriers.values()) else "__syncthreads"
+    return [one, tirx.Evaluate(tirx.call_extern("void", meeting))]
+
+
+def ended(cx: Any, producer: Any) -> list[Any]:
+    """Behind the last round, where other blocks arrive at this one's barriers: they all have."""
+    counters: dict[int, Any] = {}
+    for c in calls(producer):
+        if c.op.name == "ts.ring_acquire":
+            counters[int(c.attrs["ring"])] = c.args[0]
+    out = []
+    for number, counter in counters.items():
+        b = cx.barriers[number]
+        if b.shared:
+            s = tirx.Var("s", "int32")
+            n = cx.scalar(counter) + s
+            waited = call("mbarrier_wait", at(b.empty, b.stage(n)), tirx.bitwise_xor(b.phase(n), tirx.IntImm("int32", 1)))
+            out.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.SERIAL, waited))
+    return out

@@ -30,6 +30,7 @@ from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
@@ -56,7 +57,7 @@ class Unfit(Exception):
 
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
-    program = replace(program, notes=list(program.notes))
+    program = without_reach(replace(program, notes=list(program.notes)))
     stages = _stages(program.func.body)
     limit = limit_of(arch)
     if arch == "sm_90a" and stages:
@@ -100,6 +101,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    made = multicast(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
     made = made.with_body(awaited(made, overlapped(made, body)))
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))

@@ -51,6 +51,8 @@ class Ring:
     form: str = TURN
     #: on GPUs: where the barriers of its stages lie in the arena, in bytes
     barriers: int = -1
+    #: the cluster's axes along which blocks copy for each other (passes/multicast.py): some of "xyz"
+    shared: str = ""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,16 @@ __device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier, int when
                "r"(threadIdx.x % 32 == 0 ? when : 0)
                : "memory");
 }
-
+// One arrival for the warp at this barrier of each of `blocks` blocks of the cluster, whose ranks are the first lanes' `block`. The
+// arrival releases at the scope of the block alone: no MEMBAR (compiler/cuda/rings.py says why that is enough).
+template <int blocks>
+__device__ __forceinline__ void mbarrier_arrive_blocks(uint64_t* barrier, int block, int when) {
+  __syncwarp();
+  asm volatile("{ .reg .pred p; .reg .b32 a; setp.ne.b32 p, %2, 0; @p mapa.shared::cluster.u32 a, %0, %1; "
+               "@p mbarrier.arrive.shared::cluster.b64 _, [a]; }" ::"r"(shared_address(barrier)),
+               "r"(block), "r"(threadIdx.x % 32 < blocks ? when : 0)
+               : "memory");
+}
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -58,6 +67,31 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_
   asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
                    shared_address(to)),
                "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+               : "memory");
+}
+// The same box into each block of the cluster that `blocks` has a bit for, at the same place; each one's `barrier` counts the bytes.
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
                : "memory");
 }
 
