@@ -76,7 +76,7 @@ class Emulator:
             for z, y, x in itertools.product(*reversed(clusters)):
                 for mem in memory.values():
                     mem.clear()
-                self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, late=seed % 2 == 0)
+                self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, seed)
 
     def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
@@ -99,16 +99,16 @@ class Emulator:
                     }  # fmt: skip  # noqa: B023
                     value = of[source.kind]() if source.kind in of else args[task.rank][name]
                     values[var] = value if value is None else _typed(value, str(var.ty))
-            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed % 2 == 0))
+            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed))
             b.world, b.task = world, task
             self._block(b)
 
         with np.errstate(all="ignore"):
             world.turns.together([partial(run, t) for t in world.tasks])
 
-    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
+    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, seed: int) -> None:
         """Runs the blocks of a cluster, in turns."""
-        made = self._made(blocks, values, memory, turns.Turns(draw, late))
+        made = self._made(blocks, values, memory, turns.Turns(draw, seed))
         if len(made) == 1:
             self._block(made[0])
         else:

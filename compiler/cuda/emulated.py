@@ -130,11 +130,11 @@ class Block:
             self.world.touched(self, mem, cells, who, writes)
         who = who + self.first
         last = mem.writer[cells]
-        bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
+        bad = (last >= 0) & (last != who) & ~self.ordered(last, who, mem.written[cells])
         self._refuse(bad, mem, cells, last, who, "writes")
         if writes:
             last, then = mem.reader[cells], mem.read[cells]
-            bad = ((last >= 0) & (last != who) & ~self._ordered(last, who, then)) | ((last < -1) & ~self._before(last, who, then))
+            bad = ((last >= 0) & (last != who) & ~self.ordered(last, who, then)) | ((last < -1) & ~self._before(last, who, then))
             self._refuse(bad, mem, cells, last, who, "reads")
             mem.writer[cells], mem.written[cells] = who, self.everyone[who]
             mem.unfenced[cells] = who
@@ -161,7 +161,7 @@ class Block:
                 met |= (block == k) & self.clocks.before(who, k * self.threads, (k + 1) * self.threads, then[..., 4])
         return met
 
-    def _ordered(self, first: Any, second: Any, then: Any) -> Any:
+    def ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
         now = self.everyone[second]
         same_block = first // self.threads == second // self.threads
