@@ -56,6 +56,8 @@ class CudaPrinter(CPrinter):
             yield "#include <cuda_bf16.h>"
         yield "#include <ts/ts.cuh>"
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
+        if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
+            yield "#include <ts/packed.cuh>"
         if self.kernel.maps or products:
             yield "#include <ts/hopper.cuh>"
         yield ""

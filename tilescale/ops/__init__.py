@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
 #: files that have an ``OP``
-MODULES = ("gemm", "grouped",)
+MODULES = ("gemm", "grouped", "w4a16")
 #: a function that people call → its file
 HOME = {
     "grouped_matmul": "grouped",
     "matmul": "gemm",
+    "w4a16_matmul": "w4a16",
 }
 
 __all__ = ["HOME", "MODULES", "load", *HOME]
