@@ -30,7 +30,8 @@ def _wider(held: Fragment, times: int) -> Fragment | None:
             continue
         if p.axis == last and p.unit % times or p.to == "slot" and p.stride % times:
             return None
-        pieces.append(replace(p, unit=p.unit // times if p.axis == last else p.unit, stride=p.stride // times if p.to == "slot" else p.stride))
+        stride = p.stride // times if p.to == "slot" else p.stride
+        pieces.append(replace(p, unit=p.unit // times if p.axis == last else p.unit, stride=stride))
     return Fragment((*held.shape[:-1], held.shape[-1] // times), tuple(pieces), held.threads)
 
 

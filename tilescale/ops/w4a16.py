@@ -226,11 +226,14 @@ def cublas(a: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.
 
 def _cases() -> tuple[Case, ...]:
     small: list[dict[str, Any]] = [
-        {"M": 1, "N": 72, "K": 256}, {"M": 13, "N": 64, "K": 384, "dtype": "float16", "zeros": True}, {"M": 5, "N": 40, "K": 128, "zeros": True},
-        {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2}, {"M": 70, "N": 136, "K": 256, "zeros": True},
-    ]  # fmt: skip
-    gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ((1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096),
-           (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)) for d in MAGIC for z in (False, True)]  # fmt: skip
+        {"M": 1, "N": 72, "K": 256},
+        {"M": 13, "N": 64, "K": 384, "dtype": "float16", "zeros": True},
+        {"M": 5, "N": 40, "K": 128, "zeros": True},
+        {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
+        {"M": 70, "N": 136, "K": 256, "zeros": True},
+    ]
+    ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
+    gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ragged for d in MAGIC for z in (False, True)]
     bars = {1: 3.0, 16: 2.5, 128: 1.0}
     bench = [({"M": m, "N": 8192, "K": 8192, "zeros": z}, bar) for m, bar in bars.items() for z in (False, True)]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=bar) for s, bar in bench))
