@@ -246,7 +246,8 @@ def _late(loop: Any, plan: Any) -> Any:
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    stmts = flat(loop.body)
+    # An unused name leaves a number behind.
+    stmts = [s for s in flat(loop.body) if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
     kinds = [name_of(s) for s in stmts[:-1]]
     if len(kinds) < 3 or kinds[0] != "ring_wait" or kinds[-1] != "ring_release" or not all(is_product(s) for s in stmts[1:-2]):
         return loop
