@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 #: a function that people call → its file
 HOME = {
     "attention_gradients": "attention_backward",
+    "flash_attention": "attention",
+    "fp8_matmul": "fp8_gemm",
     "grouped_matmul": "grouped",
     "matmul": "gemm",
     "mla_decode": "latent_attention",
