@@ -265,6 +265,13 @@ class Emulator:
 
             return twin
         arena, offset = _placed(s.data)
+        if arena.ty.storage_scope != "shared":  # a view of registers
+
+            def view(b: Block, m: Any) -> None:
+                b.memory[buf] = Registers(buf.name, b.memory[arena].data.view(numerics.storage(dtype)))
+
+            return view
+
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
             raise InternalError(f"{buf.name} lies at byte {offset}")
 
@@ -493,6 +500,16 @@ def _whole_warps(b: Block, m: Any, what: str) -> list[int]:
     return [w for w in range(len(warps)) if warps[w].all()]
 
 
+def _packed(name: str, dtype: str) -> Callable[..., None]:
+    compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def run(b: Block, m: Any, to: Pointer, *operands: Pointer) -> None:
+        x, y = (decoded(load(b, m, p.memory, p.index, 2), dtype).astype(np.float32) for p in operands)
+        store(b, m, to.memory, to.index, encoded(compute(x, y), dtype), 2)
+
+    return run
+
+
 def _ldmatrix(trans: bool) -> Callable[..., None]:
     def run(b: Block, m: Any, to: Pointer, row: Pointer) -> None:
         _whole_warps(b, m, "ldmatrix")
@@ -565,6 +582,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
     "printf": _printf,
+    **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),

@@ -6,6 +6,7 @@ import itertools
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda import packed
 from tilescale.compiler.cuda.places import Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
 from tilescale.compiler.frontend.builder import sequence
@@ -65,12 +66,26 @@ class NestLowering:
         """One loop a digit of the slots."""
         if (vectors := plan(self, nest, loop)) is not None:
             return self._vectorised(nest, loop, vectors)
+        if (two := packed.pairs(self, nest, loop)) is not None:
+            return self._packed(nest, loop, two)
         starts, binds = self._starts(loop)
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         body = self._round(nest, loop, starts, counters, None)
         return sequence([*binds, self._loops(nest, body, list(zip(counters, loop.counts, strict=True)))])
+
+    def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
+        """The innermost digit two by two, one instruction each."""
+        starts, binds = self._starts(loop)
+        counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
+        extents = [*loop.counts[:-1], loop.counts[-1] // 2]
+        for var, n in zip(counters, extents, strict=True):
+            self.bind_range(var, n)
+        around = list(zip(counters, extents, strict=True))
+        first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
+        body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
+        return sequence([*binds, self._loops(nest, body, around if extents[-1] > 1 else around[:-1])])
 
     def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""

@@ -3,8 +3,8 @@ wgmma, where all of a kernel's rings allow it; elsewhere one role does everythin
 why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
-most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by nothing
-but products that wgmma has; one to three warpgroups of consumers.
+most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
+or by products that wgmma has; one to three warpgroups of consumers.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -179,17 +179,24 @@ def _check_copy(call: Any, params: set[Any]) -> None:
 
 
 def _check_readers(program: Any) -> None:
-    """Nothing but products reads a ring, and wgmma can do each of them."""
+    """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of them by the whole block."""
     rings = program.schedule.ring_of
-    loads: list[Any] = []
-    structural_walk(program.func.body, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: loads.append(s.data) if s.data.args[0] in rings else None))
-    if loads:
-        raise Unfit("a tile of a ring is read element by element, or viewed", loads[0])
+    views: list[Any] = []
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: views.append(s.data) if s.data.args[0] in rings else None))
+    if views:
+        raise Unfit("a tile of a ring is viewed", views[0])
+    scaled: list[Any] = []
+    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None))
+    for s in scaled:
+        structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
+        if views or any(a.region.source in rings for c in splitting.calls(s) for a in base.REGISTRY[c.op.name].effects(c)):
+            raise Unfit("a tile of a ring is read inside a T.Scale", s)
     for call in splitting.calls(program.func.body):
         op = base.REGISTRY[call.op.name]
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
+            continue
+        if op.name == "copy" and in_registers(call.args[1].source):
             continue
         if op.name != "gemm":
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)

@@ -162,7 +162,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> tuple[Ex
 def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> Callable[[], Any]:
     """torch's own (CUTLASS); it takes where the groups end."""
     ends = sizes.cumsum(0, dtype=torch.int32)
-    grouped: Any = torch._grouped_mm  # type: ignore[attr-defined]
+    grouped: Any = torch._grouped_mm
     return lambda: grouped(a, b, offs=ends)
 
 
