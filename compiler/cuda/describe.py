@@ -11,7 +11,7 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, struc
 from tilescale.errors import InternalError
 
 COOPERATIVE, DEPENDENT = 1, 2
-_SLOT, _FLOAT, _MAP = 0, 1, 2
+_SLOT, _FLOAT, _MAP, _FAILURE = 0, 1, 2, 3
 _CONST, _LOAD = 0, 1
 _OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
 #: dtype → CUtensorMapDataType
@@ -48,12 +48,14 @@ def _slots(kernel: ThreadKernel, program: Any) -> dict[Any, int]:
     n = len(program.params)
     found = {var: n + 2 + k for k, var in enumerate(program.symbols.values())}
     found |= {p.var: k for k, p in enumerate(program.params) if not is_buffer_var(p.var)}
-    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind != "map"}
+    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind not in ("map", "failure")}
 
 
 def _argument(var: Any, source: Source, n: int) -> tuple[int, int]:
     if source.kind == "map":
         return _MAP, source.index
+    if source.kind == "failure":
+        return _FAILURE, 0
     floating = not is_buffer_var(var) and str(var.ty) in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
     return _FLOAT if floating else _SLOT, _slot(source, n)
 

@@ -58,6 +58,8 @@ class Emulator:
                 m = self.kernel.maps[source.index]
                 name = self.names[m.param]
                 values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
+            elif source.kind == "failure":
+                memory[var] = Memory(var.name, np.zeros(2, np.int64), 2)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
@@ -376,7 +378,7 @@ def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     return np.broadcast_to(value, m.shape)[there]
 
 
-def _fail(b: Block, m: Any, site: Any) -> None:
+def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
 

@@ -16,7 +16,7 @@ class Source:
     """Where the launcher takes one parameter of the function from.
 
     kind: "param" (the kernel's parameter ``index``: a pointer or a scalar), "map" (``ThreadKernel.maps[index]``), "symbol" (the symbolic
-    extent ``index``), "rank" or "world".
+    extent ``index``), "rank", "world", or "failure" (two words of the host's memory in which ``ts::fail`` says who failed).
     """
 
     kind: str

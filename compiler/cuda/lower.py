@@ -70,6 +70,8 @@ class Lowering(Scalars, NestLowering):
         self.role: str | None = None
         self.maps: list[tuple[Any, TensorMap]] = []
         self.barriers: dict[int, Barriers] = {}
+        #: where a failing thread says who it is; None where none can fail
+        self.failure: Any = None
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -274,10 +276,13 @@ class Lowering(Scalars, NestLowering):
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
         loc = loc_of(getattr(node, "span", None)) or self.here
-        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}"
+        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}".replace("\n", " ")
         if entry not in self.sites:
             self.sites.append(entry)
-        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", tirx.IntImm("int32", self.sites.index(entry))))
+        if self.failure is None:
+            self.failure = tirx.decl_buffer((2,), "int64", "failure", scope="global", layout=None)
+        site = tirx.IntImm("int32", self.sites.index(entry))
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, tirx.buffer_data(self.failure)))
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> Any:
@@ -450,6 +455,7 @@ class Lowering(Scalars, NestLowering):
         written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
         maps = [(var, Source("map", k)) for k, (var, _) in enumerate(self.maps)]
         params = [p for p in self.params if not maps or not is_buffer_var(p[0]) or _used(whole, p[0])] + maps + self.symbols
+        params += [] if self.failure is None else [(self.failure, Source("failure"))]
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),

@@ -2,9 +2,9 @@
 
 Operands in shared memory are named by matrix descriptors, which walk the boxes that TMA wrote. One whose rows run along k ("K-major") is
 stepped along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole
-groups of rows. The left operand may lie in registers instead. Accumulators are registers that the tensor cores write until ``wait_group`` says
-otherwise, and a left operand is read until then: nothing may touch them in between, and the compiler is told so by naming them all
-behind that wait.
+groups of rows. The left operand may lie in registers instead. Accumulators are registers that the tensor cores write until
+``wait_group`` says otherwise, and a left operand is read until then: nothing may touch them in between, and the compiler is told so by
+naming them all behind that wait.
 """
 
 from __future__ import annotations

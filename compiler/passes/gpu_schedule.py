@@ -29,7 +29,7 @@ from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
-from tilescale.compiler.passes.products import awaited, is_product, name_of, overlapped
+from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -239,8 +239,8 @@ def _late(loop: Any, plan: Any) -> Any:
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
-    stmts = [s for s in body if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]  # where an unused name was
+    # An unused name leaves a number behind.
+    stmts = [s for s in flat(loop.body) if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
     kinds = [name_of(s) for s in stmts[:-1]]
     if len(kinds) < 3 or kinds[0] != "ring_wait" or kinds[-1] != "ring_release" or not all(is_product(s) for s in stmts[1:-2]):
         return loop

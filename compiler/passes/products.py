@@ -3,8 +3,8 @@
 **Awaiting** (`awaited`). A product is issued where it stands, and awaited in front of the first statement that touches its accumulator or
 writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A
 ring's release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways
-part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should run beside
-the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
+part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should
+run beside the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
 
 **Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
 
@@ -49,8 +49,10 @@ def name_of(s: Any) -> str:
 
 
 def flat(s: Any) -> list[Any]:
-    """The statements of a sequence, those of sequences in it among them."""
-    return [x for inner in s.seq for x in flat(inner)] if isinstance(s, tirx.SeqStmt) else [s]
+    """The statements of a sequence, those of sequences in it among them, without those that do nothing."""
+    if isinstance(s, tirx.SeqStmt):
+        return [x for inner in s.seq for x in flat(inner)]
+    return [] if isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm) else [s]
 
 
 def touched(s: Any) -> tuple[set[Any], set[Any]]:
@@ -135,7 +137,7 @@ class _Awaiting:
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
-        self._land(flying, len(flying), out, stmts[-1].span)
+        self._land(flying, len(flying), out, stmts[-1].span if stmts else None)
         return sequence(out)
 
     def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
@@ -285,11 +287,6 @@ def _settled(s: Any, var: Any, extent: Any) -> Any:
             return sequence([]) if x.else_case is None else x.else_case
         return x
 
-    made = structural_map(s, (tirx.IfThenElse, decide))
-    return sequence([x for x in flat(made) if not _nothing(x)])
-
-
-def _nothing(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm)
+    return sequence(flat(structural_map(s, (tirx.IfThenElse, decide))))
 
 

@@ -221,14 +221,25 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     return f
 
 
-def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str) -> Callable[..., None]:
+def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str = "") -> Callable[..., None]:
     """A launcher of the function ``symbol`` in a cubin: a ``tvm_ffi.Function`` that takes tensors on a GPU and scalars, and returns when
     the launch is on the current stream.
 
     ``desc`` is tilescale/native/cuda.c's. The GPU's driver is opened by the first call; the code is loaded by the first on a device.
-    Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or refuses the launch.
+    ``sites`` are as in `make_kernel`. Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or
+    refuses the launch, with ``TS:failed:<kernel>|<file>|<line>|<message>`` where it does since a kernel has failed.
     """
-    return _ffi_module().make_cuda_kernel(code, desc, name, symbol)
+    return _ffi_module().make_cuda_kernel(code, desc, name, symbol, sites)
+
+
+def cuda_synchronize() -> None:
+    """Waits for the current GPU. Raises RuntimeError, as `make_cuda_kernel`'s calls do."""
+    _ffi_module().cuda_synchronize()
+
+
+def cuda_failure() -> str:
+    """The text of a failure that a kernel recorded and no call has raised yet, once; empty where there is none."""
+    return str(_ffi_module().cuda_failure())
 
 
 def cuda_missing() -> str:

@@ -7,6 +7,7 @@
  *   [0] version = 1   [1] nparams   [2] nsyms   [3] threads   [4] bytes of dynamic shared memory   [5] flags   [6..8] cluster
  *   [9] nargs         [10] nmaps    [11] words of the grid's programs
  *   then nargs × (form, index)      0: slot `index` as it lies there   1: slot `index`, a double, as a float   2: tensor map `index`
+ *                                   3: the kernel's failure record on the launch's device
  *   then nmaps × (param, data type, rank, swizzle, L2 promotion, box[0 … rank), outermost axis first)
  *   then the grid's programs: for x, y and z the number of pairs, then (operation, value) in postfix order
  *   then nparams × alignment in bytes that the kernel relies on
@@ -22,16 +23,16 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 #define HEAD 12
-enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4 };
+enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 2 /* words of a failure record */ };
 enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2 };
-enum { FORM_SLOT, FORM_FLOAT, FORM_MAP };
+enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
 /* ---- of <cuda.h> */
 typedef int CUresult;
 typedef struct { _Alignas(64) uint64_t opaque[16]; } CUtensorMap;
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
-       CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+       CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2, CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2,
        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
 typedef struct {
@@ -58,6 +59,8 @@ static struct {
   CUresult (*KernelSetAttribute)(int, int, void*, int);
   CUresult (*ThreadExchangeStreamCaptureMode)(int*);
   CUresult (*LaunchKernelEx)(const CUlaunchConfig*, void*, void**, void**);
+  CUresult (*MemHostAlloc)(void**, size_t, unsigned);
+  CUresult (*CtxSynchronize)(void);
   CUresult (*TensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
                                    const uint32_t*, int, int, int, int);
 } cu;
@@ -75,6 +78,8 @@ static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.KernelSetAttribute, "cuKernelSetAttribute"},
   {(void**)&cu.ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
   {(void**)&cu.LaunchKernelEx, "cuLaunchKernelEx"},
+  {(void**)&cu.MemHostAlloc, "cuMemHostAlloc"},
+  {(void**)&cu.CtxSynchronize, "cuCtxSynchronize"},
   {(void**)&cu.TensorMapEncodeTiled, "cuTensorMapEncodeTiled"},
 };
 
@@ -135,11 +140,19 @@ typedef struct ts_gpu {
   CUlaunchAttribute attrs[3];
   atomic_flag lock; /* of `cached` */
   pthread_mutex_t loading;
+  int32_t can_fail;
+  uint64_t* records;        /* RECORD words a device, in memory that GPUs write; null until the first launch, and where nothing can fail */
+  struct ts_gpu* next_failing; /* in `failing` */
 } ts_gpu;
+
+/* Kernels that have records. They are never freed: a launch may still run when its kernel object is dropped. */
+static struct ts_gpu* _Atomic failing;
+static _Atomic int told; /* whether a failure was raised */
 
 /* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
+  if (G->records) return;
   if (G->K) ts_kernel_free(G->K);
   free(G->code);
   free(G->symbol);
@@ -149,7 +162,47 @@ static void gpu_free(void* p) {
   free(G);
 }
 
-static int failed(const char* what, CUresult code) { return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code)); }
+/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh) as `TS:failed:<kernel>|<file>|<line>|<message>`; 0 where there
+ * is none. The GPU is lost to this process by then: every call fails, and this is why. Read without locks: a record is written once, before
+ * the driver can tell of the trap behind it. */
+static int recorded(char* out, size_t bytes) {
+  for (ts_gpu* G = atomic_load_explicit(&failing, memory_order_acquire); G; G = G->next_failing)
+    for (int device = 0; device < MAX_DEVICES; device++) {
+      const volatile uint64_t* record = G->records + device * RECORD;
+      uint64_t who = record[0], grid = record[1];
+      if (!(who >> 63)) continue;
+      uint64_t block = who & ((1ull << 42) - 1), x = (uint32_t)grid ? (uint32_t)grid : 1, y = grid >> 32 ? grid >> 32 : 1;
+      int64_t site = (int64_t)(who >> 52 & 2047);
+      ts_site none = {"an assertion", "", "", "", ""}, at = site < G->K->nsites ? G->K->sites[site] : none;
+      snprintf(out, bytes, "TS:failed:%s|%s|%s|block (%llu, %llu, %llu), thread %llu: %s failed: %s", G->symbol, at.file, at.line,
+               (unsigned long long)(block % x), (unsigned long long)(block / x % y), (unsigned long long)(block / x / y),
+               (unsigned long long)(who >> 42 & 1023), at.kind, at.text);
+      return 1;
+    }
+  return 0;
+}
+
+static int failed(const char* what, CUresult code) {
+  char text[TS_MESSAGE];
+  if (recorded(text, sizeof text)) {
+    atomic_store(&told, 1);
+    return ts_error("RuntimeError", "%s", text);
+  }
+  return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code));
+}
+
+/* Memory for the records of a kernel that can fail. Page-locked memory has one address for the host and all GPUs (CUDA C++ Programming
+ * Guide, "Unified Virtual Address Space"). */
+static CUresult make_records(ts_gpu* G) {
+  void* page = NULL;
+  CUresult code = cu.MemHostAlloc(&page, MAX_DEVICES * RECORD * sizeof(uint64_t), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  if (code) return code;
+  memset(page, 0, MAX_DEVICES * RECORD * sizeof(uint64_t));
+  G->records = page;
+  G->next_failing = atomic_load(&failing);
+  while (!atomic_compare_exchange_weak(&failing, &G->next_failing, G)) continue;
+  return 0;
+}
 
 /* Loads the code and sets the kernel's attributes on a device: once each. */
 static int make_ready(ts_gpu* G, int device) {
@@ -172,6 +225,7 @@ static int make_ready(ts_gpu* G, int device) {
     what = "asking for large clusters (cuKernelSetAttribute)";
     code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, G->kernel, device);
   }
+  if (!code && G->can_fail && !G->records) what = "memory for failures (cuMemHostAlloc)", code = make_records(G);
   cu.ThreadExchangeStreamCaptureMode(&mode);
   if (!code) atomic_fetch_or_explicit(&G->ready, 1ull << device, memory_order_release);
   pthread_mutex_unlock(&G->loading);
@@ -311,6 +365,7 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
     void* values[TS_MAX_SLOTS];
     float floats[TS_MAX_PARAMS];
     CUtensorMap maps[MAX_MAPS];
+    uint64_t* record = G->records ? G->records + device * RECORD : NULL;
     for (int32_t k = 0; k < G->nmaps && !bad; k++) bad = tensor_map(G, k, args, slots, &maps[k]);
     int32_t nfloats = 0;
     for (int32_t k = 0; k < G->nargs; k++) {
@@ -322,6 +377,8 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
         memcpy(&d, &slots[index], sizeof d);
         floats[nfloats] = (float)d;
         values[k] = &floats[nfloats++];
+      } else if (G->args[k].form == FORM_FAILURE) {
+        values[k] = &record;
       } else {
         values[k] = &maps[index];
       }
@@ -361,8 +418,10 @@ static const char* parse(ts_gpu* G, const int64_t* d, const int64_t* end) {
   const char* early = "the description ends early";
   if (d + 2 * G->nargs > end) return early;
   G->args = (const gpu_arg*)d;
-  for (int32_t k = 0; k < G->nargs; k++, d += 2)
-    if (d[0] < 0 || d[0] > FORM_MAP || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+  for (int32_t k = 0; k < G->nargs; k++, d += 2) {
+    if (d[0] < 0 || d[0] > FORM_FAILURE || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+    G->can_fail |= d[0] == FORM_FAILURE;
+  }
   for (int32_t k = 0; k < G->nmaps; k++) {
     gpu_map* m = &G->maps[k];
     if (d + 5 > end || d + 5 + d[2] > end) return early;
@@ -439,16 +498,17 @@ static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByt
   return parse(G, d + HEAD, d + words);
 }
 
-/* make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str) -> function */
+/* make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str) -> function */
 TS_API int __tvm_ffi_make_cuda_kernel(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   (void)unused;
-  TVMFFIByteArray code, desc, name, symbol;
-  if (n != 4 || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &name) || ts_bytes_of(a + 3, &symbol))
-    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str)");
+  TVMFFIByteArray code, desc, name, symbol, sites;
+  if (n != 5 || ts_bytes_of(a + 4, &sites) || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &name) || ts_bytes_of(a + 3, &symbol))
+    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str)");
   ts_gpu* G = calloc(1, sizeof *G);
   if (!G) return ts_error("MemoryError", "no memory");
   pthread_mutex_init(&G->loading, NULL);
   const char* wrong = build(G, &code, &desc, &symbol);
+  if (!wrong && ts_parse_sites(G->K, sites.data, sites.size)) wrong = "no memory";
   TVMFFIObjectHandle f;
   if (wrong || TVMFFIFunctionCreate(G, gpu_call, gpu_free, &f)) {
     gpu_free(G);
@@ -466,6 +526,29 @@ TS_API int __tvm_ffi_cuda_missing(void* unused, const TVMFFIAny* a, int32_t n, T
   pthread_once(&opened, open_driver);
   TVMFFIByteArray text = {no_driver, strlen(no_driver)};
   return TVMFFIStringFromByteArray(&text, ret);
+}
+
+/* cuda_synchronize() -> nothing: waits for the current GPU; raises where a kernel failed. */
+TS_API int __tvm_ffi_cuda_synchronize(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused, (void)a, (void)n;
+  pthread_once(&opened, open_driver);
+  if (no_driver[0]) return ts_error("RuntimeError", "TS:run:-1:%s", no_driver);
+  int device;
+  CUresult code = cu.CtxGetDevice(&device) ? 0 : cu.CtxSynchronize(); /* without a context nothing runs */
+  if (code) return failed("waiting for the GPU (cuCtxSynchronize)", code);
+  ret->type_index = kTVMFFINone;
+  ret->zero_padding = 0;
+  ret->v_int64 = 0;
+  return 0;
+}
+
+/* cuda_failure() -> str: the failure of a kernel that no call has raised yet; "" where there is none. */
+TS_API int __tvm_ffi_cuda_failure(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused, (void)a, (void)n;
+  char text[TS_MESSAGE] = "";
+  if (!atomic_exchange(&told, 1) && !recorded(text, sizeof text)) atomic_store(&told, 0);
+  TVMFFIByteArray out = {text, strlen(text)};
+  return TVMFFIStringFromByteArray(&out, ret);
 }
 
 /* cuda_capability(device: int) -> int: its compute capability, 90 for 9.0; 0 where there is no such GPU. */

@@ -22,7 +22,7 @@ void ts_kernel_free(void* p) {
 
 /* Cuts `kind|name|file|line|text` lines in place. Text may hold further bars. Lines of kind `param` name the parameters in
  * order; they come after the sites proper and count as sites, so that indices agree with the kernel's. */
-static int parse_sites(ts_kernel* K, const char* text, size_t bytes) {
+int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes) {
   K->site_text = malloc(bytes + 1);
   if (!K->site_text) return -1;
   memcpy(K->site_text, text, bytes);
@@ -171,7 +171,7 @@ TS_API int __tvm_ffi_make_kernel(void* unused, const TVMFFIAny* a, int32_t n, TV
     wrong = ts_parse_params(K, d + DESC_HEAD, d + words);
   }
   free(d);
-  if (!wrong && (parse_sites(K, sites.data, sites.size) || make_label(K, &name))) wrong = "no memory";
+  if (!wrong && (ts_parse_sites(K, sites.data, sites.size) || make_label(K, &name))) wrong = "no memory";
   char file[4096];
   if (!wrong && path.size >= sizeof file) wrong = "the path is too long";
   if (!wrong) {

@@ -173,6 +173,7 @@ void ts_pool_run(ts_launch* L);
 /* ---- launch.c */
 void ts_kernel_free(void* kernel);
 const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end); /* null, or what is wrong */
+int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes);
 int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out);
 
 /* ---- check.c */

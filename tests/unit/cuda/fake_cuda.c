@@ -17,6 +17,8 @@
 #define cuThreadExchangeStreamCaptureMode real_cuThreadExchangeStreamCaptureMode
 #define cuTensorMapEncodeTiled real_cuTensorMapEncodeTiled
 #define cuLaunchKernelEx real_cuLaunchKernelEx
+#define cuMemHostAlloc real_cuMemHostAlloc
+#define cuCtxSynchronize real_cuCtxSynchronize
 #include <cuda.h>
 #undef cuInit
 #undef cuGetErrorString
@@ -31,6 +33,8 @@
 #undef cuThreadExchangeStreamCaptureMode
 #undef cuTensorMapEncodeTiled
 #undef cuLaunchKernelEx
+#undef cuMemHostAlloc
+#undef cuCtxSynchronize
 typedef const CUlaunchConfig* Config;
 #else
 typedef struct { uint32_t id, pad; struct { uint32_t x, y, z; char rest[52]; } value; } Attribute;
@@ -46,7 +50,7 @@ char fake_params[16][128], fake_symbol[64];
 static int code(int which) { return fake_fail == which ? 209 : 0; }
 int cuInit(unsigned flags) { (void)flags; return getenv("FAKE_NO_GPU") ? 100 : 0; }
 int cuGetErrorString(int c, const char** out) {
-  *out = c == 100 ? "no CUDA-capable device is detected" : "no kernel image is available for execution on the device";
+  *out = c == 719 ? "unspecified launch failure" : c == 100 ? "no CUDA-capable device is detected" : "no kernel image is available for execution on the device";
   return 0;
 }
 int cuDeviceGetAttribute(int* out, int a, int device) { *out = a == 75 ? 9 : 0; return device > 1; }
@@ -86,6 +90,9 @@ int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* data, const
   memcpy(map, &data, sizeof data);
   return 0;
 }
+static int lost; /* a kernel has failed */
+int cuMemHostAlloc(void** to, size_t bytes, unsigned flags) { *to = flags == 3 ? aligned_alloc(64, bytes) : NULL; return code(5); }
+int cuCtxSynchronize(void) { return lost; }
 int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
   (void)kernel, (void)extra;
   fake.launches++;
@@ -97,6 +104,13 @@ int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
     memcpy(value, &c->attrs[k].value, sizeof value);
     fake.attrs[k][0] = c->attrs[k].id;
     for (int j = 0; j < 3; j++) fake.attrs[k][1 + j] = value[j];
+  }
+  if (lost) return lost;
+  if (fake_fail == 4) { /* the kernel that has one parameter, its record, fails: site 1, thread 33, block 7 */
+    uint64_t* record = *(uint64_t**)params[0];
+    record[1] = 5 | 3ull << 32, record[0] = 1ull << 63 | 1ull << 52 | 33ull << 42 | 7;
+    lost = 719;
+    return 0;
   }
   for (int k = 0; k < 16 && fake_sizes[k]; k++) memcpy(fake_params[k], params[k], (size_t)fake_sizes[k]);
   return code(2);
