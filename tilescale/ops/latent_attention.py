@@ -60,7 +60,7 @@ def decode(
                 at = (first + t) * BN
                 where, row = (Table[b, at // page], at % page) if page else (b, at)
                 T.copy(KV[where, row, 0], kv)
-                T.gemm(q, kv, s, transpose_B=True, clear_accum=True)
+                T.gemm(q, kv, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(BH, BN):
                     s[i, j] = T.if_then_else(at + j < length, s[i, j], least)
                 T.copy(top, before)
