@@ -220,10 +220,10 @@ def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
     first, count = constant(part.min), constant(part.extent)
     if first == 0 and count == extent:
         return True
-    if first is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
+    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
         return False
     unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
-    return first % unit == 0 and int(count) % unit == 0
+    return first % unit == 0 and count % unit == 0
 
 
 # ---- products, and when they are awaited
