@@ -297,7 +297,7 @@ class NestLowering:
         """Tells the analyzer between what a binding lies. (Told the value, it would put it in the variable's place.)"""
         known = self.analyzer.const_int_bound(value)
         low, high = int(known.min_value), int(known.max_value)
-        if -(1 << 31) <= low and high < (1 << 31) - 1:
+        if -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1:  # an extent that wraps would prove anything
             self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 
     # -- what stands inside ---------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
             continue
         if not uses or not _is_one(analyzer.simplify(e - structural_map(e, (ir.Var, lambda v: v - 1 if v.same_as(var) else v)))):
             return False
-        if not _multiple(analyzer, start, width):
+        if not multiple(analyzer, start, width):
             return False
     size = place.shape[-1]
     inside = isinstance(size, int) and size % width == 0
@@ -138,7 +138,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
     if not _is_one(place.strides[-1]):
         return False
-    return inside and all(s % width == 0 if isinstance(s, int) else _multiple(analyzer, s, width) for s in place.strides[:-1])
+    return inside and all(s % width == 0 if isinstance(s, int) else multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
 def bound_in(body: Any) -> dict[Any, Any]:
@@ -169,7 +169,7 @@ def _is_one(e: Any) -> bool:
     return e == 1 if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == 1
 
 
-def _multiple(analyzer: Any, e: Any, of: int) -> bool:
+def multiple(analyzer: Any, e: Any, of: int) -> bool:
     found = analyzer.modular_set(e)
     return int(found.coeff) % of == 0 and int(found.base) % of == 0
 
