@@ -167,7 +167,8 @@ def query_gradients(
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (bx, h, b):
+        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (x, h, b):
+            bx = T.ceildiv(most, BM) - 1 - x if causal else x  # those with the longest walk first
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
             q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
@@ -300,9 +301,9 @@ def _heads(x: torch.Tensor, starts: torch.Tensor | None, b: int, h: int) -> torc
     return x[h, first:last] if x.dim() == 2 else x[first:last, h]
 
 
-def _hidden(scores: torch.Tensor) -> torch.Tensor:
+def _hidden(queries: int, keys: int, device: Any) -> torch.Tensor:
     """Where a query does not see a key."""
-    return torch.ones_like(scores, dtype=torch.bool).triu(1)
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
 
 
 def draw(
@@ -330,7 +331,7 @@ def draw(
             x, (y, z) = _heads(q, q_starts, b, h), (_heads(t, k_starts, b, h * kv_heads // heads) for t in (k, v))
             s = x.float() @ y.float().T * dim**-0.5
             if causal:
-                s.masked_fill_(_hidden(s), -torch.inf)
+                s.masked_fill_(_hidden(s.shape[0], s.shape[1], device), -torch.inf)
             total = s.logsumexp(-1)
             _heads(lse, q_starts, b, h).copy_(total)
             _heads(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
@@ -354,7 +355,7 @@ def reference(
             key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
             sums = _heads(lse, q_starts, b, h).double()[:, None]
             s = x @ key.T * scale - sums
-            p = (s.masked_fill(_hidden(s), -torch.inf) if causal else s).exp()
+            p = (s.masked_fill(_hidden(s.shape[0], s.shape[1], q.device), -torch.inf) if causal else s).exp()
             ds = p * (g @ value.T - (g * y).sum(-1, keepdim=True))
             rough = summed(x.abs() @ key.abs().T * scale, x.shape[1]) + (s.abs() + sums.abs()) * 2.0**-21
             noise_p = p * (rough + 2.0**-20)
