@@ -24,6 +24,16 @@ class _Irregular(Exception):
     """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
 
 
+def idle(loop: Loop, axis: int) -> Any | None:
+    """The digit of the threads of which some have nothing but padding along an axis, and all others none; None where padding lies
+    otherwise, or inside a warp."""
+    extent, reach = loop.extents[axis], loop.fragment.shape[axis]
+    top = max((p for p in loop.thread_digits if p.axis == axis), key=lambda p: p.unit, default=None)
+    if top is None or loop.shifts[axis] or reach <= extent or top.unit * top.extent != reach or top.stride < 32 or extent % top.unit:
+        return None
+    return top
+
+
 class NestLowering:
     """Mixed into the lowering: ``nest(nest)``."""
 
@@ -73,7 +83,16 @@ class NestLowering:
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         body = self._round(nest, loop, starts, counters, None)
-        return sequence([*binds, self._loops(nest, body, list(zip(counters, loop.counts, strict=True)))])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, list(zip(counters, loop.counts, strict=True))))])
+
+    def _by_those(self, loop: Loop, body: Any) -> Any:
+        """The body for the warps that have any of a nest's iterations."""
+        for axis in range(len(loop.vars)):
+            p = idle(loop, axis)
+            if p is not None:
+                mine = digit(self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
+                body = tirx.IfThenElse(mine < loop.extents[axis] // p.unit, body, None)
+        return body
 
     def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
         """The innermost digit two by two, one instruction each."""
@@ -109,7 +128,7 @@ class NestLowering:
         make = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
         body = self._round(nest, loop, starts, [*counters[:-1], group], None, make)
         around = list(zip(counters, extents, strict=True))
-        return sequence([*binds, self._loops(nest, body, around if chunks > 1 else around[:-1])])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if chunks > 1 else around[:-1]))])
 
     def _step(self, nest: Nest, vectors: Plan, group: Any, first: Any, offset: Any) -> None:
         """Turns to the element ``offset`` behind the first of the group."""
@@ -224,7 +243,7 @@ class NestLowering:
             total = self.analyzer.simplify(total)
             extent, reach = loop.extents[axis], loop.fragment.shape[axis]
             mine = [total >= 0] if loop.shifts[axis] else []
-            mine += [total < extent] if reach - loop.shifts[axis] > extent else []
+            mine += [total < extent] if reach - loop.shifts[axis] > extent and idle(loop, axis) is None else []
             tests += [t for t in mine if not self.analyzer.can_prove(t)]
             if isinstance(total, tirx.IntImm) or not hasattr(total, "a"):
                 made = total if str(var.ty) == "int32" else widened(total, str(var.ty))

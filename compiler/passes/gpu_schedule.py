@@ -220,7 +220,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     for r in (a, b):
         shape = r.source.ty.shape
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
-        if not all(constant(x.min) == 0 and constant(x.extent) == int(e) for x, e in axes) or len(axes) != 2:
+        if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
@@ -231,6 +231,20 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
         m, n = (int(e) for e in c.source.ty.shape)
         return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
     return None
+
+
+def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
+    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
+    the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
+    from tilescale.compiler.cuda.gemm import swizzled
+
+    first, count = constant(part.min), constant(part.extent)
+    if first == 0 and count == extent:
+        return True
+    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
+        return False
+    unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
+    return first % unit == 0 and count % unit == 0
 
 
 # ---- products, and when they are awaited

@@ -45,9 +45,7 @@ def decode(
     @T.macro
     def body(Q, KV, Table, Lengths, O, Sums):
         with T.Kernel(heads // BH, parts, batch, threads=threads) as (group, part, b):
-            q, q_rope = T.alloc_shared((BH, latent), dtype), T.alloc_shared((BH, rope), dtype)
-            kv, k_rope = T.alloc_shared((BN, latent), dtype), T.alloc_shared((BN, rope), dtype)
-            p = T.alloc_shared((BH, BN), dtype)
+            q, kv, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BN, width), dtype), T.alloc_shared((BH, BN), dtype)
             s, mass = T.alloc_fragment((BH, BN), "float32"), T.alloc_fragment((BH, BN), "float32")
             o = T.alloc_fragment((BH, latent), "float32")
             top, before, total = (T.alloc_fragment((BH,), "float32") for _ in range(3))
@@ -55,7 +53,6 @@ def decode(
             tiles = T.ceildiv(length, BN)
             first = tiles * part // parts
             T.copy(Q[b, group * BH, 0], q)
-            T.copy(Q[b, group * BH, latent], q_rope)
             T.clear(o)
             T.clear(mass)
             T.fill(top, least)
@@ -63,9 +60,7 @@ def decode(
                 at = (first + t) * BN
                 where, row = (Table[b, at // page], at % page) if page else (b, at)
                 T.copy(KV[where, row, 0], kv)
-                T.copy(KV[where, row, latent], k_rope)
-                T.gemm(q, kv, s, transpose_B=True, clear_accum=True)
-                T.gemm(q_rope, k_rope, s, transpose_B=True)
+                T.gemm(q, kv, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(BH, BN):
                     s[i, j] = T.if_then_else(at + j < length, s[i, j], least)
                 T.copy(top, before)
@@ -79,7 +74,7 @@ def decode(
                     mass[i, j] = mass[i, j] * before[i] + s[i, j]
                 for i, j in T.Parallel(BH, latent):
                     o[i, j] *= before[i]
-                T.gemm(p, kv, o)
+                T.gemm(p, kv[:, 0:latent], o)
             T.reduce_sum(mass, total, dim=1)
             for i, j in T.Parallel(BH, latent):
                 o[i, j] *= T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)  # a part without tokens
