@@ -4,7 +4,8 @@ block's roles, which take turns.
 A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
 comes next is drawn, and copies arrive one by one, in any order: with an odd seed at any time, with an even one only when nobody else can go
 on. Until a copy has arrived its destination holds garbage. Products read their operands when they are issued and again when they are
-awaited, and must find the same; until then their accumulators hold NaN.
+awaited, and must find the same; until then their accumulators hold NaN. What threads wrote to shared memory they read only behind a proxy
+fence of the writer and a meeting with it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.dtypes import KINDS
-from tilescale.compiler.layout.instructions import wgmma_accumulator
+from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.sim import numerics, tiles
 
 WARP, WARPGROUP = 32, 128
@@ -101,17 +102,26 @@ class Store:
 
 
 @dataclass
+class Held:
+    """A left operand in registers: lanes and slots of its elements, 64 rows of a step of k."""
+
+    registers: Any
+    lanes: Any
+    slots: Any
+
+
+@dataclass
 class Product:
-    """A product under way."""
+    """A product under way. Operands in shared memory: descriptor, rows, whether they are stored across."""
 
     key: tuple[int, int, int]
-    a: tuple[int, int, bool]
+    a: tuple[int, int, bool] | Held
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]
     dtypes: tuple[str, str]
     sums: str
-
+    block: Any
 
     @property
     def size(self) -> int:
@@ -240,6 +250,8 @@ class Engines:
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
+        if any(arrived for arrived, _ in self.meetings.values()):
+            raise EmulationError("a block ends while threads are awaited at a named barrier")
         if any(self.stores.values()):
             raise EmulationError("a block ends while stores read its shared memory")
 
@@ -252,14 +264,20 @@ class Engines:
     def meet(self, number: int, count: int, lanes: Any, done: Callable[[], None]) -> None:
         """Lanes arrive at a named barrier and wait for the others."""
         arrived = self.meetings.setdefault(number, [0, 0])
-        arrived[0] += int(lanes.sum())
         turn = arrived[1]
+        self.arrive(number, count, lanes)
+        if arrived[1] > turn:
+            done()
+        self.yields(lambda: arrived[1] > turn)
+
+    def arrive(self, number: int, count: int, lanes: Any) -> None:
+        """Lanes arrive at a named barrier."""
+        arrived = self.meetings.setdefault(number, [0, 0])
+        arrived[0] += int(lanes.sum())
         if arrived[0] > count:
             raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
         if arrived[0] == count:
-            arrived[0], arrived[1] = 0, turn + 1
-            done()
-        self.yields(lambda: arrived[1] > turn)
+            arrived[0], arrived[1] = 0, arrived[1] + 1
 
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
@@ -273,7 +291,7 @@ class Engines:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
-                if np.intersect1d(cells, np.concatenate([operand(p, 0).ravel(), operand(p, 1).ravel()])).size:
+                if any(np.intersect1d(cells, operand(p, which).ravel()).size for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.loads.append(Load(barrier, cells, data))
@@ -315,20 +333,24 @@ class Engines:
         return self.groups.setdefault(number, Group())
 
     def read(self, p: Product) -> tuple[Any, Any]:
-        cells = [operand(p, which) for which in (0, 1)]
-        size = p.size
-        if max(int(c.max()) for c in cells) + size > self.arena.data.size:
-            raise EmulationError("a matrix descriptor reaches beyond shared memory")
-        found = (np.ascontiguousarray(self.arena.data[c[..., None] + np.arange(size)]) for c in cells)
-        a, b = (x.view(numerics.storage(dtype))[..., 0] for x, dtype in zip(found, p.dtypes, strict=True))
-        return a, b
+        made: list[Any] = []
+        for which, dtype in enumerate(p.dtypes):
+            if which not in in_memory(p):
+                made.append(p.a.registers[p.a.lanes, p.a.slots].view(numerics.storage(dtype)))
+                continue
+            cells = operand(p, which)[..., None] + np.arange(p.size)
+            if int(cells.max()) >= self.arena.data.size:
+                raise EmulationError("a matrix descriptor reaches beyond shared memory")
+            if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
+                p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
+                self.fenced(self.arena, cells)
+            made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
+        return made[0], made[1]
 
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
         group = self.group(number)
         p.seen = self.read(p)
-        for which in (0, 1):
-            self.fenced(self.arena, operand(p, which).ravel())
         if p.key not in self.flights:
             if not group.fenced:
                 raise EmulationError("a product without wgmma.fence behind other writes of its registers")
@@ -366,6 +388,11 @@ class Engines:
 def swizzled(address: Any, width: int) -> Any:
     """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
     return address ^ ((address >> 7 & MASKS[width]) << 4)
+
+
+def in_memory(p: Product) -> tuple[int, ...]:
+    """Which operands of a product lie in shared memory."""
+    return (1,) if isinstance(p.a, Held) else (0, 1)
 
 
 def factors(stored: Any, dtype: str) -> Any:
@@ -512,8 +539,15 @@ def product(name: str) -> Callable[..., None]:
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
             base = int(_one(mine, d.index))
             key = (id(d.memory), g, base)
-            left, right = ((int(_one(mine, x)), rows, t == "1") for x, rows, t in ((a, 64, trans[0]), (bb, n, trans[1])))
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtypes, sums))
+            right = (int(_one(mine, bb)), n, trans[1] == "1")
+            left: Any = None
+            if trans[0] == "r":
+                f = wgmma_a(16)
+                index = np.indices(f.shape)
+                left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(_one(mine, a.index)) + f.slot(*index))
+            else:
+                left = (int(_one(mine, a)), 64, trans[0] == "1")
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtypes, sums, b))
 
     return run
 
@@ -560,6 +594,6 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap,
+        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

@@ -20,7 +20,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.instructions import WARP, accumulator, mma_a, mma_accumulator
+from tilescale.compiler.layout.instructions import WARP, accumulator, mma_a, mma_accumulator, wgmma_operand
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
@@ -86,10 +86,11 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
 
 
 def _from_registers(call: Any, cx: Any) -> bool:
-    """Whether mma can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no product writes
-    (accumulators have another order of slots)."""
+    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no
+    product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
-    if instruction(call, cx.executor.threads, cx.program.arch) != "mma" or element_dtype(a.source) not in HALVES or call.attrs["trans_a"]:
+    kind = instruction(call, cx.executor.threads, cx.program.arch)
+    if kind == "simt" or element_dtype(a.source) not in HALVES or call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
     return whole and not a.source.same_as(b.source) and extents(call)[2] % 16 == 0 and a.source not in cx.accumulators
@@ -101,8 +102,14 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
     c, loc = call.args[2].source, loc_of(call.span)
     if instruction(call, threads, cx.uses.arch) == "wgmma":
-        cuts = wgmma_fragments(call, threads)
-        return [[Demand(c, f, f"T.gemm (wgmma, {down} × {across} warpgroups)", loc)] for f, down, across in cuts]
+        out = []
+        for f, down, across in wgmma_fragments(call, threads):
+            what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
+            out.append([Demand(c, f, what, loc)])
+            if in_registers(call.args[0].source):
+                held = wgmma_operand(m, extents(call)[2], (down, across))
+                out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
+        return out
     if instruction(call, threads, cx.uses.arch) == "mma":
         out = []
         for f, wm, wn in mma_fragments(m, n, threads, policy):
@@ -128,15 +135,16 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     part that begins inside a row of the swizzle has no descriptor."""
     m, n, _ = extents(call)
     groups, found = threads // 128, []
+    held = in_registers(call.args[0].source)
     a, b = (swizzled(r, along) for r, along in operands_of(call))
-    if a is None or b is None:
+    if a is None and not held or b is None:
         return []
     widths = dtypes.widths(element_dtype(call.args[0].source))
     for down in divisors(groups):
         across = groups // down
         if m % (64 * down) or n % across or n // across not in widths:
             continue
-        a_fits = not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
+        a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
             found.append((accumulator(m, n, (down, across)), down, across))

@@ -1,9 +1,10 @@
-"""Products of a warpgroup from shared memory: wgmma.mma_async (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate").
+"""Products of a warpgroup: wgmma.mma_async (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate").
 
-Operands are named by matrix descriptors, which walk the boxes that TMA wrote. An operand whose rows run along k ("K-major") is stepped
-along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole groups of
-rows. Accumulators are registers that the tensor cores write until ``wait_group`` says otherwise: nothing may touch them in between,
-and the compiler is told so by naming them all behind that wait.
+Operands in shared memory are named by matrix descriptors, which walk the boxes that TMA wrote. One whose rows run along k ("K-major") is
+stepped along k within a swizzled row, whose address bits the hardware permutes; one whose rows run along m or n ("MN-major") by whole
+groups of rows. The left operand may lie in registers instead. Accumulators are registers that the tensor cores write until
+``wait_group`` says otherwise, and a left operand is read until then: nothing may touch them in between, and the compiler is told so by
+naming them all behind that wait.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.dtypes import depth, kind_of
-from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.tvm_compat import tirx
 
 WARPGROUP, ROWS = 128, 64
+#: the named barrier of warpgroup 0's turns; the others' follow it
+TURNS = 8
+#: slots of a fragment behind whose computation a wait is kept
+PINNED = 4
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
-    """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
+    """C += op(A) · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for. ``a`` is an operand in shared memory
+    or `Registers`."""
     m, n, k = extents
     held = cx.places[call.args[2].source]
     down, across = parts(held.layout)
@@ -35,20 +41,24 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
         row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
     zero = tirx.IntImm("int32", 0)
     descriptors = []
-    for name, o, first in (("a", a, row), ("b", b, col)):
+    held_a = isinstance(a, Registers)
+    for name, o, first in (("b", b, col),) if held_a else (("a", a, row), ("b", b, col)):
         var = tirx.Var(f"{name}_desc", "uint64")
         start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
         binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
         descriptors.append(var)
-    bits = a.place.layout.bits
+    bits = b.place.layout.bits
     each = depth(bits)
-    function = f"ts::wgmma_m64n{own_n}k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}"
+    function = f"ts::wgmma_m64n{own_n}k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
     clear = bool(constant(call.args[3]))
     steps = []
     for step in range(k // each):
         for block in range(blocks):
-            left = _moved(cx, descriptors[0], a, block * ROWS, step * each)
-            right = _moved(cx, descriptors[1], b, 0, step * each)
+            if held_a:  # a step is four registers, behind those of the steps before
+                left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
+            else:
+                left = _moved(cx, descriptors[0], a, block * ROWS, step * each)
+            right = _moved(cx, descriptors[-1], b, 0, step * each)
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
@@ -99,13 +109,38 @@ def _plain(name: str, span: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
 
 
-def awaited(cx: Any, tiles: Any, pending: int, span: Any = None) -> Any:
-    """``wait_group`` and the accumulators named behind it."""
-    out = [_plain(f"wgmma_wait<{pending}>", span)]
+def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = ()) -> Any:
+    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it."""
+    out = []
+    for tile in behind:
+        held = cx.places[tile.source]
+        for k in range(min(held.layout.slots, PINNED)):
+            last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
+            out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
+    out.append(_plain(f"wgmma_wait<{pending}>", span))
     for tile in tiles:
         held = cx.places[tile.source]
-        out.append(tirx.Evaluate(tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf)), span))
+        if isinstance(held, Registers):
+            function = f"ts::wgmma_arrived<{held.layout.slots}>"
+            out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
     return sequence(out)
+
+
+def turned(cx: Any, what: str, span: Any) -> Any:
+    """A turn at the tensor cores taken or given (`ops.wgmma.Turn`): a named barrier for each warpgroup, at which it meets the one before
+    it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last warpgroup,
+    whose last "pass" it is that "last" waits for."""
+    groups = cx.threads // WARPGROUP
+    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+    mine = cx.tid // WARPGROUP
+    named = lambda name, which: tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", which + TURNS, number(2 * WARPGROUP)), span)  # noqa: E731
+    if what == "take":
+        return named("barrier_sync", mine)
+    if what == "pass":
+        return named("barrier_arrive", (mine + 1) % groups)
+    if what == "first":
+        return tirx.IfThenElse(tirx.EQ(mine, number(groups - 1)), named("barrier_arrive", number(0)), None)
+    return tirx.IfThenElse(tirx.EQ(mine, number(0)), named("barrier_sync", number(0)), None)
 
 
 def function_text(name: str) -> str:
@@ -115,21 +150,27 @@ def function_text(name: str) -> str:
     count = n // 2
     whole = kinds[0] in ("s8", "u8")
     sums, ctype, letter = ("s32", "int", "r") if whole else ("f32", "float", "f")
-    # the factors of A and B are 1, their transposes an option of 16-bit operands
-    options = "" if whole else ", 1, 1" + (f", {trans[0]}, {trans[1]}" if kinds[0] in ("f16", "bf16") else "")
+    # the factors of A and B are 1, the transposes of those in shared memory an option of 16-bit operands
+    across = "".join(f", {t}" for t in trans.replace("r", "")) if kinds[0] in ("f16", "bf16") else ""
+    options = "" if whole else f", 1, 1{across}"
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+{letter}"(d[{i}])' for i in range(count))
     rows = _folded(operands, 12)
     body = "\n".join(f'      "{part}"' for part in _folded(registers, 24))
     instruction = f"wgmma.mma_async.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
+    held = trans[0] == "r"
+    b, keep = (count + 4, count + 5) if held else (count + 1, count + 2)
+    left = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if held else f"%{count}"
+    inputs = ", ".join(f'"r"(r[{i}])' for i in range(4)) if held else '"l"(a)'
+    load = "  uint32_t r[4];\n  memcpy(r, a, sizeof(r));\n" if held else ""
     return (
         f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
-        f"__device__ __forceinline__ void {name}({ctype}* d, uint64_t a, uint64_t b, int keep) {{\n"
-        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{count + 2}, 0; {instruction} {{"\n'
+        f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, int keep) {{\n{load}"
+        f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{keep}, 0; {instruction} {{"\n'
         f"{body}\n"
-        f'      "}}, %{count}, %{count + 1}, p{options}; }}"\n'
+        f'      "}}, {left}, %{b}, p{options}; }}"\n'
         f"      : {(chr(10) + '        ').join(rows)}\n"
-        f'      : "l"(a), "l"(b), "r"(keep));\n'
+        f'      : {inputs}, "l"(b), "r"(keep));\n'
         f"}}"
     )
 

@@ -120,7 +120,7 @@ class Copy(TileOp):
     def effects(self, call: Any) -> list[Access]:
         side = call.attrs["side"]
         owner = call.args[2]
-        later = "ring" in call.attrs  # a copy into a ring's stage is complete where its round is awaited
+        later = "ring" in call.attrs or "bulk" in call.attrs  # complete where the ring's round, or the stores, are awaited
         engine = "async" if "bulk" in call.attrs else ""  # a store by TMA
         out = [
             Access(call.args[0], "read", owner if side == "src" else None, later, proxy=engine),
@@ -179,8 +179,9 @@ class Copy(TileOp):
         return tma.store(cx, call) if "bulk" in call.attrs else tma.load(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import rings, tiles
+        from tilescale.compiler.sim import flights, rings, tiles
 
+        site = cx.current
         side = str(call.attrs["side"])
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if len(call.args) > 3 else None
@@ -200,4 +201,11 @@ class Copy(TileOp):
             source, target = src.placed(ex, peer(ex) if side else None), dst.placed(ex, None)
             rings.start(ex, int(call.attrs["ring"]), lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)))
 
+        def store(ex: Any, engine: Any) -> None:
+            source, target = src.placed(ex, None), dst.placed(ex, None)
+            move = lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype))  # noqa: E731
+            flights.start(ex, flights.STORE, engine, site, (source,), None, move)
+
+        if "bulk" in call.attrs:
+            return store
         return begin if "ring" in call.attrs else run if signal is None else with_signal

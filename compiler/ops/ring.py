@@ -6,6 +6,7 @@ Where one role does everything in program order (the CPU), the order itself is t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.frontend.values import as_expr
@@ -44,7 +45,15 @@ class _Token(TileOp):
 
         kind, ring, counter = self.name[len("ring_") :], int(call.attrs["ring"]), cx.scalar(call.args[0])
         run, site = getattr(rings, kind), cx.token(call, kind, ring)
-        return lambda ex: run(ex, ring, counter(ex), site)
+        if len(call.args) == 1:
+            return lambda ex: run(ex, ring, counter(ex), site)
+        when = cx.scalar(call.args[1])
+
+        def late(ex: Any) -> Iterator[str]:
+            if when(ex):
+                yield from run(ex, ring, counter(ex) - 1, site)
+
+        return late
 
 
 @register

@@ -1,4 +1,4 @@
-"""The wait for products that run beside the threads (scheduled level of a GPU only)."""
+"""What stands beside products that run by themselves (scheduled level of a GPU only): the wait for them, and turns at the tensor cores."""
 
 from __future__ import annotations
 
@@ -7,21 +7,62 @@ from typing import Any
 from tilescale.compiler.ops.base import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
+#: ``attrs["wgmma"]`` of a product that no wait of its own follows
+FREE = -1
+#: what is done about turns: see `Turn`
+TURNS = ("first", "take", "pass", "last")
 
-def await_products(tiles: list[Any], span: Any) -> Any:
-    """``ts.await_products(tiles)``: every product issued before is complete, and ``tiles``, the accumulators, may be read."""
-    return tirx.Evaluate(ir.Call("ts.await_products", list(tiles), attrs={"executor": "block"}, ret_ty=VOID, span=span), span)
+
+def await_products(tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = ()) -> Any:
+    """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
+    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run."""
+    attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind)}
+    return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
+
+
+def turn(what: str, span: Any) -> Any:
+    """``ts.turn()``, one of `TURNS`."""
+    return tirx.Evaluate(ir.Call("ts.turn", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)
 
 
 @register
 class AwaitProducts(TileOp):
     name = "await_products"
-    waits = True
+    completes = True
 
     def effects(self, call: Any) -> list[Access]:
-        return [Access(tile, mode) for tile in call.args for mode in ("read", "write")]
+        count = int(call.attrs["tiles"])
+        made = [Access(tile, mode) for tile in call.args[:count] for mode in ("read", "write")]
+        return [*made, *(Access(o, "read") for o in call.args[count:])]  # until here they must stay as they are
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cuda.wgmma import awaited
 
-        return awaited(cx, call.args, 0)
+        apart = len(call.args) - int(call.attrs["behind"])
+        return awaited(cx, call.args[:apart], int(call.attrs["pending"]), call.span, call.args[apart:])
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import flights
+
+        pending = int(call.attrs["pending"])
+        return lambda ex: flights.wait(ex, flights.PRODUCT, pending)
+
+
+@register
+class Turn(TileOp):
+    """The warpgroups of a block issue their products one after the other, in a circle: the softmax of one runs while the tensor cores
+    work for another. "first": the turn is warpgroup 0's. "take": waits for the own turn. "pass": gives it on. "last": takes it back,
+    so that there is none. Nothing depends on turns but time."""
+
+    name = "turn"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.wgmma import turned
+
+        return turned(cx, str(call.attrs["what"]), call.span)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None

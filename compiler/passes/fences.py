@@ -3,9 +3,10 @@ unless each thread touches only what it touched itself.
 
 The pass walks the program with the list of accesses since the last meeting. In front of a statement that conflicts with one of them it
 puts ``ts.sync`` with the reason, and starts over. A loop's accesses meet those of its next round: its body is walked until the list at
-its end brings nothing new. Conditions are uniform among an executor's threads (they compute them from the same values), so a meeting may
-stand in a branch. Inside T.Scale below the block only the executor's own threads are ordered; executors among themselves are ordered by
-what the author wrote, and by a meeting of the block in front of and behind the scale.
+its end brings nothing new; a meeting that only what stands in front of a loop asks for goes there, and not into each round. Conditions
+are uniform among an executor's threads (they compute them from the same values), so a meeting may stand in a branch. Inside T.Scale below
+the block only the executor's own threads are ordered; executors among themselves are ordered by what the author wrote, and by a meeting
+of the block in front of and behind the scale.
 """
 
 from __future__ import annotations
@@ -157,7 +158,12 @@ class _Walk:
             before = self.meet(self.touches(s, ex), ex)
             notes = dict(s.annotations) if s.annotations else {}
             runs = isinstance(s.extent, tirx.IntImm) and int(s.extent.value) > 0
+            start = list(self.pending)
             body = self._rounds(s.body, ex, [], runs, s.loop_var)
+            if (pairs := self._outside(s, ex, start, body)) is not None:
+                self.pending = start
+                before += self._meeting(pairs, ex)
+                body = self._rounds(s.body, ex, [], runs, s.loop_var)
             made = tirx.For(s.loop_var, s.min, s.extent, s.kind, body, annotations=notes, span=s.span)
             return sequence([*before, made])
         if isinstance(s, tirx.While):
@@ -182,14 +188,29 @@ class _Walk:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
         out: list[Any] = []
         if ex.threads > 1:
-            pairs = [(a, b) for b in touches for a in self.pending if self.clash(a, b)]
-            if pairs:
-                crossing = next((p for p in pairs if _crosses(*p)), None)
-                first = crossing or pairs[0]
-                out.append(fence(ex.name, _reason(*first), first[1].node.span, crossing is not None))
-                self.pending = self._behind(crossing is not None)
+            out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex)
         self.pending = _union(self.pending, touches)
         return out
+
+    def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor) -> list[Any]:
+        """The meeting that pairs of accesses ask for, behind which none of them is pending."""
+        if not pairs:
+            return []
+        crossing = next((p for p in pairs if _crosses(*p)), None)
+        first = crossing or pairs[0]
+        self.pending = self._behind(crossing is not None)
+        return [fence(ex.name, _reason(*first), first[1].node.span, crossing is not None)]
+
+    def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> list[tuple[Touch, Touch]] | None:
+        """The pairs for which a loop has a meeting in each round that it would not have if threads met in front of it."""
+        pairs = [(a, b) for b in self._all(loop.body, ex) for a in start if self.clash(a, b)] if ex.threads > 1 else []
+        if not pairs:
+            return None
+        after, self.pending = self.pending, start
+        self._meeting(pairs, ex)
+        alone = self._rounds(loop.body, ex, [], False, loop.loop_var)
+        self.pending = after
+        return pairs if _meetings(alone) < _meetings(made) else None
 
     def _behind(self, fenced: bool) -> list[Touch]:
         """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
@@ -236,6 +257,13 @@ class _Walk:
         from tilescale.compiler.layout.infer import walk
 
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
+
+
+def _meetings(s: Any) -> int:
+    """How many meetings stand in a statement."""
+    found: list[Any] = []
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if base.find(c) is not None and c.op.name == "ts.sync" else None))
+    return len(found)
 
 
 def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:

@@ -24,11 +24,12 @@ from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
-from tilescale.compiler.ops.wgmma import await_products
+from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -76,21 +77,22 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
-    made = remove_unused(schedule(program, depth=_depth(program, limit), roles=splitting.ROLES))  # names that only the producer reads
+    made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES, by_reader=True)
+    made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
         raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
-    body = structural_map(made.func.body, (tirx.For, lambda f: _late(f, plan)))
-    made = made.with_body(_products(made, body))
+    body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
+    made = made.with_body(awaited(made, overlapped(made, body)))
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
 def _depth(program: Any, limit: int) -> int:
     """The most stages that fit beside everything else that the block has in shared memory."""
-    one = schedule(program, depth=1, roles=splitting.ROLES)
+    one = schedule(program, depth=1, roles=splitting.ROLES, by_reader=True)
     sizes = _shared(one.func.body)
     ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
     rest = sum(sizes.values()) - ring
@@ -188,8 +190,6 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
-    if a.source not in rings or b.source not in rings:
-        return "an operand of T.gemm is no tile of a ring"
     if why := dtypes.no_wgmma(call):
         return why
     if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
@@ -197,9 +197,15 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
         return "T.gemm into what is no whole fragment"
     for r in (a, b):
-        if not all(constant(x.min) == 0 and int(x.extent) == int(e) for x, e in zip(r.region[1:], r.source.ty.shape[1:], strict=True)):
+        shape = r.source.ty.shape
+        axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
+        if not all(constant(x.min) == 0 and constant(x.extent) == int(e) for x, e in axes) or len(axes) != 2:
             return f"T.gemm of a part of {r.source.name}"
-    k = int(a.region[1].extent if call.attrs["trans_a"] else a.region[2].extent)
+        if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
+            return f"T.gemm of {r.source.name}, which lies in registers"
+        if in_registers(r.source) and bits_of(r.source) != 16:
+            return f"T.gemm of {element_dtype(r.source)} from registers"
+    k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
     if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
         m, n = (int(e) for e in c.source.ty.shape)
         return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
@@ -209,21 +215,20 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
 # ---- products, and when they are awaited
 
 
-def _products(program: Any, body: Any) -> Any:
-    """The body with every product of a ring marked as wgmma's."""
-    rings = program.schedule.ring_of
+def _products(program: Any) -> Any:
+    """The body with every product that wgmma can do marked as its own."""
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or c.args[0].source not in rings:
+        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _no_wgmma(c, program) is not None:
             return s
-        return s if "wgmma" in c.attrs else _marked(c, s.span, 0)
+        return _marked(c, s.span, FREE)
 
-    return structural_map(body, (tirx.Evaluate, mark))
+    return structural_map(program.func.body, (tirx.Evaluate, mark))
 
 
 def _marked(call: Any, span: Any, pending: int) -> Any:
-    """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is negative."""
+    """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is `FREE`."""
     attrs = {**dict(call.attrs), "wgmma": pending}
     return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
 
@@ -234,27 +239,21 @@ def _late(loop: Any, plan: Any) -> Any:
 
     Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
     only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    body = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else []
-    stmts = [s for s in body if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]  # where an unused name was
-    kinds = [_kind(s) for s in stmts]
-    if len(kinds) < 4 or kinds[0] != "ring_wait" or kinds[-2:] != ["ring_release", "store"] or set(kinds[1:-2]) != {"gemm"}:
+    # An unused name leaves a number behind.
+    stmts = [s for s in flat(loop.body) if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
+    kinds = [name_of(s) for s in stmts[:-1]]
+    if len(kinds) < 3 or kinds[0] != "ring_wait" or kinds[-1] != "ring_release" or not all(is_product(s) for s in stmts[1:-2]):
         return loop
     products = [s.value for s in stmts[1:-2]]
-    if plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
+    if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    marked = [_marked(c, s.span, len(products) if c is products[-1] else -1) for c, s in zip(products, stmts[1:-2], strict=True)]
+    marked = [_marked(c, s.span, len(products) if c is products[-1] else FREE) for c, s in zip(products, stmts[1:-2], strict=True)]
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
     body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
     notes = {**dict(loop.annotations), "ts.late": 1}
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
+    operands = list({r.source: r for c in products for r in c.args[:2] if r.source not in plan.ring_of}.values())
     last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
-    return sequence([made, await_products(tiles, span), last])
-
-
-def _kind(s: Any) -> str:
-    if isinstance(s, tirx.BufferStore):
-        return "store"
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
-    return "" if op is None else op.name
+    return sequence([made, await_products(tiles, span, operands), last])

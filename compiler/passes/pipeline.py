@@ -112,6 +112,16 @@ def tile_level(kernel: Any) -> Any:
     return program
 
 
+def gpu_scheduled(program: Any, arch: str) -> Any:
+    """A program of the tile level behind those of a GPU's passes that leave the order of arithmetic as it is, so that the simulator may
+    compare to the bit: roles, rings, engines, and where operands lie. Reductions across warps come behind (gpu_exchange)."""
+    for step in gpu_passes(arch):
+        if step.name in ("schedule", "gpu_stage"):
+            program = step.run(program)
+            spec.verify(program.func, step.level, step.name)
+    return program
+
+
 def _show(trace: Trace, program: Any, name: str, took: float, keep: bool, folder: Any) -> None:
     if not keep and not folder:
         trace.steps.append((name, "", took))

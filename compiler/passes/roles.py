@@ -171,11 +171,11 @@ def renewed(stmt: Any, values: dict[Any, Any]) -> Any:
 # ---- cutting in two
 
 
-def split(program: Any, body: Any, draft: Any) -> tuple[Any, dict[int, Any], list[Any]]:
+def split(program: Any, body: Any, draft: Any) -> tuple[Any, dict[Any, Any], list[Any]]:
     """The body of a kernel with role regions around its rings.
 
     Returns:
-        the body, the rings that no region can hold (number → why), and where regions had to end (place and why).
+        the body, the loops whose rings no region can hold (their variable → why), and where regions had to end (place and why).
     """
     cutter = _Cutter(program, draft)
     # what is outside the launch's axes is set up before there are blocks
@@ -196,7 +196,7 @@ class _Cutter:
         self.numbers = {r.number for r in self.plan.rings if r.form == "roles"}
         self.counters = set(draft.counters)
         self.written = written_buffers(program)
-        self.failed: dict[int, Any] = {}
+        self.failed: dict[Any, Any] = {}
         self.notes: list[Any] = []
 
     # -- where regions stand -----------------------------------------------------------------------------------------
@@ -219,9 +219,8 @@ class _Cutter:
 
         kept = Kept(loc_of(why.span) or loc_of(getattr(s, "span", None)), str(why))
         direct = [self.ring_of(x, "acquire") for x in s.body.seq] if isinstance(s, tirx.For) and isinstance(s.body, tirx.SeqStmt) else []
-        number = next((n for n in direct if n is not None), None)
-        if number is not None:
-            self.failed[number] = kept
+        if any(n is not None for n in direct):
+            self.failed[s.loop_var] = kept
         elif kept not in self.notes:
             self.notes.append(kept)
 

@@ -7,6 +7,10 @@ leading stage axis. A schedule is data (`Schedule`), asked for by a target in th
     roles   ("all",): one role does everything. ("producer", "consumer"): a producer fills the rings, see roles.py
     ahead   one role that issues the copies of round n + depth - 1 before it computes round n (cp.async and its groups)
 
+and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each first reader, awaited in
+front of it and released behind their last one, so that a tile that is read early gives its stage back early. Otherwise one ring has
+all of a loop's copies.
+
 The loop's body becomes, where order alone is the guard (form "turn", all that the CPU asks for, since its copies are not asynchronous),
 
     acquire(ring, n); copies into stage n % depth; commit(ring, n); wait(ring, n); the rest, reading that stage; release(ring, n); n += 1
@@ -70,18 +74,18 @@ class Schedule:
     kept: list[Kept] = field(default_factory=list)
 
 
-def schedule(program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False) -> Any:
-    """The program at the scheduled level. ``depth``, ``roles`` and ``ahead``: see above.
+def schedule(program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False, by_reader: bool = False) -> Any:
+    """The program at the scheduled level. ``depth``, ``roles``, ``ahead`` and ``by_reader``: see above.
 
     Raises:
-        ValueError: roles that this pass does not know, or a producer together with ``ahead``.
+        ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
     """
-    if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)):
+    if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)) or (by_reader and roles != splitting.ROLES):
         raise ValueError(f"roles={roles!r}, ahead={ahead}: one role, one role that copies ahead, or {splitting.ROLES!r}")
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else TURN
-    reasons: dict[int, Kept] = {}  # loops whose copies must stay in turn, by the order in which they are met
+    reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:
-        draft = _Draft(program, depth, wanted, reasons)
+        draft = _Draft(program, depth, wanted, reasons, by_reader)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
         if wanted != ROLES:
             break
@@ -98,8 +102,8 @@ def schedule(program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ah
 class _Draft:
     """One attempt: the loops as rings, with what is still to be allocated."""
 
-    def __init__(self, program: Any, depth: int, wanted: str, reasons: dict[int, Kept]):
-        self.depth, self.wanted, self.reasons = depth, wanted, reasons
+    def __init__(self, program: Any, depth: int, wanted: str, reasons: dict[Any, Kept], by_reader: bool = False):
+        self.depth, self.wanted, self.reasons, self.by_reader = depth, wanted, reasons, by_reader
         self.plan = Schedule()
         self.uses = buffer_uses(program.func.body)
         self.views: set[Any] = set()
@@ -113,28 +117,23 @@ class _Draft:
         notes = loop.annotations or {}
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
-        pipeline = _pipeline(loop, self.uses, self.views)
+        by_reader = self.by_reader and loop.loop_var not in self.reasons
+        pipeline = _pipeline(loop, self.uses, self.views, by_reader)
         if pipeline is not None:
-            return self._ring(pipeline)
+            return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if self.wanted != TURN:
             reason = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
             self.plan.kept.append(Kept(loc_of(loop.span), reason))
         return loop
 
     def _ring(self, p: Pipeline) -> Any:
-        number = len(self.plan.rings)
-        asked = int(p.loop.annotations["ts.num_stages"])
-        ring = Ring(number, min(self.depth, asked), [b.name for b in p.fills], self.wanted)
-        self.plan.rings.append(ring)
-        why = self.reasons.get(number)
+        ring, staged = self._new_ring(p, list(p.fills))
+        why = self.reasons.get(p.loop.loop_var)
         if why is None and ring.form != TURN:
             why = self._unfit(p, ring)
         if why is not None:
-            self.reasons[number], ring.form = why, TURN
-        staged = {b: _staged(b, ring.depth) for b in p.fills}
-        self.staged.update(staged)
-        self.plan.ring_of.update(dict.fromkeys(staged.values(), number))
-        self.plan.stages.update(dict.fromkeys(staged.values(), asked // ring.depth))
+            self.reasons[p.loop.loop_var], ring.form = why, TURN
+        number = ring.number
         if ring.form == TURN:
             return self._in_turn(p, ring, staged)
         filled, read = self._counter(f"ring{number}_filled"), self._counter(f"ring{number}_read")
@@ -160,6 +159,52 @@ class _Draft:
         if ring.form == ROLES:
             return _loop(p.loop, [*before, *fill, awaited, *compute])
         return prefetch.ahead(p.loop, before, fill, awaited, compute, ring.depth)
+
+    def _new_ring(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
+        """A ring for some of a loop's buffers, and these with a stage axis."""
+        asked = int(p.loop.annotations["ts.num_stages"])
+        ring = Ring(len(self.plan.rings), min(self.depth, asked), [b.name for b in buffers], self.wanted)
+        self.plan.rings.append(ring)
+        staged = {b: _staged(b, ring.depth) for b in buffers}
+        self.staged.update(staged)
+        self.plan.ring_of.update(dict.fromkeys(staged.values(), ring.number))
+        self.plan.stages.update(dict.fromkeys(staged.values(), asked // ring.depth))
+        return ring, staged
+
+    def _by_reader(self, p: Pipeline) -> Any:
+        """The loop with a ring for each first reader, in the order of their copies."""
+        guarded = p.with_guards()
+        head = guarded.stmts[guarded.first : guarded.last + 1]
+        why = self._unfit(p, Ring(-1, 1, [], self.wanted))
+        groups = _first_readers(p)
+        if why is None and len(groups) > 1 and any(splitting.waits(s) for s in head):
+            why = Kept(loc_of(p.loop.span), "copies that wait for others have several first readers")
+        if why is not None:
+            self.reasons[p.loop.loop_var] = why
+            return self.visit(p.loop)
+        span, p = p.loop.span, guarded
+        copies = [s for s in head if not _consumed(s, p)]
+        fill: list[Any] = []
+        compute = [s for s in (*head, *p.stmts[p.last + 1 :]) if _consumed(s, p) or isinstance(s, tirx.Bind)]
+        before, behind = [[] for _ in range(len(compute) + 1)], [[] for _ in range(len(compute) + 1)]
+        for k, buffers in enumerate(groups):
+            ring, staged = self._new_ring(p, buffers)
+            filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
+            mine = [s for s in copies if _filled(s) in buffers or k == 0 and _filled(s) not in p.fills]
+            fill += [
+                token("acquire", ring.number, now(filled), span),
+                *[_in_stage(_asynchronous(s, p, ring.number), staged, _stage(filled, ring.depth)) for s in mine],
+                token("commit", ring.number, now(filled), span),
+                tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
+            ]
+            readers = [i for i, s in enumerate(compute) if staged.keys() & _touches(s)] or [len(compute)]
+            compute = [_in_stage(s, staged, _stage(read, ring.depth)) for s in compute]
+            before[readers[0]].append(token("wait", ring.number, now(read), span))
+            behind[readers[-1]] += [
+                token("release", ring.number, now(read), span), tirx.BufferStore(read, now(read) + 1, [ZERO], span)
+            ]  # fmt: skip
+        out = [t for i in range(len(compute) + 1) for t in (*before[i], *compute[i : i + 1], *behind[i])]
+        return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
 
     def _in_turn(self, p: Pipeline, ring: Ring, staged: dict[Any, Any]) -> Any:
         counter = self._counter(f"ring{ring.number}")
@@ -222,8 +267,9 @@ class Pipeline:
         return Pipeline(self.loop, self.stmts, self.fills, first, self.last)
 
 
-def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any]) -> Pipeline | None:
-    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory, has no stages of its own."""
+def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False) -> Pipeline | None:
+    """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory, has no stages of its own.
+    ``by_reader``: readers may stand among the copies, since each has a ring of its own."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
@@ -236,9 +282,18 @@ def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any]) -> Pipeline | No
     if not fills:
         return None
     first, last = min(fills.values()), max(fills.values())
-    if any(fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s) not in fills):
+    if not by_reader and any(fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s) not in fills):
         return None  # a reader stands between the copies: the stage would be committed too late for it
     return Pipeline(loop, stmts, fills, first, last)
+
+
+def _first_readers(p: Pipeline) -> list[list[Any]]:
+    """The buffers that a loop fills, those together that the same statement is the first to read, in the order of their copies."""
+    found: dict[int, list[Any]] = {}
+    for b, k in sorted(p.fills.items(), key=lambda item: item[1]):
+        first = next((i for i in range(k + 1, len(p.stmts)) if b in _touches(p.stmts[i])), len(p.stmts))
+        found.setdefault(first, []).append(b)
+    return list(found.values())
 
 
 def _loop(loop: Any, body: list[Any]) -> Any:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
 #: files that have an ``OP``
-MODULES = ("gemm",)
+MODULES = ("attention_backward", "gemm", "grouped", "latent_attention", "rms_norms", "row_softmax")
 #: a function that people call → its file
 HOME = {
+    "attention_gradients": "attention_backward",
+    "grouped_matmul": "grouped",
     "matmul": "gemm",
+    "mla_decode": "latent_attention",
+    "rms_norm": "rms_norms",
+    "softmax": "row_softmax",
 }
 
 __all__ = ["HOME", "MODULES", "load", *HOME]

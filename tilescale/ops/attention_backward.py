@@ -1,23 +1,33 @@
-"""The gradients of attention (Dao, "FlashAttention-2", 2023, §3.1): with p = softmax(scale · q·kᵀ), o = p·v and g the gradient of o,
+"""``attention_gradients(do, q, k, v, o, lse)``: the gradients of attention (Dao, "FlashAttention-2", 2023, §3.1). With
+p = softmax(scale · q·kᵀ) and g the gradient of o = p·v,
 
     dv = pᵀ·g,   dp = g·vᵀ,   ds = p ∘ (dp - delta),   delta = rowsum(g ∘ o),   dq = scale · ds·k,   dk = scale · dsᵀ·q.
 
 p is computed again from the forward's log-sum-exp. ``key_gradients`` has a tile of keys and walks over the queries, ``query_gradients``
-the other way round: each gradient is summed by one block, in one order, at the price of computing p and dp twice. With ``atomic`` the
-former also adds its share of dq to memory, in order of arrival, and the latter is not needed.
+the other way round: each gradient is summed by one block, in one order, at the price of computing p and dp twice.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
 
 LOG2_E = 1.4426950408889634
+DTYPES = ("bfloat16", "float16")
+
+
+# ---- kernels
 
 
 class Shape:
-    """Where a block finds its rows: tensors (batch, heads, length, dim) or, packed, (all tokens, heads, dim) with the sequences' starts."""
+    """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool):
         self.heads, self.kv_heads, self.dim, self.packed = heads, kv_heads, dim, packed
@@ -31,8 +41,8 @@ class Shape:
         """Of numbers a query: log-sum-exps and deltas."""
         return (self.heads, self.queries) if self.packed else (self.batch, self.heads, self.queries)
 
-    def tile(self, x: Any, b: Any, h: Any, row: Any) -> Any:
-        return x[row, h, 0] if self.packed else x[b, h, row, 0]
+    def tile(self, x: Any, b: Any, h: Any, row: Any, count: int) -> Any:
+        return x[row : row + count, h, 0 : self.dim] if self.packed else x[b, h, row, 0]
 
     def number(self, x: Any, b: Any, h: Any, row: Any) -> Any:
         return x[h, row] if self.packed else x[b, h, row]
@@ -42,59 +52,55 @@ class Shape:
         return (starts[b], starts[b + 1] - starts[b]) if self.packed else (0, length)
 
 
-def delta(s: Shape, dtype: str, rows: int = 64, threads: int = 128) -> Any:
+def delta(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, rows: int = 64, threads: int = 128) -> Any:
     """``Delta = rowsum(dO ∘ O)`` in float32."""
+    s = Shape(heads, kv_heads, dim, packed)
+    kind = T.Tensor(s.rows(s.queries, heads), dtype)
 
-    @T.macro
-    def body(O, dO, Delta, tokens):
-        with T.Kernel(T.ceildiv(tokens, rows), s.heads, 1 if s.packed else s.batch, threads=threads) as (bx, h, b):
-            product, total = T.alloc_fragment((rows, s.dim), "float32"), T.alloc_fragment((rows,), "float32")
-            for i, j in T.Parallel(rows, s.dim):
+    @T.prim_func
+    def attention_delta(O: kind, dO: kind, Delta: T.Tensor(s.sums, "float32")):
+        with T.Kernel(T.ceildiv(s.queries, rows), heads, 1 if packed else s.batch, threads=threads) as (bx, h, b):
+            product, total = T.alloc_fragment((rows, dim), "float32"), T.alloc_fragment((rows,), "float32")
+            for i, j in T.Parallel(rows, dim):
                 at = bx * rows + i
-                if s.packed:
+                if packed:
                     product[i, j] = T.cast(O[at, h, j], "float32") * T.cast(dO[at, h, j], "float32")
                 else:
                     product[i, j] = T.cast(O[b, h, at, j], "float32") * T.cast(dO[b, h, at, j], "float32")
             T.reduce_sum(product, total, dim=1)
             T.copy(total, s.number(Delta, b, h, bx * rows))
 
-    @T.prim_func
-    def attention_delta(
-        O: T.Tensor(s.rows(s.queries, s.heads), dtype), dO: T.Tensor(s.rows(s.queries, s.heads), dtype), Delta: T.Tensor(s.sums, "float32")
-    ):
-        body(O, dO, Delta, s.queries)
-
     return attention_delta
 
 
 def key_gradients(
-    s: Shape, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int, stages: int, atomic: bool = False
-) -> Any:
-    """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
-    Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. With ``atomic`` the block
-    adds scale · ds·k to dQ (float32, zero before) as well."""
-    factor, group = scale * LOG2_E, s.heads // s.kv_heads
+    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
+    stages: int = 2,
+) -> Any:  # fmt: skip
+    """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order. Scores
+    are computed transposed, (keys, queries), so that they are left operands of the products that sum."""
+    s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
 
     @T.macro
-    def body(Q, K, V, dO, Lse, Delta, dK, dV, dQ, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BN), s.kv_heads, s.batch, threads=threads) as (bx, h, b):
+    def body(Q, K, V, dO, Lse, Delta, dK, dV, q_starts, k_starts, most):
+        with T.Kernel(T.ceildiv(most, BN), kv_heads, s.batch, threads=threads) as (bx, h, b):
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
-            k, v = T.alloc_shared((BN, s.dim), dtype), T.alloc_shared((BN, s.dim), dtype)
-            q, g = T.alloc_shared((BM, s.dim), dtype), T.alloc_shared((BM, s.dim), dtype)
+            k, v = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
+            q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
             p, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
-            left = T.alloc_fragment((BN, BM), dtype)
-            dk, dv = T.alloc_fragment((BN, s.dim), "float32"), T.alloc_fragment((BN, s.dim), "float32")
-            T.copy(s.tile(K, b, h, k_first + bx * BN), k)
-            T.copy(s.tile(V, b, h, k_first + bx * BN), v)
+            p_left, ds_left = T.alloc_fragment((BN, BM), dtype), T.alloc_fragment((BN, BM), dtype)
+            dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
+            T.copy(s.tile(K, b, h, k_first + bx * BN, BN), k)
+            T.copy(s.tile(V, b, h, k_first + bx * BN, BN), v)
             T.clear(dk)
             T.clear(dv)
             start = bx * BN // BM if causal else 0
             tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
             for t in T.Pipelined(tiles * group, num_stages=stages):
                 head, at = h * group + t // tiles, (start + t % tiles) * BM
-                T.copy(s.tile(Q, b, head, q_first + at), q)
-                T.copy(s.tile(dO, b, head, q_first + at), g)
+                T.copy(s.tile(Q, b, head, q_first + at, BM), q)
+                T.copy(s.tile(dO, b, head, q_first + at, BM), g)
                 T.gemm(k, q, p, transpose_B=True, clear_accum=True)
                 T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(BN, BM):
@@ -103,58 +109,60 @@ def key_gradients(
                         seen = seen and bx * BN + i <= at + j
                     score = T.__exp2(p[i, j] * factor - s.number(Lse, b, head, q_first + at + j) * LOG2_E)
                     p[i, j] = T.if_then_else(seen, score, 0.0)
-                T.copy(p, left)
-                T.gemm(left, g, dv)
+                T.copy(p, p_left)
+                T.gemm(p_left, g, dv)
                 for i, j in T.Parallel(BN, BM):
                     ds[i, j] = p[i, j] * (ds[i, j] - s.number(Delta, b, head, q_first + at + j))
-                T.copy(ds, left)
-                T.gemm(left, q, dk)
-            for i, j in T.Parallel(BN, s.dim):
+                T.copy(ds, ds_left)
+                T.gemm(ds_left, q, dk)
+            for i, j in T.Parallel(BN, dim):
                 dk[i, j] *= scale
-            if s.packed:
-                for i, j in T.Parallel(BN, s.dim):
+            if packed:
+                for i, j in T.Parallel(BN, dim):
                     if bx * BN + i < k_count:
                         dK[k_first + bx * BN + i, h, j] = T.cast(dk[i, j], dtype)
                         dV[k_first + bx * BN + i, h, j] = T.cast(dv[i, j], dtype)
             else:
-                T.copy(dk, s.tile(dK, b, h, bx * BN))
-                T.copy(dv, s.tile(dV, b, h, bx * BN))
+                T.copy(dk, s.tile(dK, b, h, bx * BN, BN))
+                T.copy(dv, s.tile(dV, b, h, bx * BN, BN))
 
-    q, k, sums = T.Tensor(s.rows(s.queries, s.heads), dtype), T.Tensor(s.rows(s.keys, s.kv_heads), dtype), T.Tensor(s.sums, "float32")
-    starts = T.Tensor((s.batch + 1,), "int32")
-    if s.packed:
-
-        @T.prim_func
-        def packed_attention_key_gradients(
-            Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dK: k, dV: k, QStarts: starts, KStarts: starts, most: T.int32
-        ):
-            body(Q, K, V, dO, Lse, Delta, dK, dV, None, QStarts, KStarts, most)
-
-        return packed_attention_key_gradients
+    q, k, sums = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor(s.sums, "float32")
+    ends = T.dynamic("ends")
 
     @T.prim_func
     def attention_key_gradients(Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dK: k, dV: k):
-        body(Q, K, V, dO, Lse, Delta, dK, dV, None, None, None, s.keys)
+        body(Q, K, V, dO, Lse, Delta, dK, dV, None, None, s.keys)
 
-    return attention_key_gradients
+    @T.prim_func
+    def packed_attention_key_gradients(
+        Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dK: k, dV: k, Starts: T.Tensor((ends,), "int32"), Begins: T.Tensor((ends,), "int32"),
+        most: T.int32,
+    ):  # fmt: skip
+        s.batch = ends - 1
+        body(Q, K, V, dO, Lse, Delta, dK, dV, Starts, Begins, most)
+
+    return packed_attention_key_gradients if packed else attention_key_gradients
 
 
-def query_gradients(s: Shape, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int, stages: int) -> Any:
+def query_gradients(
+    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
+    stages: int = 2,
+) -> Any:  # fmt: skip
     """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time."""
-    factor, group = scale * LOG2_E, s.heads // s.kv_heads
+    s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
 
     @T.macro
     def body(Q, K, V, dO, Lse, Delta, dQ, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BM), s.heads, s.batch, threads=threads) as (bx, h, b):
+        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (bx, h, b):
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
-            q, g = T.alloc_shared((BM, s.dim), dtype), T.alloc_shared((BM, s.dim), dtype)
-            k, v = T.alloc_shared((BN, s.dim), dtype), T.alloc_shared((BN, s.dim), dtype)
+            q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
+            k, v = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
             p, ds = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
-            left, dq = T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, s.dim), "float32")
+            left, dq = T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
             lse, less = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
-            T.copy(s.tile(Q, b, h, q_first + bx * BM), q)
-            T.copy(s.tile(dO, b, h, q_first + bx * BM), g)
+            T.copy(s.tile(Q, b, h, q_first + bx * BM, BM), q)
+            T.copy(s.tile(dO, b, h, q_first + bx * BM, BM), g)
             T.copy(s.number(Lse, b, h, q_first + bx * BM), lse)
             T.copy(s.number(Delta, b, h, q_first + bx * BM), less)
             T.clear(dq)
@@ -162,8 +170,8 @@ def query_gradients(s: Shape, dtype: str, scale: float, causal: bool, BM: int, B
             if causal:
                 tiles = T.min(T.ceildiv((bx + 1) * BM, BN), tiles)
             for t in T.Pipelined(tiles, num_stages=stages):
-                T.copy(s.tile(K, b, h // group, k_first + t * BN), k)
-                T.copy(s.tile(V, b, h // group, k_first + t * BN), v)
+                T.copy(s.tile(K, b, h // group, k_first + t * BN, BN), k)
+                T.copy(s.tile(V, b, h // group, k_first + t * BN, BN), v)
                 T.gemm(q, k, p, transpose_B=True, clear_accum=True)
                 T.gemm(g, v, ds, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(BM, BN):
@@ -174,29 +182,212 @@ def query_gradients(s: Shape, dtype: str, scale: float, causal: bool, BM: int, B
                     ds[i, j] = T.if_then_else(seen, score, 0.0) * (ds[i, j] - less[i])
                 T.copy(ds, left)
                 T.gemm(left, k, dq)
-            for i, j in T.Parallel(BM, s.dim):
+            for i, j in T.Parallel(BM, dim):
                 dq[i, j] *= scale
-            if s.packed:
-                for i, j in T.Parallel(BM, s.dim):
+            if packed:
+                for i, j in T.Parallel(BM, dim):
                     if bx * BM + i < q_count:
                         dQ[q_first + bx * BM + i, h, j] = T.cast(dq[i, j], dtype)
             else:
-                T.copy(dq, s.tile(dQ, b, h, bx * BM))
+                T.copy(dq, s.tile(dQ, b, h, bx * BM, BM))
 
-    q, k, sums = T.Tensor(s.rows(s.queries, s.heads), dtype), T.Tensor(s.rows(s.keys, s.kv_heads), dtype), T.Tensor(s.sums, "float32")
-    starts = T.Tensor((s.batch + 1,), "int32")
-    if s.packed:
-
-        @T.prim_func
-        def packed_attention_query_gradients(
-            Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dQ: q, QStarts: starts, KStarts: starts, most: T.int32
-        ):
-            body(Q, K, V, dO, Lse, Delta, dQ, QStarts, KStarts, most)
-
-        return packed_attention_query_gradients
+    q, k, sums = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor(s.sums, "float32")
+    ends = T.dynamic("ends")
 
     @T.prim_func
     def attention_query_gradients(Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dQ: q):
         body(Q, K, V, dO, Lse, Delta, dQ, None, None, s.queries)
 
-    return attention_query_gradients
+    @T.prim_func
+    def packed_attention_query_gradients(
+        Q: q, K: k, V: k, dO: q, Lse: sums, Delta: sums, dQ: q, Starts: T.Tensor((ends,), "int32"), Begins: T.Tensor((ends,), "int32"),
+        most: T.int32,
+    ):  # fmt: skip
+        s.batch = ends - 1
+        body(Q, K, V, dO, Lse, Delta, dQ, Starts, Begins, most)
+
+    return packed_attention_query_gradients if packed else attention_query_gradients
+
+
+# ---- what people call
+
+
+def tiles(dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(queries, keys) of a tile of `key_gradients` and of `query_gradients`, as registers and shared memory have room."""
+    if dim <= 128:
+        return (64, 128), (128, 64)
+    return (64, 64), (128, 32)
+
+
+def attention_gradients(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, *, causal: bool = False,
+    scale: float | None = None, q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None,
+    longest: tuple[int, int] | None = None, out: tuple[torch.Tensor, ...] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """dq, dk and dv of the inputs' dtype; the same bits from run to run.
+
+    Args:
+        q, o, do: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim); each of them serves
+            heads / kv_heads neighbouring heads. dim is a multiple of 8, 256 at most.
+        lse: (batch, heads, queries) float32, ln of the sum of exp(scale · scores): what the forward left.
+        causal: query i has seen the keys up to its own place i.
+        scale: of the scores; dim ** -0.5 without.
+        q_starts, k_starts: sequences of different lengths, packed: q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads, dim), lse
+            (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the last ends. longest: the most queries and the
+            most keys of a sequence.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    packed, dtype = q_starts is not None, host.dtype_name(q)
+    if any(t.dtype != q.dtype for t in (do, k, v, o)) or dtype not in DTYPES or lse.dtype != torch.float32:
+        raise TileTypeError(f"attention_gradients of {dtype}", expected="one of " + ", ".join(DTYPES) + " for all but lse, which is float32")
+    axes = 3 if packed else 4
+    h = 1  # the axis of heads, in both orders
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, o {tuple(o.shape)}, do {tuple(do.shape)}, lse {tuple(lse.shape)}"
+    if q.dim() != axes or k.dim() != axes or q.shape != o.shape or q.shape != do.shape or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        raise TileValueError(f"attention_gradients of {shapes}", expected="q, o and do alike, k and v alike")
+    heads, kv_heads, dim = q.shape[h], k.shape[h], q.shape[-1]
+    numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
+    if heads % kv_heads or dim % 8 or dim > 256 or tuple(lse.shape) != numbers or not packed and q.shape[0] != k.shape[0]:
+        raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim a multiple of 8 up to 256, one batch")
+    if packed and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
+        raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
+    if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
+        raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
+    dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True))
+    sums = torch.empty(numbers, dtype=torch.float32, device=q.device)
+    what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
+    more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
+    (m1, n1), (m2, n2) = tiles(dim)
+    starts: tuple[Any, ...] = (q_starts, k_starts) if packed else ()
+    most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
+    host.launch(delta, (o, do, sums), **what)
+    host.launch(key_gradients, (q, k, v, do, lse, sums, dk, dv, *starts, *most[1]), **more, BM=m1, BN=n1)
+    host.launch(query_gradients, (q, k, v, do, lse, sums, dq, *starts, *most[0]), **more, BM=m2, BN=n2)
+    return dq, dk, dv
+
+
+# ---- what is right, and what it is measured against
+
+
+def _sequences(lengths: int, batch: int, packed: bool, g: torch.Generator) -> list[int]:
+    return torch.randint(1, lengths + 1, (batch,), generator=g, device=g.device).tolist() if packed else [lengths] * batch
+
+
+def _heads(x: torch.Tensor, starts: torch.Tensor | None, b: int, h: int) -> torch.Tensor:
+    """The rows of one sequence and head, (length, dim), or (length,) of log-sum-exps."""
+    if starts is None:
+        return x[b, h]
+    first, last = int(starts[b]), int(starts[b + 1])
+    return x[h, first:last] if x.dim() == 2 else x[first:last, h]
+
+
+def _hidden(m: int, n: int, device: Any) -> torch.Tensor:
+    return torch.ones(m, n, dtype=torch.bool, device=device).triu(1)
+
+
+def draw(
+    batch: int, heads: int, length: int, dim: int, kv_heads: int = 0, keys: int = 0, causal: bool = False, packed: bool = False,
+    dtype: str = "bfloat16", device: Any = "cpu", seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: lengths up to ``length`` and ``keys``."""
+    g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
+    if packed:
+        counts = [_sequences(length, batch, True, g), _sequences(keys, batch, True, g)]
+        if causal:
+            counts[1] = counts[0]
+        q_starts, k_starts = (torch.tensor([0, *c], device=device).cumsum(0).to(torch.int32) for c in counts)
+        q_shape, k_shape = (sum(counts[0]), heads, dim), (sum(counts[1]), kv_heads, dim)
+    else:
+        q_starts = k_starts = None
+        q_shape, k_shape = (batch, heads, length, dim), (batch, kv_heads, keys, dim)
+    q, k, v = normal(q_shape, dtype, g), normal(k_shape, dtype, g), normal(k_shape, dtype, g)
+    o = torch.empty_like(q)
+    lse = torch.empty((heads, q_shape[0]) if packed else q_shape[:3], dtype=torch.float32, device=device)
+    for b in range(batch):
+        for h in range(heads):
+            x, y, z = _heads(q, q_starts, b, h), _heads(k, k_starts, b, h * kv_heads // heads), _heads(v, k_starts, b, h * kv_heads // heads)
+            s = x.float() @ y.float().T * dim**-0.5
+            if causal:
+                s.masked_fill_(_hidden(*s.shape, device), -torch.inf)
+            total = s.logsumexp(-1)
+            _heads(lse, q_starts, b, h).copy_(total)
+            _heads(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
+    made: dict[str, Any] = {"do": normal(q_shape, dtype, g), "q": q, "k": k, "v": v, "o": o, "lse": lse, "causal": causal}
+    return {**made, "q_starts": q_starts, "k_starts": k_starts, "longest": (max(counts[0]), max(counts[1]))} if packed else made
+
+
+def reference(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, causal: bool,
+    q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: tuple[int, int] | None = None,
+) -> tuple[Expected, ...]:  # fmt: skip
+    """The same formulas in float64, from the same o and lse. p and ds are rounded to the inputs' dtype before they are multiplied, which adds
+    up as a root; sums are off by their roundings, and exponentials by those of their arguments."""
+    unit, scale = ROUNDING[q.dtype], q.shape[-1] ** -0.5
+    grads = {n: torch.zeros(t.shape, dtype=torch.float64, device=q.device) for n, t in (("q", q), ("k", k), ("v", v))}
+    off = {n: torch.zeros_like(t) for n, t in grads.items()}
+    group = q.shape[1] // k.shape[1]
+    for b in range(len(q_starts) - 1 if q_starts is not None else q.shape[0]):
+        for h in range(q.shape[1]):
+            x, g, y = (_heads(t, q_starts, b, h).double() for t in (q, do, o))
+            key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
+            s = x @ key.T * scale - _heads(lse, q_starts, b, h).double()[:, None]
+            p = (s.masked_fill(_hidden(*s.shape, q.device), -torch.inf) if causal else s).exp()
+            ds = p * (g @ value.T - (g * y).sum(-1, keepdim=True))
+            rough = summed(x.abs() @ key.abs().T * scale, x.shape[1]) + (s.abs() + _heads(lse, q_starts, b, h).double().abs()[:, None]) * 2.0**-21
+            noise_p = p * (rough + 2.0**-20)
+            noise_ds = ds.abs() * (rough + 2.0**-20) + p * summed(g.abs() @ value.abs().T + (g * y).abs().sum(-1, keepdim=True), x.shape[1])
+            for name, a, noise, other, at in (("v", p.T, noise_p.T, g, h // group), ("k", ds.T, noise_ds.T, x, h // group), ("q", ds, noise_ds, key, h)):
+                times = 1.0 if name == "v" else scale
+                starts = q_starts if name == "q" else k_starts
+                plain = a.abs() @ other.abs()
+                _heads(grads[name], starts, b, at).add_(a @ other * times)
+                rounded = unit * torch.minimum(plain, 8 * (a.square() @ other.square()).sqrt())
+                _heads(off[name], starts, b, at).add_((noise @ other.abs() + rounded + summed(plain, a.shape[1] * group)) * times)
+    return tuple(expected(grads[n], q.dtype, noise=off[n]) for n in "qkv")
+
+
+def cudnn(
+    do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, causal: bool, **_: Any
+) -> Callable[[], Any]:
+    """cuDNN's, as torch calls it, on its own forward's results."""
+    made = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal, False)
+    own, sums, q_ends, k_ends, most_q, most_k, seed, offset = made[:8]
+    backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward
+    return lambda: backward(do, q, k, v, own, sums, seed, offset, None, q_ends, k_ends, most_q, most_k, 0.0, causal)
+
+
+def flops(batch: int, heads: int, length: int, dim: int, keys: int = 0, causal: bool = False, **_: Any) -> float:
+    """Of the five products that it takes at least, half of them where a query sees half of the keys."""
+    return 10.0 * batch * heads * length * (keys or length) * dim * (0.5 if causal else 1.0)
+
+
+def _cases() -> tuple[Case, ...]:
+    small: list[dict[str, Any]] = [
+        {"batch": 1, "heads": 2, "kv_heads": 1, "length": 40, "keys": 70, "dim": 16},
+        {"batch": 2, "heads": 1, "length": 70, "dim": 32, "causal": True, "dtype": "float16"},
+        {"batch": 3, "heads": 2, "length": 40, "keys": 50, "dim": 16, "packed": True},
+        {"batch": 3, "heads": 2, "kv_heads": 1, "length": 40, "dim": 16, "packed": True, "causal": True},
+    ]
+    gpu: list[dict[str, Any]] = []
+    for dim in (64, 72, 96, 128, 192, 256):
+        for causal in (False, True):
+            gpu.append({"batch": 2, "heads": 4, "kv_heads": 2, "length": 333, "dim": dim, "causal": causal})
+            gpu.append({"batch": 5, "heads": 2, "length": 500, "dim": dim, "causal": causal, "packed": True})
+            gpu.append({"batch": 1, "heads": 2, "length": 640, "dim": dim, "causal": causal, "dtype": "float16"})
+        gpu.append({"batch": 2, "heads": 2, "kv_heads": 1, "length": 77, "keys": 1000, "dim": dim})
+    shapes = [(1, 32, 4096, 128), (1, 32, 16384, 128), (4, 32, 4096, 128), (1, 32, 4096, 64), (1, 32, 4096, 256), (16, 16, 1024, 128)]
+    bench = [{"batch": b, "heads": h, "length": n, "dim": d, "causal": c} for b, h, n, d in shapes for c in (False, True)]
+    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=0.9) for s in bench))
+
+
+OP = Op(
+    name="attention_gradients",
+    run=attention_gradients,
+    draw=draw,
+    reference=reference,
+    cases=_cases(),
+    peers={"cuDNN": cudnn},
+    flops=flops,
+)

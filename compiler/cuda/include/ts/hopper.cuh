@@ -108,10 +108,11 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // PTX ISA, "Matrix Descriptor Format" of wgmma: rows of `swizzle` bytes in groups of eight; `leading` bytes between boxes.
+// In a cluster addresses carry the block's rank above their low 24 bits, which are not the descriptor's.
 template <int swizzle>
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int leading) {
   constexpr uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
-  return uint64_t(shared_address(start) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
+  return uint64_t((shared_address(start) & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
 }
 // What the threads wrote to registers is there for the products behind this.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -126,7 +127,14 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("{ .reg .pred p; .reg .b32 t; again: mov.u32 t, %%clock; setp.eq.u32 p, t, 0xffffffff; @p bra again; }" ::"n"(0)
                  : "memory");
 }
-// Behind a wait: the compiler may not have read these before.
+// Keeps the wait that follows behind the computation of `value`: ptxas moves it up across arithmetic, which should run beside the products.
+// It does not move it across a load of shared memory, even one that is made only where `value` is a certain NaN, and then changes nothing.
+__device__ __forceinline__ void wgmma_behind(const float* value, const void* shared) {
+  asm volatile("{ .reg .pred p; .reg .b32 t; setp.eq.b32 p, %0, 0x7fd15ea5; @p ld.volatile.shared.b32 t, [%1]; }" ::"r"(__float_as_int(*value)),
+               "r"(shared_address(shared))
+               : "memory");
+}
+// Behind a wait: the compiler may not have read these accumulators before, nor have put anything else into a left operand's registers.
 template <int count>
 __device__ __forceinline__ void wgmma_arrived(float* d) {
 #pragma unroll
@@ -136,6 +144,19 @@ template <int count>
 __device__ __forceinline__ void wgmma_arrived(int* d) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
+template <int count, typename T>
+__device__ __forceinline__ void wgmma_arrived(T* a) {
+#pragma unroll
+  for (int i = 0; i < count; i += 2) {
+    uint32_t r;
+    memcpy(&r, a + i, sizeof(r));
+    asm volatile("" ::"r"(r) : "memory");
+  }
+}
+// Arrives at a named barrier of `threads` threads without waiting for them.
+__device__ __forceinline__ void barrier_arrive(int number, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 }  // namespace ts

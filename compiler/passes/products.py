@@ -1,0 +1,292 @@
+"""When the products of a consumer, which the tensor cores compute beside its threads, are awaited, and what stands between.
+
+**Awaiting** (`awaited`). A product is issued where it stands, and awaited in front of the first statement that touches its accumulator or
+writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A
+ring's release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways
+part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should
+run beside the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
+
+**Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
+
+    loop n: S = Q·Kₙ; softmax; O = O + P·Vₙ
+
+the last product is moved into the next round, behind the issue of the first one, whose result it does not touch:
+
+    S = Q·K₀; softmax; loop n > 0: S = Q·Kₙ; O = O + P·Vₙ₋₁; softmax; behind the loop: O = O + P·Vₙ₋₁
+
+so that the softmax of round n runs under the product of round n - 1. The statements and each one's order against those that it shares
+tiles or counters with are the same, for any number of rounds; `_head` looks that none is moved across another that it depends on. The first
+round stands alone, so conditions such as ``n == 0`` are decided in it and in the others.
+
+Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.wgmma import FREE, await_products, turn
+from tilescale.compiler.passes.gpu_stage import whole
+from tilescale.compiler.passes.roles import calls, renewed
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+
+
+def is_product(s: Any) -> bool:
+    """Whether a statement is a product that has to be awaited."""
+    return name_of(s) == "gemm" and "wgmma" in s.value.attrs and int(s.value.attrs["wgmma"]) == FREE
+
+
+def name_of(s: Any) -> str:
+    """The operation that a statement is; empty where it is none."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return "" if op is None else op.name
+
+
+def flat(s: Any) -> list[Any]:
+    """The statements of a sequence, those of sequences in it among them, without those that do nothing."""
+    if isinstance(s, tirx.SeqStmt):
+        return [x for inner in s.seq for x in flat(inner)]
+    return [] if isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm) else [s]
+
+
+def touched(s: Any) -> tuple[set[Any], set[Any]]:
+    """Buffers that a statement reads, and those that it writes."""
+    read: set[Any] = set()
+    written: set[Any] = set()
+    nest = nest_of(s)
+    if nest is not None:
+        for a in nest.accesses:
+            (read if a.mode == "read" else written).add(a.buffer)
+        return read, written
+    structural_walk(s, (ir.TensorLoad, lambda e: read.add(e.source)))
+    structural_walk(s, (tirx.BufferStore, lambda x: written.add(x.buffer)))
+    for call in calls(s):
+        for a in base.REGISTRY[call.op.name].effects(call):
+            (read if a.mode == "read" else written).add(a.region.source)
+    return read, written
+
+
+# ---- awaiting
+
+
+@dataclass
+class Flight:
+    """A product under way. ``held``: releases that follow its end, with the counters that they move on."""
+
+    call: Any
+    held: list[Any] = field(default_factory=list)
+    counters: set[Any] = field(default_factory=set)
+
+    @property
+    def result(self) -> Any:
+        return self.call.args[2].source
+
+    @property
+    def operands(self) -> set[Any]:
+        return {r.source for r in self.call.args[:2]}
+
+
+def awaited(program: Any, body: Any) -> Any:
+    """The body with every product awaited."""
+    bases: dict[Any, Any] = {}
+    structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
+    return _Awaiting(program.schedule.ring_of, bases).around(body)
+
+
+class _Awaiting:
+    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any]):
+        self.rings, self.bases = rings, bases
+
+    def around(self, s: Any) -> Any:
+        """A statement at whose ends nothing is in flight."""
+        if not any(is_product(tirx.Evaluate(c)) for c in calls(s)) or "ts.late" in (getattr(s, "annotations", None) or {}):
+            return s
+        if isinstance(s, tirx.IfThenElse):
+            other = None if s.else_case is None else self.around(s.else_case)
+            return tirx.IfThenElse(s.condition, self.around(s.then_case), other, s.span)
+        if isinstance(s, tirx.For):
+            return tirx.For(s.loop_var, s.min, s.extent, s.kind, self.around(s.body), annotations=dict(s.annotations or {}), span=s.span)
+        if isinstance(s, tirx.While):
+            return tirx.While(s.condition, self.around(s.body), s.span)
+        if isinstance(s, tirx.AttrStmt):
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.around(s.body), s.span)
+        return self.in_order(flat(s))
+
+    def in_order(self, stmts: list[Any]) -> Any:
+        out: list[Any] = []
+        flying: list[Flight] = []
+        skipped: set[int] = set()
+        for k, s in enumerate(stmts):
+            if k in skipped:
+                continue
+            if name_of(s) == "ring_release" and (f := self._reader(flying, int(s.value.attrs["ring"]))) is not None:
+                counter = s.value.args[0].source
+                f.held.append(s)
+                if k + 1 < len(stmts) and isinstance(stmts[k + 1], tirx.BufferStore) and stmts[k + 1].buffer.same_as(counter):
+                    skipped.add(k + 1)
+                    f.held.append(stmts[k + 1])
+                    f.counters.add(counter)
+                continue
+            self._land(flying, self._needed(flying, s), out, s.span, stmts[k - 1] if k else None)
+            if is_product(s):
+                flying.append(Flight(s.value))
+            out.append(s if is_product(s) else self.around(s))
+        self._land(flying, len(flying), out, stmts[-1].span if stmts else None)
+        return sequence(out)
+
+    def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
+        """The last product under way that reads a stage of a ring."""
+        return next((f for f in reversed(flying) if any(self.rings.get(b) == ring for b in f.operands)), None)
+
+    def _needed(self, flying: list[Flight], s: Any) -> int:
+        """How many of the products under way must be complete in front of a statement."""
+        if isinstance(s, (tirx.While, tirx.AttrStmt, tirx.IfThenElse)) or isinstance(s, tirx.For) and nest_of(s) is None:
+            return len(flying)
+        read, written = ({self._root(b) for b in buffers} for buffers in touched(s))
+        if is_product(s):  # products into one accumulator follow one another by themselves
+            own = s.value.args[2].source
+            read, written = read - {own}, written - {own}
+        for k in reversed(range(len(flying))):
+            f = flying[k]
+            if f.result in read | written or written & f.operands or (read | written) & f.counters:
+                return k + 1
+        return 0
+
+    def _root(self, b: Any) -> Any:
+        while b in self.bases:
+            b = self.bases[b]
+        return b
+
+    def _land(self, flying: list[Flight], count: int, out: list[Any], span: Any, before: Any = None) -> None:
+        """The first products end here, and what waited for them follows. ``before``: the statement in front, which runs beside them."""
+        if not count:
+            return
+        done, flying[:] = flying[:count], flying[count:]
+        tiles = list({f.result: f.call.args[2] for f in done}.values())
+        operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
+        beside = [] if before is None or flying else [b for b in touched(before)[1] if _vector(b)]
+        out.append(await_products(tiles, span, operands, len(flying), [whole(b) for b in beside]))
+        out += [s for f in done for s in f.held]
+
+
+def _vector(b: Any) -> bool:
+    """Whether a buffer is a fragment of few float32 elements a thread, as what a tile was reduced to."""
+    return b.ty.storage_scope == "local.fragment" and len(b.ty.shape) == 1 and element_dtype(b) == "float32"
+
+
+# ---- overlapping
+
+
+def overlapped(program: Any, body: Any) -> Any:
+    """The body, its loops overlapped where they have that form."""
+    groups = program.launch.threads // 128
+
+    def visit(loop: Any) -> Any:
+        made = _overlap(loop, groups) if str((loop.annotations or {}).get("ts.kind", "")) == "pipelined" else None
+        return loop if made is None else made
+
+    return structural_map(body, (tirx.For, visit))
+
+
+def _overlap(loop: Any, groups: int) -> Any | None:
+    """A loop with its last product moved into the next round; None where it has not that form."""
+    stmts = flat(loop.body)
+    tail_at = _tail(stmts)
+    if tail_at is None or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
+        return None
+    rest, tail = stmts[:tail_at], stmts[tail_at:]
+    head_end = _head(rest, tail, loop.loop_var)
+    if head_end is None:
+        return None
+    span, var = loop.span, loop.loop_var
+    count = loop.extent
+    zero, one = tirx.IntImm(str(var.ty), 0), tirx.IntImm(str(var.ty), 1)
+    more = tirx.Var(var.name, str(var.ty))
+    first = _settled(renewed(sequence(rest), {var: zero}), None, None)
+    mine = groups > 1
+    steady = [
+        *rest[: head_end - 1], *([turn("take", span)] if mine else []), rest[head_end - 1],
+        *tail[: _product_at(tail) + 1], *([turn("pass", span)] if mine else []), *tail[_product_at(tail) + 1 :], *rest[head_end:],
+    ]  # fmt: skip
+    body = _settled(renewed(sequence(steady), {var: more + one}), more, count - one)
+    again = tirx.For(more, zero, count - one, loop.kind, body, annotations=dict(loop.annotations), span=span)
+    turns = [turn("first", span)] if mine else [], [turn("last", span)] if mine else []
+    made = sequence([*flat(first), *turns[0], again, *turns[1], *flat(renewed(sequence(tail), {}))])
+    return tirx.IfThenElse(count > zero, made, None, span)
+
+
+def _tail(stmts: list[Any]) -> int | None:
+    """Where the end of a round begins that is one product and its rings' tokens; None where a round does not end so."""
+    k = len(stmts)
+    while k and (name_of(stmts[k - 1]) == "ring_release" or isinstance(stmts[k - 1], tirx.BufferStore)):
+        k -= 1
+    if not k or not is_product(stmts[k - 1]):
+        return None
+    k -= 1
+    while k and name_of(stmts[k - 1]) == "ring_wait":
+        k -= 1
+    return k
+
+
+def _product_at(stmts: Sequence[Any]) -> int:
+    return next(k for k, s in enumerate(stmts) if is_product(s))
+
+
+def _head(rest: list[Any], tail: list[Any], var: Any) -> int | None:
+    """How many statements of a round, up to its first product, come in front of the tail of the round before; None where the tail may not
+    stand there: it and they share what one of them writes, or it needs a name or a tile of its round."""
+    if not any(is_product(s) for s in rest):
+        return None
+    end = _product_at(rest) + 1
+    names: set[Any] = {var}
+    structural_walk(sequence(rest), (tirx.Bind, lambda s: names.add(s.var)))
+    structural_walk(sequence(rest), (tirx.AllocBuffer, lambda s: names.add(s.buffer)))
+    used: set[Any] = set()
+    structural_walk(sequence(tail), (ir.Var, used.add))
+    reads, writes = _all(tail)
+    if names & (used | reads | writes):
+        return None
+    for s in rest[:end]:
+        read, written = _all([s])
+        if written & (reads | writes) or read & writes:
+            return None
+    rings = {int(s.value.attrs["ring"]) for s in tail if name_of(s).startswith("ring_")}
+    if any(int(c.attrs["ring"]) in rings for s in rest for c in calls(s) if c.op.name.startswith("ts.ring_")):
+        return None
+    return end
+
+
+def _all(stmts: Sequence[Any]) -> tuple[set[Any], set[Any]]:
+    read: set[Any] = set()
+    written: set[Any] = set()
+    for s in stmts:
+        r, w = touched(s)
+        read |= r
+        written |= w
+    return read, written
+
+
+def _settled(s: Any, var: Any, extent: Any) -> Any:
+    """A statement whose conditions are decided where they are known, for ``var`` from 0 below ``extent`` (None: of nothing)."""
+    analyzer = sym.Analyzer()
+    if var is not None:
+        analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(str(var.ty), 0), tirx.max(extent, tirx.IntImm(str(var.ty), 1))))
+
+    def decide(x: Any) -> Any:
+        loads: list[Any] = []
+        structural_walk(x.condition, (ir.TensorLoad, loads.append))
+        if not loads and analyzer.can_prove(x.condition):
+            return x.then_case
+        if not loads and analyzer.can_prove(tirx.Not(x.condition)):
+            return sequence([]) if x.else_case is None else x.else_case
+        return x
+
+    return sequence(flat(structural_map(s, (tirx.IfThenElse, decide))))
+
+

@@ -1,0 +1,116 @@
+"""``softmax(x)`` over the last axis: ``y[i, j] = exp(x[i, j] - max x[i]) / sum exp(x[i] - max x[i])``.
+
+A row that a block holds in registers is read once. A longer one is read twice: the maximum and the sum of the exponentials are kept
+together, as in flash attention (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the row is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
+from tilescale.ops.rows import BYTES, DTYPES, cut, error, shapes
+
+
+def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, turns: int) -> Any:
+    """Softmax of (m, columns) rows of a floating dtype; m may differ from call to call. Computed in float32 (float64 of float64)."""
+    m, acc = T.dynamic("m"), "float64" if dtype == "float64" else "float32"
+    least = -T.infinity(acc)
+
+    @T.prim_func
+    def softmax(X: T.Tensor((m, columns), dtype), Y: T.Tensor((m, columns), dtype)):
+        with T.Kernel(T.ceildiv(m, rows), threads=threads) as bx:
+            x = T.alloc_fragment((rows, width), acc)
+            top, total = T.alloc_fragment((rows,), acc), T.alloc_fragment((rows,), acc)
+            for i, j in T.Parallel(rows, width):
+                x[i, j] = T.if_then_else(j < columns, T.cast(X[bx * rows + i, j], acc), least)
+            T.reduce_max(x, top, dim=1)
+            for i, j in T.Parallel(rows, width):
+                x[i, j] = T.exp(x[i, j] - top[i])
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(rows):
+                total[i] = 1.0 / total[i]
+            for i, j in T.Parallel(rows, width):
+                Y[bx * rows + i, j] = T.cast(x[i, j] * total[i], dtype)
+
+    @T.prim_func
+    def softmax_of_long_rows(X: T.Tensor((m, columns), dtype), Y: T.Tensor((m, columns), dtype)):
+        with T.Kernel(m, threads=threads) as row:
+            x = T.alloc_fragment((1, width), acc)
+            top, before = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+            total = T.alloc_fragment((1,), acc)
+            T.fill(top, least)
+            T.clear(total)
+            for t in T.serial(turns):
+                for i, j in T.Parallel(1, width):
+                    x[i, j] = T.if_then_else(t * width + j < columns, T.cast(X[row + i, t * width + j], acc), least)
+                T.copy(top, before)
+                T.reduce_max(x, top, dim=1, clear=False)
+                for i, j in T.Parallel(1, width):
+                    x[i, j] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, j] - top[i]))
+                for i in T.Parallel(1):
+                    total[i] *= T.if_then_else(top[i] == least, 0.0, T.exp(before[i] - top[i]))
+                T.reduce_sum(x, total, dim=1, clear=False)
+            for i in T.Parallel(1):
+                total[i] = 1.0 / total[i]
+            for i, j in T.Parallel(1, columns):
+                Y[row + i, j] = T.cast(T.exp(T.cast(X[row + i, j], acc) - top[i]) * total[i], dtype)
+
+    return softmax if turns == 1 else softmax_of_long_rows
+
+
+def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Softmax over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded once. A row of minus
+    infinities gives NaN.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    dtype = host.dtype_name(x)
+    if dtype not in DTYPES:
+        raise TileTypeError(f"softmax of {dtype}", expected="one of " + ", ".join(DTYPES))
+    if not x.dim() or not x.is_contiguous():
+        raise TileValueError(f"softmax of {tuple(x.shape)}{'' if x.is_contiguous() else ', not contiguous'}", expected="contiguous rows")
+    y = host.result(out, tuple(x.shape), x.dtype, x)
+    if x.numel():
+        n = x.shape[-1]
+        host.launch(softmax_rows, (x.view(-1, n), y.view(-1, n)), columns=n, dtype=dtype, **cut(n, dtype)._asdict())
+    return y
+
+
+def draw(m: int, n: int, dtype: str = "bfloat16", device: Any = "cpu", seed: int = 0) -> dict[str, Any]:
+    return {"x": normal((m, n), dtype, generator(device, seed), 3.0)}
+
+
+def reference(x: torch.Tensor) -> tuple[Expected, ...]:
+    """In float64. The argument of an exponential is off by half a unit of its own, the exponential by two, the sum by those of its terms."""
+    a = x.double()
+    y = a.softmax(-1)
+    distance = (a - a.amax(-1, keepdim=True)).abs()
+    return (expected(y, x.dtype, noise=y * error(x.dtype) * (8 + 2 * distance + min(8 * x.shape[-1] ** 0.5, x.shape[-1] + 1))),)
+
+
+def in_torch(x: torch.Tensor) -> Callable[[], Any]:
+    out = torch.empty_like(x)
+    return lambda: torch.softmax(x, -1, out=out)
+
+
+OP = Op(
+    name="softmax",
+    run=softmax,
+    draw=draw,
+    reference=reference,
+    cases=(
+        *(Case(s, small=True) for s in shapes(small=True)), *(Case(s) for s in shapes(small=False)),
+        *(Case({"m": m, "n": n, "dtype": d}, bar=1.0) for m, n in ((65536, 128), (16384, 1024), (8192, 8192), (4096, 32768), (512, 131072))
+          for d in ("bfloat16", "float32")),
+    ),
+    peers={"torch": in_torch},
+    moved=lambda m, n, dtype="bfloat16": 2.0 * m * n * BYTES[dtype],
+)  # fmt: skip
