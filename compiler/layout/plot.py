@@ -25,7 +25,7 @@ def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "")
     place in its swizzled memory, in elements, coloured by the bank of its first byte.
 
     Args:
-        path: ends in ``.png`` or ``.svg``. title: by default what the layout is.
+        path: ends in ``.png`` or ``.svg``. title: stands in front of what the layout is.
 
     Raises:
         TileValueError: another file type. TileTypeError: matplotlib is not installed.
@@ -34,7 +34,7 @@ def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "")
     if path.suffix not in (".png", ".svg"):
         raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png or .svg")
     values, label, what = _fragment(layout) if isinstance(layout, Fragment) else _shared(layout)
-    return _draw(values, label, path, title or what)
+    return _draw(values, label, path, f"{title}: {what}" if title else what)
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[Any, ...]:
