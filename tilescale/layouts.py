@@ -40,7 +40,7 @@ def plot_layout(what: Any, name: str | os.PathLike[str], path: str | os.PathLike
 
     if not isinstance(layout, (Fragment, Shared)):
         raise TileTypeError(f"plot_layout of a {type(what).__name__}", expected="a kernel, a Fragment or a Shared")
-    return draw(layout, path, title=title)
+    return draw(layout, os.fspath(path), title=title)
 
 
 def layouts(kernel: Kernel) -> dict[str, Any]:
