@@ -56,13 +56,32 @@ def test_tiles_and_scalars_are_printed_once_in_the_order_of_indices(tmp_path: Pa
     lines = done.stdout.splitlines()
     # fp8 e4m3 has four bits of precision: 17 is 16, 19 is 20
     number = (lambda v: 1 - v % 2) if dtype == "bool" else (lambda v: int(torch.tensor(float(v)).to(getattr(torch, dtype)).float()))
-    rows = ["".join(f" {number(8 * r + c)}" for c in range(8)) for r in range(4)]
     head = "block (1, 0, 0) "
+    rows = {what: [f"{head}{what}[{r}, 0:8]: {' '.join(str(number(8 * r + c)) for c in range(8))}" for r in range(4)] for what in ("fragment", "shared")}
     assert [line for line in lines if line.endswith("=")] == [
         f"{head}{tmp_path}/kernel.py:{n}: {what} =" for n, what in ((12, "fragment"), (13, "shared"), (14, "row"))
     ]
-    assert lines[1:5] == rows and lines[6:10] == rows and lines[11] == "".join(f" {number(v)}" for v in (10, 11, 12))
+    assert lines[1:5] == rows["fragment"] and lines[6:10] == rows["shared"]
+    assert lines[11] == f"{head}row[0:3]: {' '.join(str(number(v)) for v in (10, 11, 12))}"
     assert lines[12:] == [f"{head}{tmp_path}/kernel.py:15: scalar = 42", f"{head}{tmp_path}/kernel.py:16: words: 100 %"]
+
+
+WIDE = """
+@T.prim_func
+def wide(A: T.Tensor((3, 40), "float32")):
+    with T.Kernel(8, threads=64):
+        T.print(A, "a")
+
+tilescale.compile(wide, target="cuda")(torch.arange(120, device="cuda", dtype=torch.float32).reshape(3, 40))
+torch.cuda.synchronize()
+"""
+
+
+def test_lines_of_blocks_that_print_at_once_stay_whole(tmp_path: Path):
+    lines = run(tmp_path, WIDE).stdout.splitlines()
+    want = {f"block ({b}, 0, 0) a[{r}, {c}:{min(c + 16, 40)}]: {' '.join(str(40 * r + k) for k in range(c, min(c + 16, 40)))}"
+            for b in range(8) for r in range(3) for c in (0, 16, 32)}  # fmt: skip
+    assert sorted(line for line in lines if not line.endswith("=")) == sorted(want)
 
 
 ASSERTS = """
