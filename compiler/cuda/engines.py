@@ -18,12 +18,8 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.dtypes import KINDS
-<<<<<<< HEAD
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
-from tilescale.compiler.layout.instructions import wgmma_accumulator
-=======
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
->>>>>>> main
 from tilescale.compiler.sim import numerics, tiles
 
 WARP, WARPGROUP = 32, 128
