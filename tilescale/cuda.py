@@ -16,7 +16,7 @@ from tilescale.explain import explain, failure
 from tilescale.kernel import Kernel
 
 #: how the sites begin at which a kernel can fail
-_FAILING = ("assert|", "bounds|")
+_FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "collective|")
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.rings import at, call
-from tilescale.compiler.cuda.vectors import defined, multiple
+from tilescale.compiler.cuda.vectors import multiple, spelt_out
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype
@@ -39,7 +39,7 @@ def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
         return 0
     analyzer = sym.Analyzer()
     one = multiple(analyzer, strides[-1] - 1, 1 << 20)
-    whole = [*strides[:-1], shape[-1], int(dst.region[to_axes[-1]].extent), defined(src.region[last].min, definitions)]
+    whole = [*strides[:-1], shape[-1], int(dst.region[to_axes[-1]].extent), spelt_out(src.region[last].min, definitions)]
     return next((n for n in SIZES if one and n % size == 0 and all(multiple(analyzer, e, n // size) for e in whole)), 0)
 
 

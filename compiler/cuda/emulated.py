@@ -64,9 +64,14 @@ class Block:
     draw: Any
     engines: Any
     failed: list[int] = field(default_factory=list)
+    #: where several blocks run in turns: all ranks, and which block this is (`emulate_ranks`)
+    world: Any = None
+    task: Any = None
 
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
+        if self.world is not None:
+            self.world.touched(self, mem, cells, who, writes)
         last = mem.writer[cells]
         bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
         self._refuse(bad, mem, cells, last, who, "writes")

@@ -118,7 +118,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
     group = tirx.Var("group", "int32")
     first = group * count if str(var.ty) == "int32" else tirx.Cast(str(var.ty), group * count)
     analyzer = sym.Analyzer()
-    at = [defined(e, cx.definitions) for e in a.indices]
+    at = [spelt_out(e, cx.definitions) for e in a.indices]
     starts = [structural_map(e, (ir.Var, lambda v: first if v.same_as(var) else v)) for e in at]
     for k, (e, start) in enumerate(zip(at, starts, strict=True)):
         uses = _mentions(e, var)
@@ -138,12 +138,17 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
     if not _is_one(place.strides[-1]):
         return False
-    if not all(isinstance(s, int) and s % width == 0 for s in place.strides[:-1]):
-        return False
-    return inside
+    return inside and all(s % width == 0 if isinstance(s, int) else multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
-def defined(e: Any, definitions: Mapping[Any, Any]) -> Any:
+def bound_in(body: Any) -> dict[Any, Any]:
+    """The names that a nest's body binds, with what they stand for."""
+    found: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
+    return found
+
+
+def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
     """An index with the names that were bound to integer expressions replaced by those."""
     for _ in range(8):
         used: list[Any] = []

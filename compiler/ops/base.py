@@ -83,6 +83,11 @@ class TileOp:
         :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
         return None
 
+    def order(self, call: Any) -> tuple[bool, bool]:
+        """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads did comes before it), and
+        whether it hears of them (what all threads do comes behind it)."""
+        return False, False
+
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         """The call as thread IR for a GPU; ``cx`` is a :class:`tilescale.compiler.cuda.lower.Lowering`."""
         raise NotImplementedError

@@ -185,6 +185,9 @@ class _Walk:
             other = None if s.else_case is None else self.visit(s.else_case, ex)
             self.pending = _union(after, self.pending)
             return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
+        tells, hears = _order(s)
+        if tells or hears:
+            return self._ordered(s, ex, tells, hears)
         if _is_barrier(s):
             self.pending = self._behind(False)
             return s
@@ -209,6 +212,19 @@ class _Walk:
             out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex)
         self.pending = _union(self.pending, touches)
         return out
+
+    def _ordered(self, s: Any, ex: Executor, tells: bool, hears: bool) -> Any:
+        """What one thread does for its executor: the threads meet in front where it tells others of what they did, and behind where they
+        may go on only because of what it heard."""
+        what = base.find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
+        before, behind = self.meet(self.touches(s, ex), ex), []
+        if tells and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
+            before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
+            self.pending = self._behind(False)
+        if hears and ex.threads > 1:
+            behind = [fence(ex.name, f"behind the {what}", s.span)]
+            self.pending = self._behind(False)
+        return sequence([*before, s, *behind])
 
     def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor) -> list[Any]:
         """The meeting that pairs of accesses ask for, behind which none of them is pending."""
@@ -262,9 +278,16 @@ class _Walk:
         pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
         crossing = pair is not None and _crosses(*pair)
         before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
-        outer = self._behind(crossing) if pair is not None else self.pending
+        tells, hears = _orders(s.body)
+        if tells and not before and self.pending and ex.threads > 1:
+            before = [fence(ex.name, f"a {name} tells of what all threads did", s.span)]
+        outer = self._behind(crossing) if before else self.pending
         self.pending = []
         body = self.visit(s.body, inner)
+        behind = [fence(ex.name, f"behind what a {name} heard", s.span)] if hears and ex.threads > 1 else []
+        if behind:
+            self.pending = self._behind(False)
+            return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
         # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
         apart = [replace(t, owners=None) for t in every]
         self.pending = _union(outer, apart)
@@ -338,6 +361,18 @@ def _has_engines(program: Any) -> bool:
 
     structural_walk(program.func.body, (ir.Call, look))
     return bool(found)
+
+
+def _order(s: Any) -> tuple[bool, bool]:
+    """Whether a statement tells others what its executor did, and whether it hears of them."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return (False, False) if op is None else op.order(s.value)
+
+
+def _orders(body: Any) -> tuple[bool, bool]:
+    found = [(False, False)]
+    structural_walk(body, (tirx.Evaluate, lambda s: found.append(_order(s))))
+    return any(tells for tells, _ in found), any(hears for _, hears in found)
 
 
 def _is_barrier(s: Any) -> bool:

@@ -38,7 +38,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 WARPGROUP = 128
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
-REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (232, 40), 384: (160, 32)}
+REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
 #: bytes of shared memory beside the tiles: barriers

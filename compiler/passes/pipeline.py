@@ -16,6 +16,7 @@ from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
+from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
@@ -59,6 +60,8 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
     limit = limit_of(arch)
     return (
         *(p for p in PASSES if p.level == spec.TILE),
+        # A put is a copy like others to all that follows, and its signal a signal.
+        Pass("gpu_puts", gpu_puts, spec.TILE),
         # Which copies run ahead, and who makes them, depends on what the architecture's copies and products can do.
         Pass("schedule", partial(gpu_schedule, arch=arch), spec.SCHEDULED),
         Pass("residency", residency, spec.SCHEDULED),

@@ -26,7 +26,7 @@ from tilescale import env
 from tilescale.errors import TileError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "heap.c", "team.c", "atomics.c")
+SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_team.c", "heap.c", "team.c", "atomics.c")
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)
@@ -82,7 +82,7 @@ def _tvm_ffi_root() -> Path:
 
 def _sources() -> Any:
     h = hashlib.sha256()
-    for name in ("ts_rt.h", "ts_heap.h", *SOURCES):
+    for name in ("ts_rt.h", "ts_heap.h", "ts_gpu.h", *SOURCES):
         h.update(name.encode() + b"\0" + (HERE / name).read_bytes())
     return h
 
@@ -245,6 +245,11 @@ def cuda_failure() -> str:
 def cuda_missing() -> str:
     """Why CUDA kernels cannot be launched on this machine; empty where they can."""
     return str(_ffi_module().cuda_missing())
+
+
+def cuda_failure() -> str:
+    """What a launch on this rank's GPU said before it failed; empty where none has."""
+    return str(_ffi_module().cuda_failure())
 
 
 def cuda_capability(device: int = 0) -> tuple[int, int] | None:
