@@ -60,7 +60,7 @@ def gemm_sp(
     if each is None:
         raise TileTypeError(f"E of T.gemm_sp is {e.name} of {e.dtype}", loc=loc, expected="one of " + ", ".join(COVERED))
     rows, columns = (constant(x) for x in e.shape)
-    whole = constant(k)
+    whole = constant(k) or 0
     if (constant(half), m, n) != (whole // 2, *c.shape) or whole % each or (rows, columns) != (constant(m), whole // each):
         raise TileValueError(
             f"T.gemm_sp of A {show(a.shape)}, E {show(e.shape)} of {e.dtype}, B {show(b.shape)} into C {show(c.shape)}",
