@@ -543,6 +543,29 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     return run
 
 
+def _mma_sp(dtype: str) -> Callable[..., None]:
+    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
+    from tilescale.compiler.ops.gemm_sp import expanded
+
+    a_map, b_map, c_map = mma_a(16), mma_b(16), mma_accumulator()
+
+    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
+        words = np.broadcast_to(where, m.shape).astype(np.uint32)
+        for w in _whole_warps(b, m, "mma.sp"):
+            get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
+                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
+            ], dtype).astype(np.float64)  # fmt: skip
+            quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
+            rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
+            x = expanded(get(a_map, pa), rows)
+            at = np.indices(c_map.shape)
+            there = w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)
+            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_map, pb), get(b_map, next_)])
+            d.memory.data[there] = made.astype(d.memory.data.dtype)
+
+    return run
+
+
 def _atomic(kind: str) -> Callable[..., Any]:
     from tilescale.compiler.sim.tiles import updated
 
@@ -587,6 +610,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
+    "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
+    "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
     **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
        for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},

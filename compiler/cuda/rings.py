@@ -35,11 +35,16 @@ class Barriers:
         self.bytes = 0
 
     def stage(self, counter: Any) -> Any:
-        return tirx.IntImm("int32", 0) if self.depth == 1 else tirx.floormod(counter, tirx.IntImm("int32", self.depth))
+        if self.depth == 1:
+            return tirx.IntImm("int32", 0)
+        by = tirx.IntImm("int32", self.depth)
+        return tirx.floormod(counter, by) if not self.depth & (self.depth - 1) else tirx.truncmod(counter, by)
 
     def phase(self, counter: Any) -> Any:
         """The parity of the round's phase."""
-        return tirx.bitwise_and(tirx.floordiv(counter, tirx.IntImm("int32", self.depth)), tirx.IntImm("int32", 1))
+        by = tirx.IntImm("int32", self.depth)
+        passes = tirx.floordiv(counter, by) if not self.depth & (self.depth - 1) else tirx.truncdiv(counter, by)
+        return tirx.bitwise_and(passes, tirx.IntImm("int32", 1))
 
 
 def at(buffer: Any, index: Any) -> Any:
@@ -89,7 +94,8 @@ def release(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
     when: Any = tirx.const(True, "bool")
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
-        n, when = n - 1, cx.scalar(token.args[1])
+        # counters are never negative, which makes the remainder cheap; a power of two is cheap in any case
+        n, when = n - 1 if not b.depth & (b.depth - 1) else n + (b.depth - 1), cx.scalar(token.args[1])
     if b.shared:
         target, blocks = cx.cluster_peer(b.shared, tirx.bitwise_and(cx.tid, tirx.IntImm("int32", WARP - 1))), cx.cluster_size(b.shared)
         return call(f"mbarrier_arrive_blocks<{blocks}>", at(b.empty, b.stage(n)), target, when, span=token.span)

@@ -18,7 +18,9 @@ so that the softmax of round n runs under the product of round n - 1. The statem
 tiles or counters with are the same, for any number of rounds; `_head` looks that none is moved across another that it depends on. The first
 round stands alone, so conditions such as ``n == 0`` are decided in it and in the others.
 
-Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`).
+Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`), in such loops and in those whose
+rounds are products and then what is computed from them (`_in_turns`): side by side, all would wait for the tensor cores and then all compute,
+while the tensor cores have nothing to do.
 """
 
 from __future__ import annotations
@@ -188,7 +190,11 @@ def overlapped(program: Any, body: Any) -> Any:
     groups = program.launch.threads // 128
 
     def visit(loop: Any) -> Any:
-        made = _overlap(loop, groups) if str((loop.annotations or {}).get("ts.kind", "")) == "pipelined" else None
+        if str((loop.annotations or {}).get("ts.kind", "")) != "pipelined" or "ts.late" in loop.annotations:
+            return loop
+        made = _overlap(loop, groups)
+        if made is None and groups > 1:
+            made = _in_turns(loop)
         return loop if made is None else made
 
     return structural_map(body, (tirx.For, visit))
@@ -219,6 +225,20 @@ def _overlap(loop: Any, groups: int) -> Any | None:
     turns = [turn("first", span)] if mine else [], [turn("last", span)] if mine else []
     made = sequence([*flat(first), *turns[0], again, *turns[1], *flat(renewed(sequence(tail), {}))])
     return tirx.IfThenElse(count > zero, made, None, span)
+
+
+def _in_turns(loop: Any) -> Any | None:
+    """A loop of products and what is computed from them, the warpgroups one after the other; None where it has not that form."""
+    stmts = flat(loop.body)
+    at = [k for k, s in enumerate(stmts) if is_product(s)]
+    if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != at[-1] - at[0] + 1:
+        return None
+    results, end, span = {stmts[k].value.args[2].source for k in at}, at[-1] + 1, loop.span
+    if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:]):
+        return None
+    body = sequence([*stmts[: at[0]], turn("take", span), *stmts[at[0] : end], turn("pass", span), *stmts[end:]])
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=dict(loop.annotations), span=span)
+    return sequence([turn("first", span), made, turn("last", span)])
 
 
 def _tail(stmts: list[Any]) -> int | None:
