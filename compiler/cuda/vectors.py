@@ -138,7 +138,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
     if not _is_one(place.strides[-1]):
         return False
-    if not all(isinstance(s, int) and s % width == 0 for s in place.strides[:-1]):
+    if not all(s % width == 0 if isinstance(s, int) else _multiple(analyzer, s, width) for s in place.strides[:-1]):
         return False
     return inside
 
