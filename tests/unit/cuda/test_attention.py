@@ -54,10 +54,11 @@ def test_packed_sequences():
 
 
 def chained(rounds: Any, between: bool = False, fresh: bool = False) -> Any:
-    """y += (a·bₙ - i as float16)·cₙ. ``between``: y is touched in front of the first product; ``fresh``: the factor belongs to its round."""
+    """y += (a·bₙ - i as float16)·cₙ, a converted by threads. ``between``: y is touched in front of the first product; ``fresh``: the factor
+    belongs to its round."""
 
     @T.prim_func
-    def program(A: T.Tensor((64, 64), "float16"), B: T.Tensor((512, 64), "float16"), C: T.Tensor((512, 64), "float16"),
+    def program(A: T.Tensor((64, 64), "float32"), B: T.Tensor((512, 64), "float16"), C: T.Tensor((512, 64), "float16"),
                 Y: T.Tensor((64, 64), "float32"), n: T.int32):  # fmt: skip
         with T.Kernel(1, threads=128):
             a, b, c = (T.alloc_shared((64, 64), "float16") for _ in range(3))
@@ -92,7 +93,7 @@ def test_any_number_of_rounds(n: int, between: bool, fresh: bool):
     """Overlapped where nothing forbids it: a statement in front of the first product that needs the last one's result does, and a tile of
     the round's own."""
     draw = np.random.default_rng(n)  # small integers: any order of sums is exact
-    args = {name: draw.integers(-2, 3, (512, 64) if name in "BC" else (64, 64)).astype("float16") for name in "ABC"}
+    args = {name: draw.integers(-2, 3, (512, 64) if name in "BC" else (64, 64)).astype("float32" if name == "A" else "float16") for name in "ABC"}
     args["Y"] = empty((64, 64), "float32")
     for rounds in (None, n):
         made = chained(rounds, between, fresh)
@@ -100,16 +101,25 @@ def test_any_number_of_rounds(n: int, between: bool, fresh: bool):
         agree(made, {**args, "n": n}, seed=n, exact=True)
 
 
-def test_the_fence_stands_in_front_of_the_loop():
-    """Q is written by threads and read by products: one proxy fence and one meeting for all rounds."""
-    text = print_kernel(lowered(kernel(1, 1, 64, False, Tile(128, 64, 256)))[0]).text
-    assert text.count("ts::fence_proxy_async();\n      ts::barrier_sync(15, 256);  // T.gemm reads q") == 1, text
-    rounds = text[text.index("ts::wgmma_wait<1>") :]
-    assert "reads q" not in rounds
+def test_a_tile_that_threads_write_has_one_fence():
+    """Behind the writes and in front of the loop, or of the first round."""
+    for between in (False, True):
+        text = print_kernel(lowered(chained(None, between))[0]).text
+        meeting = re.compile(r"ts::fence_proxy_async\(\);\n *ts::barrier_sync\(15, 128\);  // T.gemm reads a")
+        assert len(meeting.findall(text)) == text.count("reads a") == 1
+        loops = [m.start() for m in re.finditer(r"for \(int k = 0;", text)]
+        assert meeting.search(text).start() < loops[1], "the producer's loop comes first"
+
+
+def test_queries_come_by_tma():
+    """A tile that is filled once and that only products read is a ring of one stage: no thread touches it."""
+    made, program = lowered(kernel(1, 1, 64, False, Tile(128, 64, 256)))
+    assert [(r.depth, r.buffers) for r in program.schedule.rings] == [(2, ["k"]), (2, ["v"]), (1, ["q"])] and len(made.maps) == 4
+    assert "reads q" not in print_kernel(made).text
 
 
 FAULTS: dict[str, Any] = {
-    "Q without a proxy fence": lambda n, a: None if n == "ts::fence_proxy_async" else ...,
+    "queries without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full2" else ...,
     "values without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full1" else ...,
     "keys without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
     "values not released": lambda n, a: None if n == "ts::mbarrier_arrive_warp" and _named(a[0]) == "empty1" else ...,
@@ -136,6 +146,15 @@ def test_faults_are_found(fault: str):
         if not (got == right).all():
             return
     pytest.fail("no schedule shows it")
+
+
+def test_a_missing_proxy_fence_is_found():
+    made, program = lowered(chained(2))
+    args = {"A": data((64, 64), "float32", 1), "B": data((512, 64), "float16", 2), "C": data((512, 64), "float16", 3)}
+    args |= {"Y": empty((64, 64), "float32"), "n": 2}
+    emulate.run(made, program, args)
+    with pytest.raises(engines.EmulationError, match=r"fence\.proxy\.async"):
+        emulate.run(edited(made, lambda n, a: None if n == "ts::fence_proxy_async" else ...), program, args)
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
