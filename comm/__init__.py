@@ -59,11 +59,28 @@ def init(heap_size: int | None = None) -> None:
             _process = sim.SimWorld(1).ranks[0]
         else:
             from tilescale.comm.heap import Heap
-            from tilescale.comm.shm import Shm
 
-            _process = Heap(Shm(place, heap_size or env.HEAP_SIZE.get()))
+            _process = Heap(_memory()(place, heap_size or env.HEAP_SIZE.get()))
         _pid = os.getpid()
         _hook_exits()
+
+
+def _memory() -> Any:
+    """What maps the ranks' symmetric memory, by TILESCALE_HEAP; where that is open, PyTorch's on GPUs if kernels are compiled for them."""
+    which = env.HEAP.get()
+    if which == "auto":
+        which = "symm_mem" if env.TARGET.get() == "cuda" else "shm"
+    if which == "symm_mem":
+        from tilescale.comm.symm_mem import SymmMem
+
+        return SymmMem
+    if which == "nvshmem":
+        from tilescale.comm.nvshmem import Nvshmem
+
+        return Nvshmem
+    from tilescale.comm.shm import Shm
+
+    return Shm
 
 
 def behind() -> Backend | None:

@@ -1,6 +1,6 @@
 """What stands behind tilescale.comm on a rank: one backend a file.
 
-heap.py   ranks are processes of one machine, memory is POSIX shared memory (shm.py)
+heap.py   ranks are processes of one machine, memory is POSIX shared memory (shm.py), or GPUs' (arena.py: symm_mem.py, nvshmem.py)
 sim.py    ranks are threads of one process that take turns, for the simulator
 """
 
@@ -50,13 +50,17 @@ class Block:
     """The memory behind a tensor: NumPy and torch keep it alive for as long as any view of it lives.
 
     A block of a peer's memory keeps its own rank's block alive too, so that nobody frees what this rank may still reach for.
+    ``device``: the GPU whose memory it is, or through which it is reached; None for the host's.
     """
 
-    __slots__ = ("__array_interface__", "__weakref__", "_allocation", "_owner", "address", "nbytes")
+    __slots__ = ("__array_interface__", "__weakref__", "_allocation", "_owner", "address", "device", "nbytes")
 
-    def __init__(self, address: int, nbytes: int, allocation: Allocation | None, owner: Block | None = None):
-        self.address, self.nbytes, self._allocation, self._owner = address, nbytes, allocation, owner
-        self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (nbytes,), "typestr": "|u1"}
+    def __init__(
+        self, address: int, nbytes: int, allocation: Allocation | None, owner: Block | None = None, device: int | None = None
+    ):
+        self.address, self.nbytes, self._allocation, self._owner, self.device = address, nbytes, allocation, owner, device
+        if device is None:
+            self.__array_interface__ = {"version": 3, "data": (address, False), "shape": (nbytes,), "typestr": "|u1"}
 
     def __del__(self) -> None:
         allocation = self._allocation

@@ -18,13 +18,16 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.comm.backend import Allocation, Block, Team
 from tilescale.comm.bootstrap import World
 from tilescale.comm.extents import Extents
 from tilescale.comm.shm import LETTER, MAX_TEAMS, PAGE, Shm
 from tilescale.errors import CommError
+
+if TYPE_CHECKING:
+    from tilescale.comm.arena import Arena
 
 _NUMBERS = 4
 _LETTER = struct.Struct(f"<{_NUMBERS}q{LETTER - 8 * _NUMBERS}s")
@@ -33,7 +36,7 @@ _LETTER = struct.Struct(f"<{_NUMBERS}q{LETTER - 8 * _NUMBERS}s")
 class Heap:
     """This rank's symmetric heap over a backend."""
 
-    def __init__(self, shm: Shm):
+    def __init__(self, shm: Shm | Arena):
         self.shm = shm
         self.teams: dict[tuple[int, ...], Team] = {}
         self._free, self._backed = Extents(), Extents()
@@ -71,6 +74,7 @@ class Heap:
 
     def _enter(self, team: Team) -> None:
         """To be called at the start of each collective call, before its first exchange."""
+        self.shm.settle()
         for a in team.freed:
             self._free.add(a.offset, a.offset + a.size)
         team.freed.clear()
@@ -81,7 +85,7 @@ class Heap:
             team.stamped.append(a)
 
     def _word(self, rank: int, a: Allocation) -> ctypes.c_int64:
-        return ctypes.c_int64.from_address(self.shm.address(rank, a.stamp_at))
+        return ctypes.c_int64.from_address(self.shm.stamp(rank, a.stamp_at))
 
     def _collect(self, team: Team) -> None:
         """To be called once in each collective call, after its first exchange (whose acquire makes the stamps visible)."""
@@ -149,11 +153,12 @@ class Heap:
         self._free.remove(offset, offset + size)
         allocation = Allocation(team, offset, size)
         error = self._back(offset, size)
-        block = Block(self.shm.address(self.shm.world.rank, offset), nbytes, None)
+        block = Block(self.shm.address(self.shm.world.rank, offset), nbytes, None, device=self.shm.device)
         if not error:
             self._word(self.shm.world.rank, allocation).value = 0
             if fill is not None:
                 fill(block)
+                self.shm.settle()
         errors = [x[0] for x in self._exchange(team.members, what, error)]
         if any(errors):
             self._free.add(offset, offset + size)
@@ -183,7 +188,7 @@ class Heap:
         """The twin of ``own`` in the memory of the team's ``rank``."""
         if allocation.team.members[rank] == self.shm.world.rank:
             return own
-        return Block(self.shm.address(allocation.team.members[rank], allocation.offset), own.nbytes, None, own)
+        return Block(self.shm.address(allocation.team.members[rank], allocation.offset), own.nbytes, None, own, self.shm.device)
 
     def alive(self) -> int:
         """How many allocations have views in this process."""
@@ -207,9 +212,12 @@ class Heap:
                 f"{what}: rank {members[slots.index(-1)]} is in {MAX_TEAMS} teams already", expected="at most that many"
             )
         team = Team(members, members.index(self.shm.world.rank), slot)
-        error = 0
+        error, size = 0, self.shm.team_bytes(len(members))
+        at = self._agree_on_offset(team, size, what) if size else 0
+        if size:
+            self._free.remove(at, at + size)
         try:
-            self.shm.make_team(slot, members, slots)
+            self.shm.make_team(slot, members, slots, at)
         except OSError as e:
             error = e.errno or -1
         # Nobody may look into a slot before its owner has given it memory.

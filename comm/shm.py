@@ -136,6 +136,20 @@ class Shm:
 
     # ---- memory
 
+    #: the GPU that tensors lie on: none
+    device = None
+
+    def settle(self) -> None:
+        """Launches return when they are complete: nothing is under way."""
+
+    def stamp(self, rank: int, at: int) -> int:
+        """Where in this process the stamp at ``at`` of a world rank's segment lies: in the memory itself."""
+        return self.address(rank, at)
+
+    def team_bytes(self, size: int) -> int:
+        """What a team of so many ranks takes of each segment beside its slot in the control area."""
+        return 0
+
     def back(self, offset: int, size: int) -> None:
         """Gives ``[offset, offset + size)`` of this rank's segment real memory. Raises OSError when there is none."""
         rc = self._lib.ts_heap_back(ctypes.c_int64(offset), ctypes.c_int64(size))
@@ -155,7 +169,7 @@ class Shm:
         at = address - self.base
         return divmod(at, self.segment) if 0 <= at < self.segment * self.world.size else None
 
-    def make_team(self, slot: int, members: Sequence[int], slots: Sequence[int]) -> None:
+    def make_team(self, slot: int, members: Sequence[int], slots: Sequence[int], at: int = 0) -> None:
         """Team ``slot`` of this rank; ``slots`` are the numbers that each member gave it. Raises OSError when memory is out."""
         n = len(members)
         rc = self._lib.ts_team_make(slot, n, (ctypes.c_int32 * n)(*members), (ctypes.c_int32 * n)(*slots))

@@ -76,6 +76,8 @@ def wrap(
     block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int = 0, strides: tuple[int, ...] | None = None
 ) -> Any:
     """The block's memory from byte ``at`` on as a tensor; ``strides`` in elements, row-major when None."""
+    if block.device is not None:
+        return _on_gpu(block, shape, dtype, like, at, strides)
     import numpy
 
     raw, size = numpy.asarray(block), _BYTES[dtype]
@@ -88,6 +90,19 @@ def wrap(
     if strides is None:
         return flat[: math.prod(shape)].view(shape)
     return flat.as_strided(shape, strides)
+
+
+def _on_gpu(block: Block, shape: tuple[int, ...], dtype: str, like: str, at: int, strides: tuple[int, ...] | None) -> Any:
+    if like == "numpy":
+        raise TileTypeError("symmetric memory lies on GPUs, where NumPy cannot reach", hint='like="torch"')
+    import torch
+
+    from tilescale.comm.dlpack import Carrier
+
+    flat = torch.from_dlpack(Carrier(block))
+    item = _BYTES[dtype]
+    flat = flat[at : at + (block.nbytes - at) // item * item].view(getattr(torch, dtype))
+    return flat[: math.prod(shape)].view(shape) if strides is None else flat.as_strided(shape, strides)
 
 
 def unwrap(tensor: Any) -> tuple[int, tuple[int, ...], str, str, tuple[int, ...]]:

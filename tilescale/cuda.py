@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tilescale import log, native
 from tilescale.cache import Entry
+from tilescale.explain import explain, failure
 from tilescale.kernel import Kernel
+
+#: how the sites begin at which a kernel can fail
+_FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "collective|")
 
 
 @functools.lru_cache(maxsize=1)
@@ -32,6 +38,30 @@ def code_key(target: str) -> tuple[str, ...]:
     from tilescale.compiler.cuda import toolchain
 
     return (toolchain.fingerprint(target.partition(":")[2]),)
+
+
+def synchronize() -> None:
+    """Waits for the current GPU, like ``torch.cuda.synchronize()``, and names the line where a kernel failed, which torch cannot.
+
+    Raises:
+        LaunchError: a kernel failed (T.device_assert, an operand outside its tile, an error of the GPU's own).
+    """
+    try:
+        native.cuda_synchronize()
+    except RuntimeError as error:
+        raise explain({"name": "a kernel", "loc": None}, (), (), str(error)) from None
+
+
+@functools.lru_cache(maxsize=1)
+def _tell_at_exit() -> None:
+    """A failure that only torch has met (an error without a line) is told when the process ends."""
+
+    def tell() -> None:
+        text = native.cuda_failure()
+        if text:
+            print(f"tilescale: {failure(text)}", file=sys.stderr)
+
+    atexit.register(tell)
 
 
 class CudaKernel(Kernel):
@@ -58,7 +88,10 @@ class CudaKernel(Kernel):
         if self.instrument:
             log.say("warning", f"{self.label}: launches on a GPU log no events (instrument=True has no effect)", once=True)
         desc = struct.pack(f"<{len(entry.desc)}q", *entry.desc)
-        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, self.label, entry.meta["symbol"])
+        sites = "\n".join(entry.sites)
+        if any(line.startswith(_FAILING) for line in entry.sites):
+            _tell_at_exit()
+        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, self.label, entry.meta["symbol"], sites)
 
     @property
     def built_for(self) -> str:

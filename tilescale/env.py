@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 PREFIX = "TILESCALE_"
 TARGETS = ("auto", "cpu", "cuda", "sim")
+HEAPS = ("auto", "shm", "symm_mem", "nvshmem")
 LOG_LEVELS = ("error", "warning", "info", "debug")
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -91,6 +92,12 @@ def _target(text: str) -> str:
     return text.lower()
 
 
+def _heap(text: str) -> str:
+    if text.lower() not in HEAPS:
+        raise ValueError(text)
+    return text.lower()
+
+
 def _folder(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
@@ -138,6 +145,14 @@ HEAP_SIZE: Var[int] = Var(
     _size,
     "bytes, with K, M, G or T if wanted, such as 512M",
     "size of each rank's symmetric heap; pages that nobody touches take no memory; default 1G",
+)
+HEAP: Var[str] = Var(
+    "TILESCALE_HEAP",
+    lambda: "auto",
+    _heap,
+    "one of " + ", ".join(HEAPS),
+    "where symmetric memory lies: shm, the machine's memory; symm_mem, GPUs' memory mapped by PyTorch; nvshmem, by NVSHMEM; auto: "
+    "symm_mem where TILESCALE_TARGET is cuda, else shm; default auto",
 )
 LOG: Var[str] = Var(
     "TILESCALE_LOG",
@@ -187,7 +202,7 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET, TRACE)
+ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET, TRACE)
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -246,6 +246,8 @@ _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
 
 def explain(meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], text: str) -> TileError:
     """The error behind the launcher's ``text``, which begins with ``TS:``. ``args``: one for each parameter, outputs too."""
+    if text.startswith("TS:failed:"):
+        return failure(text)
     if text.startswith("TS:run:"):
         return _running(meta, sites, text)
     _, check, param, axis, expected, got = text.split(":", 5)
@@ -253,6 +255,12 @@ def explain(meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], tex
     if method is None:
         return InternalError(f"{meta['name']}: the launcher refused the call: {text}")
     return method(Refusal(meta, args, int(param), int(axis), expected, got))
+
+
+def failure(text: str) -> LaunchError:
+    """The error behind ``TS:failed:<kernel>|<file>|<line>|<message>``: a launch on a GPU, of this kernel or an earlier one, has failed."""
+    name, file, line, message = text.removeprefix("TS:failed:").split("|", 3)
+    return LaunchError(f"{name}: {message}", loc=Loc(file, int(line)) if file and line.isdigit() else None)
 
 
 def _running(meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchError:

@@ -16,7 +16,6 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.description import Artifact
 from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.passes import pipeline
-from tilescale.errors import TileTypeError
 
 
 class Backend(backend.Backend):
@@ -28,7 +27,6 @@ class Backend(backend.Backend):
         super().__init__(toolchain.check_arch(arch or toolchain.DEFAULT_ARCH))
 
     def lower(self, program: Any, *, instrument: bool, keep: bool) -> Lowered:
-        _refuse_symmetric(program)
         scheduled, trace = pipeline.run(program, keep=keep, passes=pipeline.gpu_passes(self.arch))
         kernel = Lowering(scheduled, self.arch).run()
         levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")
@@ -38,9 +36,10 @@ class Backend(backend.Backend):
         program, kernel = lowered.program, lowered.own
         meta = description.metadata(program)
         meta |= {"target": "cuda", "arch": self.arch, "symbol": kernel.name, "shared_bytes": kernel.shared_bytes}
+        meta["collective"] = meta["collective"] or kernel.device
         meta["notes"] = list(dict.fromkeys(program.notes))
         sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
-        return Artifact(meta, table(kernel, program, description.parameter_words(program)), sites)
+        return Artifact(meta, table(kernel, program, description.parameter_words(program), fingerprint), sites)
 
     def build(self, lowered: Lowered, path: Path) -> dict[str, Any]:
         """The cubin; its source lies beside it, where profilers look for what a line number means."""
@@ -73,10 +72,3 @@ class Backend(backend.Backend):
             return toolchain.compile_ptx(printed, self.arch)
         return toolchain.sass(toolchain.compile_cubin(printed, self.arch).code)
 
-
-def _refuse_symmetric(program: Any) -> None:
-    for p in program.params:
-        if getattr(p.spec, "kind", "") in ("symm", "signal"):
-            raise TileTypeError(
-                f"{p.name} is symmetric memory, which the cuda target lacks", loc=p.loc, expected="T.Tensor", hint='target="cpu"'
-            )

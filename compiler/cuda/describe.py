@@ -10,8 +10,10 @@ from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 
-COOPERATIVE, DEPENDENT = 1, 2
-_SLOT, _FLOAT, _MAP = 0, 1, 2
+COOPERATIVE, DEPENDENT, DEVICE, UNORDERED, TEAM = 1, 2, 4, 8, 16
+_SLOT, _FLOAT, _MAP, _FAILURE, _TEAM = 0, 1, 2, 3, 4
+#: parameters that are no slot of a call
+_FORMS = {"map": _MAP, "failure": _FAILURE, "team": _TEAM}
 _CONST, _LOAD = 0, 1
 _OPERATIONS = {"Add": 2, "Sub": 3, "Mul": 4, "FloorDiv": 5, "FloorMod": 6, "Min": 7, "Max": 8}
 #: dtype → CUtensorMapDataType
@@ -23,16 +25,20 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}
 _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: what copies by TMA, cp.async and 16-byte accesses ask of an address
 WIDEST = 16
+#: functions that take an address as it is
+_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<")
 
 
-def description(kernel: ThreadKernel, program: Any, parameters: list[int]) -> list[int]:
-    """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU."""
+def description(kernel: ThreadKernel, program: Any, parameters: list[int], fingerprint: int = 0) -> list[int]:
+    """The table. ``parameters``: the words of the program's parameters (`driver`), the same as on the CPU. ``fingerprint``: what ranks
+    compare when they launch together."""
     n = len(program.params)
     flags = COOPERATIVE * kernel.cooperative | DEPENDENT * kernel.dependent
+    flags |= DEVICE * kernel.device | UNORDERED * (not kernel.ordered) | TEAM * kernel.team
     slots = _slots(kernel, program)
     programs = [word for extent in kernel.grid for word in _grid_program(extent, slots)]
     head = [1, n, len(program.symbols), kernel.threads, kernel.shared_bytes, flags, *kernel.cluster]
-    head += [len(kernel.sources), len(kernel.maps), len(programs)]
+    head += [len(kernel.sources), len(kernel.maps), len(programs), fingerprint]
     args = [word for var, source in zip(kernel.func.params, kernel.sources, strict=True) for word in _argument(var, source, n)]
     maps = [word for m in kernel.maps for word in _map(m, program.params[m.param])]
     return [*head, *args, *maps, *programs, *_alignments(kernel, program), *parameters]
@@ -48,12 +54,12 @@ def _slots(kernel: ThreadKernel, program: Any) -> dict[Any, int]:
     n = len(program.params)
     found = {var: n + 2 + k for k, var in enumerate(program.symbols.values())}
     found |= {p.var: k for k, p in enumerate(program.params) if not is_buffer_var(p.var)}
-    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind != "map"}
+    return found | {var: _slot(s, n) for var, s in zip(kernel.func.params, kernel.sources, strict=True) if s.kind not in _FORMS}
 
 
 def _argument(var: Any, source: Source, n: int) -> tuple[int, int]:
-    if source.kind == "map":
-        return _MAP, source.index
+    if source.kind in _FORMS:
+        return _FORMS[source.kind], source.index
     floating = not is_buffer_var(var) and str(var.ty) in ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
     return _FLOAT if floating else _SLOT, _slot(source, n)
 
@@ -94,14 +100,24 @@ def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
         widest[buffer] = max(widest.get(buffer, 0), size)
 
     def passed(call: Any) -> None:
-        if call.op.name not in EXTERN_CALLS:
+        if call.op.name not in EXTERN_CALLS or str(call.args[0].value).startswith(_ADDRESSES):
             return
+        name = str(call.args[0].value)
+        size = int(name[name.index("<") + 1 : -1]) if name.startswith("ts::cp_async<") else WIDEST
         for a in call.args:
             if isinstance(a, ir.Call) and a.op.name in ("tirx.address_of", "tirx.buffer_data"):
-                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], WIDEST)
+                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], size)
 
-    structural_walk(kernel.func.body, (ir.TensorLoad, lambda e: note(e.source, access_bytes(e.source, e.indices))))
-    structural_walk(kernel.func.body, (tirx.BufferStore, lambda s: note(s.buffer, access_bytes(s.buffer, s.indices))))
+    def there(s: Any) -> None:
+        found: list[Any] = []
+        structural_walk(s.data, (ir.Call, lambda c: found.append(c.args[0]) if c.op.name == "tirx.buffer_data" else None))
+        if str(s.buffer.ty.storage_scope) == "global.symm":
+            twins[s.buffer] = found[0]
+
+    twins: dict[Any, Any] = {}  # of another rank's memory: the own tensor, which lies at the same place
+    structural_walk(kernel.func.body, (tirx.DeclBuffer, there))
+    structural_walk(kernel.func.body, (ir.TensorLoad, lambda e: note(twins.get(e.source, e.source), access_bytes(e.source, e.indices))))
+    structural_walk(kernel.func.body, (tirx.BufferStore, lambda s: note(twins.get(s.buffer, s.buffer), access_bytes(s.buffer, s.indices))))
     structural_walk(kernel.func.body, (ir.Call, passed))
     out = [bits_of(str(p.spec.dtype)) // 8 for p in program.params]
     for var, source in zip(kernel.func.params, kernel.sources, strict=True):

@@ -7,6 +7,7 @@ and registers begin as garbage. A barrier that not all of its threads reach is a
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import engines
+from tilescale.compiler.cuda import emulate_ranks, engines
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
 from tilescale.compiler.cuda.emulated import Block, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
@@ -58,23 +59,48 @@ class Emulator:
                 m = self.kernel.maps[source.index]
                 name = self.names[m.param]
                 values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
+            elif source.kind == "failure":
+                memory[var] = Memory(var.name, np.zeros(2, np.int64), 2)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
                 values[var] = _typed(args[self.names[source.index]], str(var.ty))
         with np.errstate(all="ignore"):
-            for z in range(grid[2]):
-                for y in range(grid[1]):
-                    for x in range(grid[0]):
-                        self._block((x, y, z), values, memory, draw, late=seed % 2 == 0)
+            for x, y, z in _blocks(grid):
+                for mem in memory.values():
+                    mem.clear()
+                self._block((x, y, z), values, memory, draw, late=seed % 2 == 0)
 
-    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
+        """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
+        draw = np.random.default_rng(seed)
+        blocks = _blocks(grid)
+        world = emulate_ranks.World(args, len(blocks), draw)
+
+        def run(task: Any) -> None:
+            values: dict[Any, Any] = {}
+            memory: dict[Any, Any] = {}
+            for var, source in zip(self.kernel.func.params, self.kernel.sources, strict=True):
+                name = self.names[source.index] if source.kind == "param" else ""
+                if source.kind == "param" and tirx.is_buffer_var(var):
+                    memory[var] = world.view(task, task.rank, name)
+                elif source.kind == "map":
+                    raise EmulationError("ranks with tensor maps")
+                else:
+                    of = {"symbol": lambda: symbols[source.index], "rank": lambda: task.rank, "world": lambda: len(args), "team": lambda: None}  # noqa: B023
+                    value = of[source.kind]() if source.kind in of else args[task.rank][name]
+                    values[var] = value if value is None else _typed(value, str(var.ty))
+            self._block(blocks[task.block], values, memory, draw, late=seed % 2 == 0, world=world, task=task)
+
+        with np.errstate(all="ignore"):
+            world.turns.together([functools.partial(run, t) for t in world.tasks])
+
+    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool,
+               world: Any = None, task: Any = None) -> None:
         n = self.kernel.threads
-        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw, engines.Engines(draw, late))
+        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw, engines.Engines(draw, late), world=world, task=task)
         for tag, var in self.thread_vars.items():
             made.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
-        for mem in memory.values():
-            mem.clear()
         self.body(made, np.ones(n, bool))
         made.engines.finish()
         if made.failed:
@@ -185,6 +211,13 @@ class Emulator:
 
     def s_DeclBuffer(self, s: Any) -> Any:
         buf, dtype = s.buffer, str(s.buffer.ty.dtype)
+        if (there := _elsewhere(s.data)) is not None:
+            pointer = self.expr(there)
+
+            def twin(b: Block, m: Any) -> None:
+                b.memory[buf] = pointer(b, m).memory
+
+            return twin
         arena, offset = _placed(s.data)
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
             raise InternalError(f"{buf.name} lies at byte {offset}")
@@ -279,7 +312,8 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
-            function, args = FUNCTIONS.get(name) or engines.find(name), [self.expr(a) for a in e.args[1:]]
+            function = FUNCTIONS.get(name) or emulate_ranks.FUNCTIONS.get(name) or engines.find(name)
+            args = [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
             return lambda b, m: function(b, m, *(a(b, m) for a in args))
@@ -311,6 +345,17 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 def _typed(value: Any, dtype: str) -> Any:
     return np.asarray(value).astype(numerics.compute(dtype))[()] if dtype not in ("bool",) else np.bool_(value)
+
+
+def _blocks(grid: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """All blocks of a grid, the first axis fastest."""
+    return [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
+
+
+def _elsewhere(data: Any) -> Any:
+    """The call that gives an address in another rank's memory; None where a DeclBuffer lies in the arena."""
+    inner = data.args[0] if data.op.name == REINTERPRET else data
+    return inner if isinstance(inner, ir.Call) and inner.op.name in EXTERN_CALLS else None
 
 
 def _placed(data: Any) -> tuple[Any, int]:
@@ -376,7 +421,7 @@ def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     return np.broadcast_to(value, m.shape)[there]
 
 
-def _fail(b: Block, m: Any, site: Any) -> None:
+def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
 
@@ -489,6 +534,22 @@ def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0)
 
 def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     """Runs a lowered kernel."""
+    grid, flat, arrays, symbols = _bound(kernel, program, args)
+    made = Emulator(kernel, [p.name for p in program.params])
+    made.launch(grid, flat, symbols, seed, {k: v.shape for k, v in arrays.items()})
+    return arrays
+
+
+def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
+    """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
+    bound = [_bound(kernel, program, a) for a in args]
+    made = Emulator(kernel, [p.name for p in program.params])
+    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed)
+    return [arrays for _, _, arrays, _ in bound]
+
+
+def _bound(kernel: ThreadKernel, program: Any, args: dict[str, Any]) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
+    """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
     from tilescale.compiler.ir import numeric
     from tilescale.language.symbolic import Sym, settle
 
@@ -508,7 +569,4 @@ def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0)
     for name, var in program.symbols.items():
         values[var] = symbols[name]
     grid = [int(numeric.evaluate(e, values)) for e in kernel.grid]
-    made = Emulator(kernel, [p.name for p in program.params])
-    shapes = {k: v.shape for k, v in arrays.items()}
-    made.launch((grid[0], grid[1], grid[2]), flat, [symbols[n] for n in program.symbols], seed, shapes)
-    return arrays
+    return (grid[0], grid[1], grid[2]), flat, arrays, [symbols[n] for n in program.symbols]

@@ -64,9 +64,14 @@ class Block:
     draw: Any
     engines: Any
     failed: list[int] = field(default_factory=list)
+    #: where several blocks run in turns: all ranks, and which block this is (`emulate_ranks`)
+    world: Any = None
+    task: Any = None
 
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
+        if self.world is not None:
+            self.world.touched(self, mem, cells, who, writes)
         last = mem.writer[cells]
         bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
         self._refuse(bad, mem, cells, last, who, "writes")
@@ -159,6 +164,7 @@ def inside(mem: Any, at: Any, lanes: int) -> None:
 def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
     if isinstance(mem, Tile):
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
+        b.engines.copies.touched(cells)
         b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)
     else:
         b.touch(mem, at, np.broadcast_to(who[:, None], at.shape), writes)

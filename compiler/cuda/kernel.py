@@ -16,7 +16,8 @@ class Source:
     """Where the launcher takes one parameter of the function from.
 
     kind: "param" (the kernel's parameter ``index``: a pointer or a scalar), "map" (``ThreadKernel.maps[index]``), "symbol" (the symbolic
-    extent ``index``), "rank" or "world".
+    extent ``index``), "rank", "world", "team" (a ``ts::Team``), or "failure" (two words of the host's memory in which ``ts::fail`` says who
+    failed).
     """
 
     kind: str
@@ -47,7 +48,8 @@ class ThreadKernel:
     threads: of a block. shared_bytes: the arena's size. written: parameters that the kernel may write.
     min_blocks: how many blocks of a multiprocessor the compiler must leave registers for; None: its own choice.
     cooperative: all blocks must be resident together (cuLaunchAttributeCooperative). dependent: may start before the kernel in front
-    of it has ended (programmatic dependent launch); the code then holds griddepcontrol.
+    of it has ended (programmatic dependent launch); the code then holds griddepcontrol. device: other ranks are reached, between the
+    flags at both ends of the launch; those are left out where it is not ``ordered``. team: the code holds ts_enter and ts_leave.
     """
 
     func: Any
@@ -63,6 +65,9 @@ class ThreadKernel:
     dependent: bool = False
     maps: tuple[TensorMap, ...] = ()
     sites: tuple[str, ...] = field(default=())
+    device: bool = False
+    ordered: bool = True
+    team: bool = False
 
 
 def arena(size: int) -> Any:

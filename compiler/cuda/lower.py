@@ -15,7 +15,8 @@ from typing import Any
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
-from tilescale.compiler.cuda.rings import Barriers, call, initialised
+from tilescale.compiler.cuda.ranks import Ranks
+from tilescale.compiler.cuda.rings import Barriers, call, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -29,6 +30,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.fences import published
 from tilescale.compiler.passes.gpu_schedule import REGISTERS
+from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
@@ -38,7 +40,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering):
+class Lowering(Scalars, NestLowering, Ranks):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -49,10 +51,12 @@ class Lowering(Scalars, NestLowering):
         self.places: dict[Any, Any] = {}
         self.layouts: dict[Any, Any] = program.layouts
         self.params: list[tuple[Any, Source]] = []
+        self.ranked = []
         self.head: list[Any] = []
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
+        self.rounds = rounds_of(program)
         self.sites: list[str] = []
         self.here: Loc | None = None
         self.loop = None
@@ -70,6 +74,8 @@ class Lowering(Scalars, NestLowering):
         self.role: str | None = None
         self.maps: list[tuple[Any, TensorMap]] = []
         self.barriers: dict[int, Barriers] = {}
+        #: where a failing thread says who it is; None where none can fail
+        self.failure: Any = None
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -138,7 +144,7 @@ class Lowering(Scalars, NestLowering):
             dims = list(self.program.launch.cluster)
             local = [b % d if d != g else b for b, d, g in zip(self.block, dims, grid, strict=True)]
             return _linear(local, dims, which)
-        raise self.refused(f"T.Scale({name!r})", "ranks on a GPU")
+        return self.of_launch("world" if which else "rank")
 
     def refused(self, what: str, missing: str) -> TileSyntaxError:
         """The refusal of what the target does not do."""
@@ -206,7 +212,7 @@ class Lowering(Scalars, NestLowering):
     # -- accesses -------------------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
         """``(flat buffer, index, tests, place)`` of an element; it may be touched where the tests hold."""
-        place = self.places[buffer]
+        place = self.place_of(buffer, writes)
         if isinstance(place, Registers):
             return place.buf, self.slot(place, buffer, indices, writes), [], place
         at = [self.scalar(i) for i in indices]
@@ -274,10 +280,13 @@ class Lowering(Scalars, NestLowering):
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
         loc = loc_of(getattr(node, "span", None)) or self.here
-        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}"
+        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}".replace("\n", " ")
         if entry not in self.sites:
             self.sites.append(entry)
-        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", tirx.IntImm("int32", self.sites.index(entry))))
+        if self.failure is None:
+            self.failure = tirx.decl_buffer((2,), "int64", "failure", scope="global", layout=None)
+        site = tirx.IntImm("int32", self.sites.index(entry))
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, tirx.buffer_data(self.failure)))
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> Any:
@@ -287,7 +296,7 @@ class Lowering(Scalars, NestLowering):
             raise InternalError(f"no CUDA lowering for the statement {type(s).__name__}", loc=loc_of(s.span))
         self.here = loc_of(s.span) or self.here
         if self.loop is None and (nest := nest_of(s)) is not None:
-            return self.nest(nest)
+            return self.remote_copy(s.value, nest) if _is_remote(s) else self.nest(nest)
         return method(s)
 
     def _s_SeqStmt(self, s: Any) -> Any:
@@ -406,8 +415,6 @@ class Lowering(Scalars, NestLowering):
             return self.stmt(s.body)
         if s.attr_key == "ts.scale":
             name = SCALES[int(s.value.value)]
-            if name == "device":
-                raise self.refused('T.Scale("device")', "ranks on a GPU")
             outer, self.executor = self.executor, self.executor.within(name)
             done = self.stmt(s.body)
             self.executor = outer
@@ -449,13 +456,25 @@ class Lowering(Scalars, NestLowering):
         whole = _thread_extent(self.tid, "threadIdx.x", threads, whole)
         written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
         maps = [(var, Source("map", k)) for k, (var, _) in enumerate(self.maps)]
-        params = [p for p in self.params if not maps or not is_buffer_var(p[0]) or _used(whole, p[0])] + maps + self.symbols
+        params = [p for p in self.params if not maps or not is_buffer_var(p[0]) or _used(whole, p[0])] + maps + self.symbols + self.ranked
+        params += [] if self.failure is None else [(self.failure, Source("failure"))]
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
             self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra else None, maps=tuple(m for _, m in self.maps),
-            sites=tuple(self.sites),
+            cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), device=self.device, ordered=launch.ordered,
+            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
+
+
+def zeroed(p: Any) -> bool:
+    """Whether a parameter is a T.Signal whose counters are zero when a launch begins."""
+    return getattr(p.spec, "kind", "") == "signal" and not p.spec.keep
+
+
+def _is_remote(s: Any) -> bool:
+    call = s.value if isinstance(s, tirx.Evaluate) else None
+    return isinstance(call, ir.Call) and call.op.name == "ts.copy" and bool(str(call.attrs["side"]))
 
 
 def _role(s: Any) -> str:

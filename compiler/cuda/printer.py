@@ -55,9 +55,13 @@ class CudaPrinter(CPrinter):
         if "bfloat16" in self.used:
             yield "#include <cuda_bf16.h>"
         yield "#include <ts/ts.cuh>"
+        if any(name.startswith("ts::cp_async") for name in self.called):
+            yield "#include <ts/ampere.cuh>"
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
         if self.kernel.maps or products:
             yield "#include <ts/hopper.cuh>"
+        if self.kernel.team:
+            yield "#include <ts/team.cuh>"
         yield ""
         if products:
             yield "namespace ts {"
@@ -70,7 +74,7 @@ class CudaPrinter(CPrinter):
         """One line a parameter where they do not fit into one."""
         k = self.kernel
         self.scopes[0].add(k.name)
-        params = [self._parameter(var, source.kind == "param" and source.index in k.written)
+        params = [self._parameter(var, source.kind == "failure" or source.kind == "param" and source.index in k.written, source.kind == "team")
                   for var, source in zip(k.func.params, k.sources, strict=True)]  # fmt: skip
         bounds = f"{k.threads}" if k.min_blocks is None else f"{k.threads}, {k.min_blocks}"
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {k.name}('
@@ -78,11 +82,13 @@ class CudaPrinter(CPrinter):
             return [f"{head}{', '.join(params)}) {{"]
         return [head, *(f"    {p}," for p in params[:-1]), f"    {params[-1]}) {{"]
 
-    def _parameter(self, var: Any, written: bool) -> str:
+    def _parameter(self, var: Any, written: bool, team: bool) -> str:
         """``__restrict__`` only where nobody writes during the launch: arguments that overlap are refused unless all are only read, so
         such memory does not change, and its loads may be cached and moved. It would also hide from the compiler what other threads
         write between two barriers, so nothing that is written has it, nor has symmetric memory, which other ranks write."""
         if not is_buffer_var(var):
+            if team:
+                return f"const __grid_constant__ ts::Team {self.declare(var)}"
             if isinstance(var.ty, ir.PointerType) or "handle" in dtype_of(var):
                 self.used.add("tensormap")
                 return f"const __grid_constant__ ts::TensorMap {self.declare(var)}"

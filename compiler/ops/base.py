@@ -41,6 +41,8 @@ class TileOp:
     name: ClassVar[str]
     #: what ``simulate`` gives is a generator, which stops where it has to wait for others
     waits: ClassVar[bool] = False
+    #: it touches nothing itself: its effects say what engines are done with behind it
+    completes: ClassVar[bool] = False
     #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
     in_lanes: ClassVar[bool] = False
     #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
@@ -81,13 +83,19 @@ class TileOp:
         :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
         return None
 
+    def order(self, call: Any) -> tuple[bool, bool]:
+        """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads did comes before it), and
+        whether it hears of them (what all threads do comes behind it)."""
+        return False, False
+
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         """The call as thread IR for a GPU; ``cx`` is a :class:`tilescale.compiler.cuda.lower.Lowering`."""
         raise NotImplementedError
 
     def simulate(self, call: Any, cx: Any) -> Any:
         """The call as a function of the executor that performs it; ``cx`` is a :class:`tilescale.compiler.sim.prepare.Preparation`.
-        What it reads and writes by the effect table is recorded by then."""
+        What it reads and writes by the effect table is recorded by then. Of an asynchronous call that goes into no ring the function takes
+        the engine that performs it as well (sim/flights.py)."""
         raise NotImplementedError
 
 

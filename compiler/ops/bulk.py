@@ -16,6 +16,7 @@ def await_stores(tile: Any, span: Any) -> Any:
 @register
 class AwaitStores(TileOp):
     name = "await_stores"
+    completes = True
 
     def effects(self, call: Any) -> list[Access]:
         # The thread that issued the stores waits for them. To everyone else they are its reads: who writes the tile behind this meets it.
@@ -27,4 +28,6 @@ class AwaitStores(TileOp):
         return await_stores(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        return lambda ex: None  # a copy is complete behind its statement there
+        from tilescale.compiler.sim import flights
+
+        return lambda ex: flights.wait(ex, flights.STORE)

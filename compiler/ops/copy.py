@@ -120,7 +120,7 @@ class Copy(TileOp):
     def effects(self, call: Any) -> list[Access]:
         side = call.attrs["side"]
         owner = call.args[2]
-        later = "ring" in call.attrs  # a copy into a ring's stage is complete where its round is awaited
+        later = "ring" in call.attrs or "bulk" in call.attrs  # complete where the ring's round, or the stores, are awaited
         engine = "async" if "bulk" in call.attrs else ""  # a store by TMA
         out = [
             Access(call.args[0], "read", owner if side == "src" else None, later, proxy=engine),
@@ -134,8 +134,8 @@ class Copy(TileOp):
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
         src, dst = call.args[:2]
-        if str(call.attrs["side"]) or "ring" in call.attrs or "bulk" in call.attrs:
-            return None  # a remote side is no loop of this executor alone; a copy into a ring is an engine's, as is one by TMA
+        if "ring" in call.attrs or "bulk" in call.attrs or str(call.attrs["side"]) and str(call.attrs["reach"]) != "device":
+            return None  # a copy into a ring is an engine's, as is one by TMA; other blocks' shared memory is no loop of this one
         from_axes, to_axes = long_axes(src), long_axes(dst)
         sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
                  for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
@@ -174,13 +174,16 @@ class Copy(TileOp):
         return {call.args[0].source: stored(call.args[0])} if "bulk" in call.attrs else {}
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import tma
+        from tilescale.compiler.cuda import cp_async, tma
 
-        return tma.store(cx, call) if "bulk" in call.attrs else tma.load(cx, call)
+        if "bulk" in call.attrs:
+            return tma.store(cx, call)
+        return cp_async.load(cx, call) if cx.role is None else tma.load(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import rings, tiles
+        from tilescale.compiler.sim import flights, rings, tiles
 
+        site = cx.current
         side = str(call.attrs["side"])
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
         signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if len(call.args) > 3 else None
@@ -200,4 +203,11 @@ class Copy(TileOp):
             source, target = src.placed(ex, peer(ex) if side else None), dst.placed(ex, None)
             rings.start(ex, int(call.attrs["ring"]), lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)))
 
+        def store(ex: Any, engine: Any) -> None:
+            source, target = src.placed(ex, None), dst.placed(ex, None)
+            move = lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype))  # noqa: E731
+            flights.start(ex, flights.STORE, engine, site, (source,), None, move)
+
+        if "bulk" in call.attrs:
+            return store
         return begin if "ring" in call.attrs else run if signal is None else with_signal

@@ -83,11 +83,8 @@ def gemm(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
     flags = [as_expr(clear_accum, "bool")]
-    emit(
-        "gemm",
-        [a.ir(), b.ir(), c.ir(), *flags],
-        {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy), "precision": precision},
-    )
+    attrs: dict[str, Any] = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
+    emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 
 @register
@@ -98,9 +95,12 @@ class Gemm(TileOp):
     def effects(self, call: Any) -> list[Access]:
         a, b, c = call.args[:3]
         clears = call.args[3]  # what C holds is read unless it starts from zero
-        held = [] if constant(clears) else [Access(c, "read", when=None if constant(clears) is not None else tirx.Not(clears))]
-        proxy = "async" if "wgmma" in call.attrs else ""
-        return [Access(a, "read", proxy=proxy), Access(b, "read", proxy=proxy), *held, Access(c, "write")]
+        later = call.attrs is not None and "wgmma" in call.attrs  # by wgmma: complete where it is awaited
+        engines = ["async" if later and r.source.ty.storage_scope.startswith("shared") else "" for r in (a, b)]
+        when = None if constant(clears) is not None else tirx.Not(clears)
+        held = [] if constant(clears) else [Access(c, "read", asynchronous=later, when=when)]
+        reads = [Access(r, "read", asynchronous=later, proxy=engine) for r, engine in zip((a, b), engines, strict=True)]
+        return [*reads, *held, Access(c, "write", asynchronous=later)]
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         from tilescale.compiler.cuda.gemm import stage
@@ -139,17 +139,26 @@ class Gemm(TileOp):
         return cx.observed(done, cx.site("gemm", cx.name_of(call.args[2]), call)) if cx.instrument else done
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import tiles
+        from tilescale.compiler.sim import flights, tiles
 
+        site, pending = cx.current, int(call.attrs["wgmma"]) if "wgmma" in call.attrs else 0
         a, b, c = (cx.view(region, call) for region in call.args[:3])
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
-        across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), str(call.attrs["precision"]) == "tf32"
+        across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), "precision" in call.attrs
 
-        def run(ex: Any) -> None:
-            x, y = tiles.matrix(a.read(ex)), tiles.matrix(b.read(ex))
+        def multiply(left: Any, right: Any, to: Any, fresh: bool) -> None:
+            x, y = tiles.matrix(left.read()), tiles.matrix(right.read())
             if cut:
                 x, y = tiles.tf32(x), tiles.tf32(y)
-            held = None if clear(ex) else tiles.matrix(c.read(ex))
-            c.write(ex, tiles.product(x.T if across else x, y.T if down else y, held, dtypes))
+            to.write(tiles.product(x.T if across else x, y.T if down else y, None if fresh else tiles.matrix(to.read()), dtypes))
 
-        return run
+        def run(ex: Any) -> None:
+            multiply(a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), bool(clear(ex)))
+
+        def begin(ex: Any, engine: Any) -> None:
+            left, right, to, fresh = a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), bool(clear(ex))
+            flights.start(ex, flights.PRODUCT, engine, site, (left, right), to, lambda: multiply(left, right, to, fresh))
+            if pending >= 0:
+                flights.wait(ex, flights.PRODUCT, pending)
+
+        return begin if "wgmma" in call.attrs else run

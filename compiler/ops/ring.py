@@ -6,6 +6,7 @@ Where one role does everything in program order (the CPU), the order itself is t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.frontend.values import as_expr
@@ -33,10 +34,10 @@ class _Token(TileOp):
         return tirx.Evaluate(as_expr(0))
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import rings
+        from tilescale.compiler.cuda import cp_async, rings
 
         if cx.role is None:
-            return tirx.Evaluate(as_expr(0))  # one role, one stage: order and the fences guard it
+            return cp_async.token(cx, call)
         return getattr(rings, self.name[len("ring_") :])(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
@@ -44,7 +45,15 @@ class _Token(TileOp):
 
         kind, ring, counter = self.name[len("ring_") :], int(call.attrs["ring"]), cx.scalar(call.args[0])
         run, site = getattr(rings, kind), cx.token(call, kind, ring)
-        return lambda ex: run(ex, ring, counter(ex), site)
+        if len(call.args) == 1:
+            return lambda ex: run(ex, ring, counter(ex), site)
+        when = cx.scalar(call.args[1])
+
+        def late(ex: Any) -> Iterator[str]:
+            if when(ex):
+                yield from run(ex, ring, counter(ex) - 1, site)
+
+        return late
 
 
 @register

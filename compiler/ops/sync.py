@@ -127,6 +127,11 @@ def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
     emit("wait", [target.ir(), convert(value, "int64")], {"cmp": cmp})
 
 
+def _is_global(region: Any) -> bool:
+    """Whether a counter lies in symmetric memory, and not in a block's own."""
+    return str(region.source.ty.storage_scope) == "global.signal"
+
+
 @register
 class Barrier(TileOp):
     name = "barrier"
@@ -147,9 +152,15 @@ class Barrier(TileOp):
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         reach = str(call.attrs["reach"])
+        if reach in ("grid", "device"):
+            return cx.barrier(call)
         if reach != "block":
             raise cx.refused(f"T.barrier at the scale of the {reach}", "blocks that meet on a GPU")
         return cx.sync(str(call.attrs["executor"]), "T.barrier")
+
+    def order(self, call: Any) -> tuple[bool, bool]:
+        outward = str(call.attrs["reach"]) in ("grid", "device")
+        return outward, outward
 
     def simulate(self, call: Any, cx: Any) -> Any:
         reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
@@ -170,6 +181,12 @@ class TeamSync(TileOp):
         site = cx.site("collective", "", call)
         return cx.observed(cx.call("ts_team_sync", site), site)
 
+    def order(self, call: Any) -> tuple[bool, bool]:
+        return True, True
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        return cx.team_sync(call)
+
     def simulate(self, call: Any, cx: Any) -> Any:
         site, agreed = cx.site(call, "the collective"), _agreement(call, cx)
         # the same block of every rank; below the block the same executor of it
@@ -187,6 +204,14 @@ class Signal(TileOp):
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
         site = cx.site("signal", cx.name_of(call.args[0]), call)
         return bld.sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
+
+    def order(self, call: Any) -> tuple[bool, bool]:
+        return _is_global(call.args[0]), False
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        if not _is_global(call.args[0]):
+            raise cx.refused("T.signal of T.alloc_signal", "signals inside the block")
+        return cx.signal(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
@@ -208,6 +233,14 @@ class Wait(TileOp):
         code = COMPARISONS.index(str(call.attrs["cmp"]))
         waiting = cx.call("ts_wait", cx.address(call.args[0]), cx.scalar(call.args[1]), as_expr(code), site)
         return cx.observed(waiting, site)
+
+    def order(self, call: Any) -> tuple[bool, bool]:
+        return False, _is_global(call.args[0])
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        if not _is_global(call.args[0]):
+            raise cx.refused("T.wait for T.alloc_signal", "signals inside the block")
+        return cx.wait(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])

@@ -28,6 +28,7 @@ def turn(what: str, span: Any) -> Any:
 @register
 class AwaitProducts(TileOp):
     name = "await_products"
+    completes = True
 
     def effects(self, call: Any) -> list[Access]:
         count = int(call.attrs["tiles"])
@@ -41,7 +42,10 @@ class AwaitProducts(TileOp):
         return awaited(cx, call.args[:apart], int(call.attrs["pending"]), call.span, call.args[apart:])
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        return lambda ex: None  # products are complete where they stand there
+        from tilescale.compiler.sim import flights
+
+        pending = int(call.attrs["pending"])
+        return lambda ex: flights.wait(ex, flights.PRODUCT, pending)
 
 
 @register

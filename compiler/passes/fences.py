@@ -27,6 +27,7 @@ from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
@@ -92,6 +93,9 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
+        #: rings whose copies run ahead, and their tiles
+        self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
+        self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
 
@@ -115,6 +119,8 @@ class _Walk:
     def clash(self, a: Touch, b: Touch) -> bool:
         if a.met and not b.engine:
             return False
+        if a.memory in self.staged and a.memory.same_as(b.memory):
+            return False  # guarded by the meeting behind each wait of the ring
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
         if _publishes(a, b, self.published) or _publishes(b, a, self.published):
@@ -140,7 +146,8 @@ class _Walk:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
-                if not in_registers(buffer) and "ring" not in (s.value.attrs or {}) and buffer not in self.ringed:
+                copied = "ring" in (s.value.attrs or {}) and int(s.value.attrs["ring"]) not in self.ahead
+                if not in_registers(buffer) and not copied and buffer not in self.ringed:
                     found.append((buffer, access.mode, None, f"T.{op.name}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
@@ -178,11 +185,25 @@ class _Walk:
             other = None if s.else_case is None else self.visit(s.else_case, ex)
             self.pending = _union(after, self.pending)
             return sequence([*before, tirx.IfThenElse(s.condition, then, other, s.span)])
+        tells, hears = _order(s)
+        if tells or hears:
+            return self._ordered(s, ex, tells, hears)
         if _is_barrier(s):
             self.pending = self._behind(False)
             return s
+        if isinstance(s, tirx.Evaluate) and (where := self._arrival(s.value)) is not None:
+            self.pending = self._behind(False)
+            return sequence([s, fence(ex.name, where, s.span)])
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
+
+    def _arrival(self, call: Any) -> str | None:
+        """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each thread waited for its own copies
+        of the round: now all see all of them; and all have read the stage of the round before, which the next copies overwrite."""
+        op = base.find(call)
+        if op is None or op.name != "ring_wait" or int(call.attrs["ring"]) not in self.ahead:
+            return None
+        return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
 
     def meet(self, touches: list[Touch], ex: Executor) -> list[Any]:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
@@ -191,6 +212,19 @@ class _Walk:
             out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex)
         self.pending = _union(self.pending, touches)
         return out
+
+    def _ordered(self, s: Any, ex: Executor, tells: bool, hears: bool) -> Any:
+        """What one thread does for its executor: the threads meet in front where it tells others of what they did, and behind where they
+        may go on only because of what it heard."""
+        what = base.find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
+        before, behind = self.meet(self.touches(s, ex), ex), []
+        if tells and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
+            before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
+            self.pending = self._behind(False)
+        if hears and ex.threads > 1:
+            behind = [fence(ex.name, f"behind the {what}", s.span)]
+            self.pending = self._behind(False)
+        return sequence([*before, s, *behind])
 
     def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor) -> list[Any]:
         """The meeting that pairs of accesses ask for, behind which none of them is pending."""
@@ -244,9 +278,16 @@ class _Walk:
         pair = next((p for p in pairs if _crosses(*p)), pairs[0] if pairs else None)
         crossing = pair is not None and _crosses(*pair)
         before = [fence(ex.name, _reason(*pair), s.span, crossing)] if pair is not None else []
-        outer = self._behind(crossing) if pair is not None else self.pending
+        tells, hears = _orders(s.body)
+        if tells and not before and self.pending and ex.threads > 1:
+            before = [fence(ex.name, f"a {name} tells of what all threads did", s.span)]
+        outer = self._behind(crossing) if before else self.pending
         self.pending = []
         body = self.visit(s.body, inner)
+        behind = [fence(ex.name, f"behind what a {name} heard", s.span)] if hears and ex.threads > 1 else []
+        if behind:
+            self.pending = self._behind(False)
+            return sequence([*before, tirx.AttrStmt(s.node, s.attr_key, s.value, body, s.span), *behind])
         # whatever an executor did is unordered to what all threads do behind the scale, though its own threads have met since
         apart = [replace(t, owners=None) for t in every]
         self.pending = _union(outer, apart)
@@ -320,6 +361,18 @@ def _has_engines(program: Any) -> bool:
 
     structural_walk(program.func.body, (ir.Call, look))
     return bool(found)
+
+
+def _order(s: Any) -> tuple[bool, bool]:
+    """Whether a statement tells others what its executor did, and whether it hears of them."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return (False, False) if op is None else op.order(s.value)
+
+
+def _orders(body: Any) -> tuple[bool, bool]:
+    found = [(False, False)]
+    structural_walk(body, (tirx.Evaluate, lambda s: found.append(_order(s))))
+    return any(tells for tells, _ in found), any(hears for _, hears in found)
 
 
 def _is_barrier(s: Any) -> bool:

@@ -15,6 +15,7 @@ from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
+from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
@@ -56,6 +57,8 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
     limit = limit_of(arch)
     return (
         *(p for p in PASSES if p.level == spec.TILE),
+        # A put is a copy like others to all that follows, and its signal a signal.
+        Pass("gpu_puts", gpu_puts, spec.TILE),
         # Which copies run ahead, and who makes them, depends on what the architecture's copies and products can do.
         Pass("schedule", partial(gpu_schedule, arch=arch), spec.SCHEDULED),
         Pass("residency", residency, spec.SCHEDULED),
@@ -109,6 +112,16 @@ def tile_level(kernel: Any) -> Any:
     for step in PASSES:
         if step.level == spec.TILE:
             program = step.run(program)
+    return program
+
+
+def gpu_scheduled(program: Any, arch: str) -> Any:
+    """A program of the tile level behind those of a GPU's passes that leave the order of arithmetic as it is, so that the simulator may
+    compare to the bit: roles, rings, engines, and where operands lie. Reductions across warps come behind (gpu_exchange)."""
+    for step in gpu_passes(arch):
+        if step.name in ("schedule", "gpu_stage"):
+            program = step.run(program)
+            spec.verify(program.func, step.level, step.name)
     return program
 
 

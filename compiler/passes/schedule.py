@@ -51,6 +51,8 @@ class Ring:
     depth: int
     buffers: list[str]
     form: str = TURN
+    #: its one stage is filled outside pipelined loops
+    single: bool = False
     #: on GPUs: where the barriers of its stages lie in the arena, in bytes
     barriers: int = -1
 
@@ -238,7 +240,7 @@ class _Draft:
 
     def _single(self, copy: Any, rest: list[Any], buffer: Any) -> list[Any]:
         """A copy and what follows it, with the buffer as a ring of one stage."""
-        ring, span = Ring(len(self.plan.rings), 1, [buffer.name], self.wanted), copy.span
+        ring, span = Ring(len(self.plan.rings), 1, [buffer.name], self.wanted, single=True), copy.span
         self.plan.rings.append(ring)
         staged = {buffer: _staged(buffer, 1)}
         self.staged.update(staged)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim import numerics, rings
+from tilescale.compiler.sim import flights, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
 
@@ -87,7 +87,7 @@ def race(machine: Machine, found: Race) -> Finding:
     text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
-    news, hint = rings.race(machine, found) or _news(machine, found, that.who)
+    news, hint = rings.race(machine, found) or flights.race(machine, found) or _news(machine, found, that.who)
     hint = hint or _ordering(here, there, storage)
     if sent is not None and not found.too_early and all(w.when > found.other for w in _waits_of(machine, found.other, sent)):
         hint = f"T.wait({sent.counter}, …) in front of that read, if it is to see what is written here; else {hint}"

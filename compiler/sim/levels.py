@@ -16,6 +16,7 @@ import numpy as np
 
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ops import base
+from tilescale.compiler.passes.pipeline import gpu_scheduled
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.findings import Finding, Report, Where
@@ -32,13 +33,16 @@ ROUNDINGS = 64
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that is asked for: see passes/schedule.py."""
+    """A schedule that is asked for: see passes/schedule.py. ``arch``: the one that GPUs of an architecture get, whatever the others say."""
 
     depth: int = 2
     roles: tuple[str, ...] = ("producer", "consumer")
     ahead: bool = False
+    arch: str = ""
 
     def __str__(self) -> str:
+        if self.arch:
+            return f"scheduled for {self.arch}"
         how = " and ".join(self.roles) if len(self.roles) > 1 else "one role that copies ahead" if self.ahead else "one role"
         return f"scheduled with rings of {self.depth} for {how}"
 
@@ -50,6 +54,8 @@ class Plan:
         """
         if program.schedule is not None:
             return program
+        if self.arch:
+            return gpu_scheduled(program, self.arch)
         made = schedule(program, self.depth, self.roles, self.ahead)
         spec.verify(made.func, spec.SCHEDULED, "schedule")
         return made

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.sim import diagnose, numerics, rings
+from tilescale.compiler.sim import diagnose, flights, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 from tilescale.compiler.sim.observe import Observer
@@ -181,6 +181,7 @@ class Block:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[int, Any] = {}
         self.rings: dict[int, Any] = {}
+        self.flights: dict[tuple[int, str], Any] = {}  # (executor, kind) → its queue, see flights.py
 
     def tile(self, slot: int) -> Any:
         """This block's shared tile (or counters) of a buffer."""
@@ -400,6 +401,7 @@ class Machine:
             self.report.add(diagnose.deadlock(self))
         else:
             rings.unread(self)
+            flights.left(self)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)

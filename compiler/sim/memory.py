@@ -65,6 +65,7 @@ class Shadow:
         self.whole = written  # every cell has been written
         self.reads: list[Any] = []
         self.updates: list[Any] = []
+        self.flying: Any = None  # the product in flight that writes here, see flights.py
 
     def access(self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage) -> None:
         """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides with. ``mode``: "read",
@@ -146,6 +147,8 @@ class Storage:
         """An access of the elements that ``key`` indexes. ``posted``: a write that lands later."""
         if self.ring is not None:
             self.ring.touched(ex, self, key, mode, site)
+        if self.shadow.flying is not None and self.shadow.flying.number != ex.number:
+            self.shadow.flying.touched(ex, self, key, mode, site)
         if self.is_common:
             if mode == "write":
                 ex.machine.polling.changed()

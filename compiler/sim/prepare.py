@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
 from tilescale.compiler.ops import base
-from tilescale.compiler.sim import nest, rings
+from tilescale.compiler.sim import flights, nest, rings
 from tilescale.compiler.sim.expr import Expressions, Value
 from tilescale.compiler.sim.memory import Site
 from tilescale.compiler.sim.step import Step
@@ -62,6 +63,8 @@ class Prepared:
     executors: int = 1
     #: ring with asynchronous copies → its engine's place among the executors of a block; (ring, token) → where it stands
     engines: dict[int, int] = field(default_factory=dict)
+    #: those of operations beside their executors (flights.py): their kind, and where their places begin and how many they are
+    beside: list[tuple[str, int, int]] = field(default_factory=list)
     tokens: dict[tuple[int, str], list[Site]] = field(default_factory=dict)
     #: the role whose statement it is, by the statement's number (none: everyone's)
     role_of: dict[int, str] = field(default_factory=dict)
@@ -101,13 +104,14 @@ class Preparation(Expressions):
         self.loops: list[Any] = []
         self.scales: list[tuple[str, int]] = []
         self.first: dict[tuple[tuple[str, int], ...], int] = {}
+        self.queues: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
         self.quiet = False
 
     def run(self) -> Prepared:
         func, program = self.program.func, self.program
         written, read = written_buffers(program), read_buffers(func.body)
+        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1)
         self._engines(func.body)
-        self.shared_tiles = _forks(func.body) or self.made.cluster != (1, 1, 1) or bool(self.made.engines)
         cell_bits = _cell_bits(func.body)
         for p in program.params:
             if hasattr(p.spec, "shape"):
@@ -135,11 +139,26 @@ class Preparation(Expressions):
 
         def look(call: Any) -> None:
             op = base.find(call)
-            if op is not None and any(a.asynchronous for a in op.effects(call)) and int(call.attrs["ring"]) not in self.made.engines:
+            if op is None or not any(a.asynchronous for a in op.effects(call)):
+                return
+            beside.append(call)
+            if "ring" in call.attrs and int(call.attrs["ring"]) not in self.made.engines:
                 self.made.engines[int(call.attrs["ring"])] = self.made.executors
                 self.made.executors += 1
 
+        beside: list[Any] = []
         structural_walk(body, (ir.Call, look))
+        self.shared_tiles = self.shared_tiles or bool(beside)
+
+    def queue(self, kind: str) -> int:
+        """Where the places of the engines of one kind begin, for the executors that run the current statement."""
+        key = kind, tuple(self.scales)
+        if key not in self.queues:
+            count = prod(n for _, n in self.scales)
+            self.queues[key] = self.made.executors
+            self.made.beside.append((kind, self.made.executors, count))
+            self.made.executors += count
+        return self.queues[key]
 
     def token(self, call: Any, kind: str, ring: int) -> Site:
         """The site of a ring's token."""
@@ -314,12 +333,15 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith("signal")
         ]
-        ring = int(call.attrs["ring"]) if any(a.asynchronous for a in effects) else None
+        later = any(a.asynchronous for a in effects)
+        ring = int(call.attrs["ring"]) if later and "ring" in call.attrs else None
+        kind = flights.kind_of(call) if later and ring is None else ""
+        offset = self.queue(kind) if kind else 0
         accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
         pulled = next((view for view, mode, remote, _ in accesses if remote and mode == "read"), None)
         simulate = op.simulate(call, self)
         self.current = None
-        if not effects:
+        if not effects or op.completes:
             return simulate
 
         def run(ex: Any) -> Any:
@@ -329,12 +351,13 @@ class Preparation(Expressions):
             if pulled is not None and whose is not None:
                 ex.flush(pulled.peer(whose))  # it sees what it wrote there itself
             by = None if ring is None else rings.engine(ex, ring)
+            reads, writes = flights.engines(ex, kind, offset) if kind else (by, by)
             for view, mode, remote, when in accesses:
                 if when is None or when(ex):
-                    view.record(ex, mode, whose if remote else None, by)
+                    view.record(ex, mode, whose if remote else None, reads if mode == "read" else writes)
             for observer in ex.machine.observers:
                 observer.performed(ex, op.name, site, whose, accesses)
-            return simulate(ex)
+            return simulate(ex, reads) if kind else simulate(ex)
 
         if not op.stops(call):
             return run

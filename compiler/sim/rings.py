@@ -61,8 +61,8 @@ class Ring:
         self.waiters: list[Executor] = []
         self.issued: list[Callable[[], None]] = []  # copies behind the last commit whose data has not moved
         self.flying: dict[int, list[Callable[[], None]]] = {}  # the same of committed rounds
-        self.next = {FILLS: (0, 0), READS: (0, 0)}
-        self.held: dict[tuple[str, str], int | None] = {FILLS: None, READS: None}  # the round between a side's tokens
+        self.next = dict.fromkeys((*FILLS, *READS), 0)  # token → the round that it is to come for
+        self.held: dict[tuple[str, str], list[int]] = {FILLS: [], READS: []}  # rounds between a side's tokens
 
     def stage(self, n: int) -> int:
         return n % self.depth
@@ -73,30 +73,41 @@ class Ring:
         self.waiters.clear()
 
     def expect(self, ex: Executor, kind: str, n: int, site: Site) -> None:
-        """Each side's tokens follow one another, round by round."""
+        """Each side's tokens follow one another, round by round. Who fills holds one stage at a time; who reads may wait for the next
+        round before it releases the one before, whose products are in flight."""
         ex.machine.polling.changed()
         side = FILLS if kind in FILLS else READS
-        round_, step = self.next[side]
-        if (side[step], round_) != (kind, n):
-            text = f"ring {self.number} does {kind} of round {n}, and {side[step]} of round {round_} is next"
+        opens, closes = side
+        first, second = self.next[opens], self.next[closes]
+        wanted = (kind, self.next[kind])
+        if kind == closes and first == second:
+            wanted = opens, first
+        elif kind == opens == "acquire" and first != second:
+            wanted = closes, second
+        if wanted != (kind, n):
+            text = f"ring {self.number} does {kind} of round {n}, and {wanted[0]} of round {wanted[1]} is next"
             ex.machine.report.add(Finding("schedule", text, ex.where(site)))
-        step = side.index(kind)
-        self.next[side] = (n + step, 1 - step)
-        self.held[side] = n if step == 0 else None
+            self.next = {**self.next, opens: n + 1, closes: n + (kind == closes)}
+            self.held[side] = [n] if kind == opens else []
+            return
+        self.next[kind] = n + 1
+        if kind == opens:
+            self.held[side].append(n)
+        else:
+            self.held[side].remove(n)
 
     def touched(self, ex: Executor | Engine, storage: Storage, key: Any, mode: str, site: Site) -> None:
         """A stage is touched between the tokens of its round."""
         side = READS if mode == "read" else FILLS
-        n = self.held[side]
-        first, end = _stages(key)
-        if n is None or (first, end) != (self.stage(n), self.stage(n) + 1):
-            where = f"outside {' and '.join(side)}" if n is None else f"in round {n}, whose stage is {self.stage(n)}"
+        held, (first, end) = self.held[side], stages_of(key)
+        if end != first + 1 or first not in [self.stage(n) for n in held]:
+            where = f"in round {held[-1]}, whose stage is {self.stage(held[-1])}" if held else f"outside {' and '.join(side)}"
             region = describe(storage.name, key)
             text = f"ring {self.number}: {region} is {'read' if mode == 'read' else 'written'} {where}"
             ex.machine.report.add(Finding("schedule", text, ex.where(site, region)))
 
 
-def _stages(key: Any) -> tuple[int, int]:
+def stages_of(key: Any) -> tuple[int, int]:
     """The first stage that an index touches, and the one behind the last."""
     first = key[0] if isinstance(key, tuple) else key
     if isinstance(first, slice):
@@ -179,9 +190,12 @@ def wait(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, 
 
 
 def release(ex: Executor, number: int, n: int, site: Site) -> Generator[str, None, None]:
+    from tilescale.compiler.sim.flights import released
+
     ring = of(ex.block, number)
     yield from _releasing(ex, ring)
     ring.expect(ex, "release", n, site)
+    released(ex, ring, n, site)
     ring.empty[n] = ex.release()
     ring.wake(ex.machine)
 
@@ -219,7 +233,7 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
             return None
         text = f"; a copy into ring {flying[0]} reads it, which is in flight until its round is awaited"
         return text, f"the change behind the wait for the round of ring {flying[0]} that copies it, or in front of the copy"
-    name = f"stage {_stages(key)[0]} of ring {ring.number}"
+    name = f"stage {stages_of(key)[0]} of ring {ring.number}"
     if mode == "write" and other == "read":
         hint = f"release of ring {ring.number} behind the last reader of a stage, acquire in front of the copy into it"
         return f": reuse of {name} before its reader is done", hint

@@ -75,7 +75,7 @@ def launch(
 def check(
     kernels: Any, ranks: int = 1, args: dict[str, Any] | None = None, *, schedule: str = "adversary", seeds: int | Iterable[int] = 10,
     bound: int = BOUND, limit: int = STEPS, level: str = "tile", depth: int = 2, roles: tuple[str, ...] = ("producer", "consumer"),
-    ahead: bool = False, static: bool = False,
+    ahead: bool = False, arch: str = "", static: bool = False,
 ) -> Report:  # fmt: skip
     """Runs a kernel once in turn and then under ``schedule`` with each seed; gathers what is wrong with it. ``"exhaustive"`` runs one
     interleaving of every class that the order of dependent steps tells apart, ``bound`` of them at most (``report.complete``: these were
@@ -85,7 +85,8 @@ def check(
         kernels: a kernel, or a list of one a rank (which must be one and the same program).
         seeds: how many, or which; the exhaustive schedules have none. The other arguments are those of :func:`launch`.
         level: "tile", "scheduled", or "both": each run at both levels, and what they leave behind compared.
-        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py.
+        depth, roles, ahead: what is asked of the schedule, see passes/schedule.py. arch: the schedule that GPUs of this architecture get,
+            "sm_90a" or "sm_80", instead of those.
         static: the static checks too, for these ranks and the numbers and extents that all ranks have alike.
 
     Raises:
@@ -99,7 +100,7 @@ def check(
     if (finding := different(programs)) is not None:
         report.add(finding)
         return report
-    made = levels.launches(programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead))
+    made = levels.launches(programs[0], each_rank(args, ranks), limit, level, levels.Plan(depth, tuple(roles), ahead, arch))
     if level != "tile" and schedule.startswith("exhaustive"):
         raise TileValueError("the exhaustive schedules know the steps of the tile level", expected='level="tile", or another schedule')
     made.run(into=report)

@@ -20,7 +20,17 @@ def copies(bytes_each: int) -> int:
     return max(2, -(-TRAFFIC // max(1, bytes_each)))
 
 
-def captured(calls: list[Callable[[], Any]]) -> Any:
+class Captured:
+    """A CUDA graph and the calls in it, which hold the tensors that it uses: torch gives back to the driver what nobody holds."""
+
+    def __init__(self, graph: Any, calls: list[Callable[[], Any]]):
+        self.graph, self.calls = graph, calls
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def captured(calls: list[Callable[[], Any]]) -> Captured:
     """A CUDA graph that makes these calls one after another, each made once before."""
     import torch
 
@@ -34,10 +44,10 @@ def captured(calls: list[Callable[[], Any]]) -> Any:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    return graph
+    return Captured(graph, calls)
 
 
-def measure(graphs: dict[str, Any], launches: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
+def measure(graphs: dict[str, Captured], launches: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Seconds of one launch, for each graph and round; in every round the graphs run in another order."""
     import torch
 

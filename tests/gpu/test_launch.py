@@ -267,7 +267,7 @@ def made(thread: ThreadKernel, program: Any) -> Any:
     printed = print_kernel(thread)
     table = description(thread, program, parameter_words(program))
     code = toolchain.compile_cubin(printed, architecture()).code
-    return native.make_cuda_kernel(code, struct.pack(f"<{len(table)}q", *table), thread.name, thread.name)
+    return native.make_cuda_kernel(code, struct.pack(f"<{len(table)}q", *table), "", thread.name, thread.name)
 
 
 @pytest.mark.parametrize("more", [{"cluster": (2, 1, 1)}, {"cooperative": True}, {"dependent": True}, {"cluster": (16, 1, 1)}], ids=str)
@@ -329,7 +329,7 @@ def mapped() -> Any:
     thread = kernel("mapped", variables, tirx.Evaluate(tirx.IntImm(I32, 0)), sources=sources, maps=(TensorMap(0, (64, 32)),))
     table = description(thread, program, parameter_words(program))
     code = toolchain.compile_cubin(Printed(TMA, "mapped", (None,) * TMA.count("\n")), architecture()).code
-    return native.make_cuda_kernel(code, struct.pack(f"<{len(table)}q", *table), "mapped", "mapped")
+    return native.make_cuda_kernel(code, struct.pack(f"<{len(table)}q", *table), "", "mapped", "mapped")
 
 
 # TMA reads from 16-byte addresses alone: columns are multiples of four floats

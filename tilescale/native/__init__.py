@@ -10,7 +10,9 @@ from tilescale.native.build import (
     compiler,
     configure,
     cuda_capability,
+    cuda_failure,
     cuda_missing,
+    cuda_synchronize,
     import_tvm_ffi,
     library,
     library_path,
@@ -22,6 +24,7 @@ from tilescale.native.build import (
 from tilescale.native.events import Event, clear_events, events, lost_events, traffic
 
 __all__ = [
-    "Event", "adopt", "clear_events", "compiler", "configure", "cuda_capability", "cuda_missing", "events", "import_tvm_ffi", "library",
-    "library_path", "lost_events", "make_cuda_kernel", "make_kernel", "retype", "runtime_version", "traffic",
+    "Event", "adopt", "clear_events", "compiler", "configure", "cuda_capability", "cuda_failure", "cuda_missing",
+    "cuda_synchronize", "events", "import_tvm_ffi", "library", "library_path", "lost_events", "make_cuda_kernel", "make_kernel",
+    "retype", "runtime_version", "traffic",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from tilescale import env
 from tilescale.errors import TileError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "heap.c", "team.c", "atomics.c")
+SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_team.c", "heap.c", "team.c", "atomics.c")
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)
@@ -82,7 +82,7 @@ def _tvm_ffi_root() -> Path:
 
 def _sources() -> Any:
     h = hashlib.sha256()
-    for name in ("ts_rt.h", "ts_heap.h", *SOURCES):
+    for name in ("ts_rt.h", "ts_heap.h", "ts_gpu.h", *SOURCES):
         h.update(name.encode() + b"\0" + (HERE / name).read_bytes())
     return h
 
@@ -221,19 +221,35 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     return f
 
 
-def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str) -> Callable[..., None]:
+def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str = "") -> Callable[..., None]:
     """A launcher of the function ``symbol`` in a cubin: a ``tvm_ffi.Function`` that takes tensors on a GPU and scalars, and returns when
     the launch is on the current stream.
 
     ``desc`` is tilescale/native/cuda.c's. The GPU's driver is opened by the first call; the code is loaded by the first on a device.
-    Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or refuses the launch.
+    ``sites`` are as in `make_kernel`. Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or
+    refuses the launch, with ``TS:failed:<kernel>|<file>|<line>|<message>`` where it does since a kernel has failed.
     """
-    return _ffi_module().make_cuda_kernel(code, desc, name, symbol)
+    return _ffi_module().make_cuda_kernel(code, desc, name, symbol, sites)
+
+
+def cuda_synchronize() -> None:
+    """Waits for the current GPU. Raises RuntimeError, as `make_cuda_kernel`'s calls do."""
+    _ffi_module().cuda_synchronize()
+
+
+def cuda_failure() -> str:
+    """The text of a failure that a kernel recorded and no call has raised yet, once; empty where there is none."""
+    return str(_ffi_module().cuda_failure())
 
 
 def cuda_missing() -> str:
     """Why CUDA kernels cannot be launched on this machine; empty where they can."""
     return str(_ffi_module().cuda_missing())
+
+
+def cuda_failure() -> str:
+    """What a launch on this rank's GPU said before it failed; empty where none has."""
+    return str(_ffi_module().cuda_failure())
 
 
 def cuda_capability(device: int = 0) -> tuple[int, int] | None:

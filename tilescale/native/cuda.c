@@ -5,15 +5,18 @@
  *
  * make_cuda_kernel's `desc` is a little-endian int64 array:
  *   [0] version = 1   [1] nparams   [2] nsyms   [3] threads   [4] bytes of dynamic shared memory   [5] flags   [6..8] cluster
- *   [9] nargs         [10] nmaps    [11] words of the grid's programs
+ *   [9] nargs         [10] nmaps    [11] words of the grid's programs                [12] fingerprint, which ranks compare
  *   then nargs × (form, index)      0: slot `index` as it lies there   1: slot `index`, a double, as a float   2: tensor map `index`
+ *                                   3: the kernel's failure record on the launch's device   4: the team (ts_gpu_view)
  *   then nmaps × (param, data type, rank, swizzle, L2 promotion, box[0 … rank), outermost axis first)
  *   then the grid's programs: for x, y and z the number of pairs, then (operation, value) in postfix order
  *   then nparams × alignment in bytes that the kernel relies on
  *   then the parameters as in make_kernel's `desc`
  * Slots are those of the CPU target: the parameters, rank, world, the symbols.
+ * Flags: 1 all blocks resident together (cooperative)   2 dependent launch   4 reaches other ranks: ts_enter and ts_leave run around it
+ *   8 without those (unordered)   16 the code has them
  */
-#include "ts_rt.h"
+#include "ts_gpu.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -21,46 +24,22 @@
 #include <string.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-#define HEAD 12
-enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4 };
-enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2 };
-enum { FORM_SLOT, FORM_FLOAT, FORM_MAP };
+#define HEAD 13
+enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 2 /* words of a failure record */ };
+enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16 };
+enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
 
 /* ---- of <cuda.h> */
-typedef int CUresult;
-typedef struct { _Alignas(64) uint64_t opaque[16]; } CUtensorMap;
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+       CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2,
        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+       CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
-typedef struct {
-  uint32_t id, pad;
-  union { char pad[64]; struct { uint32_t x, y, z; } clusterDim; int cooperative; int programmaticStreamSerializationAllowed; } value;
-} CUlaunchAttribute;
-typedef struct {
-  uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
-  void* hStream;
-  CUlaunchAttribute* attrs;
-  uint32_t numAttrs;
-} CUlaunchConfig;
 
-static struct {
-  CUresult (*Init)(unsigned);
-  CUresult (*GetErrorString)(CUresult, const char**);
-  CUresult (*DeviceGetAttribute)(int*, int, int);
-  CUresult (*CtxGetDevice)(int*);
-  CUresult (*CtxPushCurrent)(void*);
-  CUresult (*CtxPopCurrent)(void**);
-  CUresult (*DevicePrimaryCtxRetain)(void**, int);
-  CUresult (*LibraryLoadData)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
-  CUresult (*LibraryGetKernel)(void**, void*, const char*);
-  CUresult (*KernelSetAttribute)(int, int, void*, int);
-  CUresult (*ThreadExchangeStreamCaptureMode)(int*);
-  CUresult (*LaunchKernelEx)(const CUlaunchConfig*, void*, void**, void**);
-  CUresult (*TensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
-                                   const uint32_t*, int, int, int, int);
-} cu;
+ts_driver ts_cu;
+#define cu ts_cu
 
 static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.Init, "cuInit"},
@@ -75,7 +54,18 @@ static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.KernelSetAttribute, "cuKernelSetAttribute"},
   {(void**)&cu.ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode"},
   {(void**)&cu.LaunchKernelEx, "cuLaunchKernelEx"},
+  {(void**)&cu.MemHostAlloc, "cuMemHostAlloc"},
+  {(void**)&cu.CtxSynchronize, "cuCtxSynchronize"},
   {(void**)&cu.TensorMapEncodeTiled, "cuTensorMapEncodeTiled"},
+  {(void**)&cu.OccupancyMaxActiveBlocksPerMultiprocessor, "cuOccupancyMaxActiveBlocksPerMultiprocessor"},
+  {(void**)&cu.MemAlloc, "cuMemAlloc_v2"},
+  {(void**)&cu.MemsetD8Async, "cuMemsetD8Async"},
+  {(void**)&cu.StreamCreate, "cuStreamCreate"},
+  {(void**)&cu.StreamSynchronize, "cuStreamSynchronize"},
+  {(void**)&cu.StreamIsCapturing, "cuStreamIsCapturing"},
+  {(void**)&cu.StreamWaitEvent, "cuStreamWaitEvent"},
+  {(void**)&cu.EventCreate, "cuEventCreate"},
+  {(void**)&cu.EventRecord, "cuEventRecord"},
 };
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -123,7 +113,7 @@ typedef struct {
 typedef struct ts_gpu {
   ts_kernel* K;
   char *code, *symbol;
-  void *library, *kernel;
+  void *library, *kernel, *enter, *leave;
   _Atomic uint64_t ready; /* devices whose attributes of the kernel are set, a bit each */
   int64_t* words;         /* the description: what follows points into it */
   const gpu_arg* args;
@@ -132,14 +122,23 @@ typedef struct ts_gpu {
   gpu_cached* cached; /* nmaps × WAYS */
   int32_t nargs, nmaps, next_way, nattrs, flags;
   uint32_t threads, shared;
+  int64_t resident[MAX_DEVICES]; /* blocks at once, where they wait for one another */
   CUlaunchAttribute attrs[3];
   atomic_flag lock; /* of `cached` */
   pthread_mutex_t loading;
+  int32_t can_fail;
+  uint64_t* records;        /* RECORD words a device, in memory that GPUs write; null until the first launch, and where nothing can fail */
+  struct ts_gpu* next_failing; /* in `failing` */
 } ts_gpu;
+
+/* Kernels that have records. They are never freed: a launch may still run when its kernel object is dropped. */
+static struct ts_gpu* _Atomic failing;
+static _Atomic int told; /* whether a failure was raised */
 
 /* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
+  if (G->records || G->flags & FLAG_TEAM) return; /* what a failed launch says is looked up in its kernel */
   if (G->K) ts_kernel_free(G->K);
   free(G->code);
   free(G->symbol);
@@ -149,7 +148,55 @@ static void gpu_free(void* p) {
   free(G);
 }
 
-static int failed(const char* what, CUresult code) { return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code)); }
+/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh) as `TS:failed:<kernel>|<file>|<line>|<message>`; 0 where there
+ * is none; or what a launch on a team recorded (gpu_team.c). The GPU is lost to this process by then: every call fails, and this is why. Read without locks: a record is written once, before
+ * the driver can tell of the trap behind it. */
+static int recorded(char* out, size_t bytes) {
+  for (ts_gpu* G = atomic_load_explicit(&failing, memory_order_acquire); G; G = G->next_failing)
+    for (int device = 0; device < MAX_DEVICES; device++) {
+      const volatile uint64_t* record = G->records + device * RECORD;
+      uint64_t who = record[0], grid = record[1];
+      if (!(who >> 63)) continue;
+      uint64_t block = who & ((1ull << 42) - 1), x = (uint32_t)grid ? (uint32_t)grid : 1, y = grid >> 32 ? grid >> 32 : 1;
+      int64_t site = (int64_t)(who >> 52 & 2047);
+      ts_site none = {"an assertion", "", "", "", ""}, at = site < G->K->nsites ? G->K->sites[site] : none;
+      snprintf(out, bytes, "TS:failed:%s|%s|%s|block (%llu, %llu, %llu), thread %llu: %s failed: %s", G->symbol, at.file, at.line,
+               (unsigned long long)(block % x), (unsigned long long)(block / x % y), (unsigned long long)(block / x / y),
+               (unsigned long long)(who >> 42 & 1023), at.kind, at.text);
+      return 1;
+    }
+  const ts_kernel* K = NULL;
+  int32_t site = -1;
+  char why[TS_MESSAGE];
+  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
+  int known = K && site >= 0 && site < K->nsites;
+  snprintf(out, bytes, "TS:failed:%s|%s|%s|%s", K ? K->name : "a kernel", known ? K->sites[site].file : "", known ? K->sites[site].line : "", why);
+  return 1;
+}
+
+int ts_driver_failed(const char* what, CUresult code) {
+  char text[TS_MESSAGE];
+  if (recorded(text, sizeof text)) {
+    atomic_store(&told, 1);
+    return ts_error("RuntimeError", "%s", text);
+  }
+  return ts_error("RuntimeError", "TS:run:-1:%s: %s", what, said(code));
+}
+
+#define failed ts_driver_failed
+
+/* Memory for the records of a kernel that can fail. Page-locked memory has one address for the host and all GPUs (CUDA C++ Programming
+ * Guide, "Unified Virtual Address Space"). */
+static CUresult make_records(ts_gpu* G) {
+  void* page = NULL;
+  CUresult code = cu.MemHostAlloc(&page, MAX_DEVICES * RECORD * sizeof(uint64_t), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+  if (code) return code;
+  memset(page, 0, MAX_DEVICES * RECORD * sizeof(uint64_t));
+  G->records = page;
+  G->next_failing = atomic_load(&failing);
+  while (!atomic_compare_exchange_weak(&failing, &G->next_failing, G)) continue;
+  return 0;
+}
 
 /* Loads the code and sets the kernel's attributes on a device: once each. */
 static int make_ready(ts_gpu* G, int device) {
@@ -172,6 +219,19 @@ static int make_ready(ts_gpu* G, int device) {
     what = "asking for large clusters (cuKernelSetAttribute)";
     code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, G->kernel, device);
   }
+  if (!code && G->flags & FLAG_TEAM) {
+    what = "finding the kernels around a launch (cuLibraryGetKernel)";
+    code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
+    if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
+  }
+  if (!code && G->flags & FLAG_COOPERATIVE) {
+    int blocks = 0, processors = 0;
+    what = "asking how many blocks are resident at once (cuOccupancyMaxActiveBlocksPerMultiprocessor)";
+    code = cu.OccupancyMaxActiveBlocksPerMultiprocessor(&blocks, G->kernel, (int)G->threads, G->shared);
+    if (!code) code = cu.DeviceGetAttribute(&processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device);
+    G->resident[device] = (int64_t)blocks * processors / G->K->cluster_size * G->K->cluster_size;
+  }
+  if (!code && G->can_fail && !G->records) what = "memory for failures (cuMemHostAlloc)", code = make_records(G);
   cu.ThreadExchangeStreamCaptureMode(&mode);
   if (!code) atomic_fetch_or_explicit(&G->ready, 1ull << device, memory_order_release);
   pthread_mutex_unlock(&G->loading);
@@ -278,6 +338,67 @@ static int device_of(const ts_gpu* G, const ts_arg* args, int current) {
   return device < 0 ? (current < 0 ? 0 : current) : device;
 }
 
+/* The kernel itself. */
+static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_gpu_view* view, CUlaunchConfig* c) {
+  void* values[TS_MAX_SLOTS];
+  uint64_t* record = G->records ? G->records + device * RECORD : NULL;
+  float floats[TS_MAX_PARAMS];
+  CUtensorMap maps[MAX_MAPS];
+  for (int32_t k = 0; k < G->nmaps; k++)
+    if (tensor_map(G, k, args, slots, &maps[k])) return -1;
+  int32_t nfloats = 0;
+  for (int32_t k = 0; k < G->nargs; k++) {
+    int64_t index = G->args[k].index;
+    if (G->args[k].form == FORM_SLOT) {
+      values[k] = &slots[index]; /* little-endian: an integer of any width begins where its slot does */
+    } else if (G->args[k].form == FORM_FLOAT) {
+      double d;
+      memcpy(&d, &slots[index], sizeof d);
+      floats[nfloats] = (float)d;
+      values[k] = &floats[nfloats++];
+    } else if (G->args[k].form == FORM_MAP) {
+      values[k] = &maps[index];
+    } else if (G->args[k].form == FORM_FAILURE) {
+      values[k] = &record;
+    } else {
+      values[k] = view;
+    }
+  }
+  c->blockDimX = G->threads, c->blockDimY = c->blockDimZ = 1, c->sharedMemBytes = G->shared;
+  c->attrs = G->attrs, c->numAttrs = (uint32_t)G->nattrs;
+  CUresult code = cu.LaunchKernelEx(c, G->kernel, values, NULL);
+  return TS_UNLIKELY(code) ? failed("the launch (cuLaunchKernelEx)", code) : 0;
+}
+
+static int launch_one(void* kernel, uint32_t threads, void* stream, void** values) {
+  CUlaunchConfig c = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = threads, .blockDimY = 1, .blockDimZ = 1, .hStream = stream};
+  CUresult code = cu.LaunchKernelEx(&c, kernel, values, NULL);
+  return TS_UNLIKELY(code) ? failed("the launch (cuLaunchKernelEx)", code) : 0;
+}
+
+/* The kernel between ts_enter and ts_leave (include/ts/team.cuh), as far as the launch needs them: a rank alone has nobody to tell. */
+static int launch_on_team(ts_gpu* G, const struct ts_team* team, const ts_arg* args, int64_t* slots, int device, int empty,
+                          CUlaunchConfig* c) {
+  const ts_kernel* K = G->K;
+  char why[TS_MESSAGE];
+  if (TS_UNLIKELY(recorded(why, sizeof why))) return failed("a launch before", 0);
+  ts_gpu_view view;
+  ts_gpu_counters counters;
+  if (TS_UNLIKELY(ts_gpu_view_of(K, team, device, &view))) return -1;
+  int meets = team && view.size > 1 && G->flags & FLAG_DEVICE, bad = team ? ts_gpu_in_order(team, c->hStream) : 0;
+  if (meets && !bad) {
+    int64_t description = ts_gpu_describe(K, args, team);
+    bad = launch_one(G->enter, 32, c->hStream, (void*[]){&view, &description});
+  }
+  if (!bad && !empty) bad = launch(G, args, slots, device, &view, c);
+  ts_gpu_counters_of(K, args, &counters);
+  /* Without order others may be signalling for the next launch already: theirs to count on. */
+  int unordered = meets && !view.ordered;
+  if (!bad && team && !unordered && (meets || counters.count))
+    bad = launch_one(G->leave, 128, c->hStream, (void*[]){&view, &counters});
+  return bad;
+}
+
 static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   ts_gpu* G = p;
   const ts_kernel* K = G->K;
@@ -290,7 +411,11 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
     int64_t extent = slots[K->nparams + 2 + k];
     if (TS_UNLIKELY(extent > INT32_MAX)) return ts_error("ValueError", "TS:symbol:-1:%d:%d:%lld", k, INT32_MAX, (long long)extent);
   }
-  slots[K->nparams] = 0, slots[K->nparams + 1] = 1;
+  struct ts_team* team = NULL;
+  if (G->flags & FLAG_TEAM || K->nsymm)
+    if (TS_UNLIKELY(ts_team_of_args(K, args, &team))) return -1;
+  slots[K->nparams] = team ? ts_team_rank(team) : 0;
+  slots[K->nparams + 1] = team ? ts_team_size(team) : 1;
   CUlaunchConfig c;
   int empty = plan(G, slots, &c);
   if (TS_UNLIKELY(empty < 0)) return -1;
@@ -307,33 +432,14 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
     pushed = 1;
   }
   if (TS_UNLIKELY(!(atomic_load_explicit(&G->ready, memory_order_acquire) >> device & 1))) bad = make_ready(G, device);
-  if (!bad && !empty) {
-    void* values[TS_MAX_SLOTS];
-    float floats[TS_MAX_PARAMS];
-    CUtensorMap maps[MAX_MAPS];
-    for (int32_t k = 0; k < G->nmaps && !bad; k++) bad = tensor_map(G, k, args, slots, &maps[k]);
-    int32_t nfloats = 0;
-    for (int32_t k = 0; k < G->nargs; k++) {
-      int64_t index = G->args[k].index;
-      if (G->args[k].form == FORM_SLOT) {
-        values[k] = &slots[index]; /* little-endian: an integer of any width begins where its slot does */
-      } else if (G->args[k].form == FORM_FLOAT) {
-        double d;
-        memcpy(&d, &slots[index], sizeof d);
-        floats[nfloats] = (float)d;
-        values[k] = &floats[nfloats++];
-      } else {
-        values[k] = &maps[index];
-      }
-    }
-    if (!bad) {
-      c.blockDimX = G->threads, c.blockDimY = c.blockDimZ = 1, c.sharedMemBytes = G->shared;
-      c.hStream = TVMFFIEnvGetStream(kDLCUDA, device);
-      c.attrs = G->attrs, c.numAttrs = (uint32_t)G->nattrs;
-      CUresult code = cu.LaunchKernelEx(&c, G->kernel, values, NULL);
-      if (TS_UNLIKELY(code)) bad = failed("the launch (cuLaunchKernelEx)", code);
-    }
+  c.hStream = TVMFFIEnvGetStream(kDLCUDA, device);
+  if (TS_UNLIKELY(!bad && G->flags & FLAG_COOPERATIVE)) {
+    int64_t blocks = (int64_t)c.gridDimX * c.gridDimY * c.gridDimZ;
+    if (blocks > G->resident[device])
+      bad = ts_error("ValueError", "TS:resident:-1:-1:%lld:%lld", (long long)G->resident[device], (long long)blocks);
   }
+  if (TS_UNLIKELY(!bad && G->flags & FLAG_TEAM)) bad = launch_on_team(G, team, args, slots, device, empty, &c);
+  else if (!bad && !empty) bad = launch(G, args, slots, device, NULL, &c);
   if (TS_UNLIKELY(pushed)) cu.CtxPopCurrent(&(void*){NULL});
   ret->type_index = kTVMFFINone;
   ret->zero_padding = 0;
@@ -361,8 +467,10 @@ static const char* parse(ts_gpu* G, const int64_t* d, const int64_t* end) {
   const char* early = "the description ends early";
   if (d + 2 * G->nargs > end) return early;
   G->args = (const gpu_arg*)d;
-  for (int32_t k = 0; k < G->nargs; k++, d += 2)
-    if (d[0] < 0 || d[0] > FORM_MAP || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+  for (int32_t k = 0; k < G->nargs; k++, d += 2) {
+    if (d[0] < 0 || d[0] > FORM_TEAM || d[1] < 0 || d[1] >= (d[0] == FORM_MAP ? G->nmaps : slots)) return "an argument of no known form";
+    G->can_fail |= d[0] == FORM_FAILURE;
+  }
   for (int32_t k = 0; k < G->nmaps; k++) {
     gpu_map* m = &G->maps[k];
     if (d + 5 > end || d + 5 + d[2] > end) return early;
@@ -412,7 +520,8 @@ static char* copy_of(const TVMFFIByteArray* bytes) {
   return out;
 }
 
-static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByteArray* desc, const TVMFFIByteArray* symbol) {
+static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByteArray* desc, const TVMFFIByteArray* sites,
+                         const TVMFFIByteArray* name, const TVMFFIByteArray* symbol) {
   const int64_t words = (int64_t)(desc->size / 8);
   G->words = malloc(desc->size + 8);
   if (!G->words) return "no memory";
@@ -428,6 +537,8 @@ static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByt
   K->cluster_size = K->cluster[0] * K->cluster[1] * K->cluster[2];
   G->threads = (uint32_t)d[3], G->shared = (uint32_t)d[4], G->flags = (int32_t)d[5];
   G->nargs = (int32_t)d[9], G->nmaps = (int32_t)d[10];
+  K->fingerprint = (uint64_t)d[12], K->id = ts_next_id();
+  K->flags = (G->flags & FLAG_DEVICE ? TS_FLAG_DEVICE : 0) | (G->flags & FLAG_UNORDERED ? TS_FLAG_UNORDERED : 0);
   G->maps = calloc((size_t)G->nmaps + 1, sizeof *G->maps);
   /* CUtensorMap is aligned to 64 bytes (CUDA Driver API), more than malloc promises. */
   size_t cached = (size_t)(G->nmaps * WAYS + 1) * sizeof(gpu_cached);
@@ -436,19 +547,23 @@ static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByt
   if (!G->maps || !G->cached || !G->code || !G->symbol) return "no memory";
   memset(G->cached, 0, cached);
   set_attributes(G);
-  return parse(G, d + HEAD, d + words);
+  const char* wrong = parse(G, d + HEAD, d + words);
+  if (!wrong && (ts_parse_sites(K, sites->data, sites->size) || ts_make_label(K, name))) wrong = "no memory";
+  if (!wrong && G->flags & FLAG_TEAM) ts_gpu_known(K);
+  return wrong;
 }
 
-/* make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str) -> function */
+/* make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str) -> function */
 TS_API int __tvm_ffi_make_cuda_kernel(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   (void)unused;
-  TVMFFIByteArray code, desc, name, symbol;
-  if (n != 4 || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &name) || ts_bytes_of(a + 3, &symbol))
-    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str)");
+  TVMFFIByteArray code, desc, name, symbol, sites;
+  if (n != 5 || ts_bytes_of(a, &code) || ts_bytes_of(a + 1, &desc) || ts_bytes_of(a + 2, &name) || ts_bytes_of(a + 3, &symbol) ||
+      ts_bytes_of(a + 4, &sites))
+    return ts_error("TypeError", "make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: str)");
   ts_gpu* G = calloc(1, sizeof *G);
   if (!G) return ts_error("MemoryError", "no memory");
   pthread_mutex_init(&G->loading, NULL);
-  const char* wrong = build(G, &code, &desc, &symbol);
+  const char* wrong = build(G, &code, &desc, &sites, &name, &symbol);
   TVMFFIObjectHandle f;
   if (wrong || TVMFFIFunctionCreate(G, gpu_call, gpu_free, &f)) {
     gpu_free(G);
@@ -466,6 +581,29 @@ TS_API int __tvm_ffi_cuda_missing(void* unused, const TVMFFIAny* a, int32_t n, T
   pthread_once(&opened, open_driver);
   TVMFFIByteArray text = {no_driver, strlen(no_driver)};
   return TVMFFIStringFromByteArray(&text, ret);
+}
+
+/* cuda_synchronize() -> nothing: waits for the current GPU; raises where a kernel failed. */
+TS_API int __tvm_ffi_cuda_synchronize(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused, (void)a, (void)n;
+  pthread_once(&opened, open_driver);
+  if (no_driver[0]) return ts_error("RuntimeError", "TS:run:-1:%s", no_driver);
+  int device;
+  CUresult code = cu.CtxGetDevice(&device) ? 0 : cu.CtxSynchronize(); /* without a context nothing runs */
+  if (code) return failed("waiting for the GPU (cuCtxSynchronize)", code);
+  ret->type_index = kTVMFFINone;
+  ret->zero_padding = 0;
+  ret->v_int64 = 0;
+  return 0;
+}
+
+/* cuda_failure() -> str: the failure of a kernel that no call has raised yet; "" where there is none. */
+TS_API int __tvm_ffi_cuda_failure(void* unused, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
+  (void)unused, (void)a, (void)n;
+  char text[TS_MESSAGE] = "";
+  if (!atomic_exchange(&told, 1) && !recorded(text, sizeof text)) atomic_store(&told, 0);
+  TVMFFIByteArray out = {text, strlen(text)};
+  return TVMFFIStringFromByteArray(&out, ret);
 }
 
 /* cuda_capability(device: int) -> int: its compute capability, 90 for 9.0; 0 where there is no such GPU. */

@@ -9,6 +9,8 @@
 
 static int32_t next_id;
 
+int32_t ts_next_id(void) { return next_id++; }
+
 void ts_kernel_free(void* p) {
   ts_kernel* K = p;
   if (K->handle) dlclose(K->handle);
@@ -22,7 +24,7 @@ void ts_kernel_free(void* p) {
 
 /* Cuts `kind|name|file|line|text` lines in place. Text may hold further bars. Lines of kind `param` name the parameters in
  * order; they come after the sites proper and count as sites, so that indices agree with the kernel's. */
-static int parse_sites(ts_kernel* K, const char* text, size_t bytes) {
+int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes) {
   K->site_text = malloc(bytes + 1);
   if (!K->site_text) return -1;
   memcpy(K->site_text, text, bytes);
@@ -51,7 +53,7 @@ static int parse_sites(ts_kernel* K, const char* text, size_t bytes) {
 }
 
 /* What another rank prints of this kernel: its name, then the names of its symmetric parameters. */
-static int make_label(ts_kernel* K, const TVMFFIByteArray* name) {
+int ts_make_label(ts_kernel* K, const TVMFFIByteArray* name) {
   size_t room = name->size + 2 + (size_t)K->nparams * 72;
   K->name = malloc(name->size + 1);
   K->label = malloc(room);
@@ -167,11 +169,11 @@ TS_API int __tvm_ffi_make_kernel(void* unused, const TVMFFIAny* a, int32_t n, TV
     K->cluster_size = K->cluster[0] * K->cluster[1] * K->cluster[2];
     K->resident = residency(K);
     K->device = kDLCPU;
-    K->id = next_id++;
+    K->id = ts_next_id();
     wrong = ts_parse_params(K, d + DESC_HEAD, d + words);
   }
   free(d);
-  if (!wrong && (parse_sites(K, sites.data, sites.size) || make_label(K, &name))) wrong = "no memory";
+  if (!wrong && (ts_parse_sites(K, sites.data, sites.size) || ts_make_label(K, &name))) wrong = "no memory";
   char file[4096];
   if (!wrong && path.size >= sizeof file) wrong = "the path is too long";
   if (!wrong) {

@@ -25,6 +25,9 @@ static ts_team teams[TS_MAX_TEAMS];
 
 int32_t ts_team_rank(const ts_team* team) { return team->rank; }
 int32_t ts_team_size(const ts_team* team) { return team->size; }
+const ts_team* ts_team_at(int32_t index) { return &teams[index]; }
+int32_t ts_team_index(const ts_team* team) { return team->slot; }
+ts_slot* ts_team_slot(const ts_team* team, int32_t rank) { return team->slots[rank]; }
 int32_t ts_team_member(const ts_team* team, int32_t rank) { return team ? team->members[rank] : rank; }
 
 void ts_teams_forget(void) { memset(teams, 0, sizeof teams); }
@@ -55,19 +58,28 @@ static void list_members(const ts_team* t, char* out, size_t bytes) {
   for (int32_t i = 0; i < t->size && n < bytes; i++) n += (size_t)snprintf(out + n, bytes - n, i ? " %d" : "%d", t->members[i]);
 }
 
+static int in_heap(const char* p) {
+  const ts_heap* h = &ts_the_heap;
+  return p >= h->base && p < h->base + h->segment * h->world;
+}
+
+static ts_arena host_arena(void) {
+  const ts_heap* h = &ts_the_heap;
+  return (ts_arena){h->base ? h->base + h->rank * h->segment : NULL, h->control, h->segment, h->tags, in_heap};
+}
+
 /* Which team a launch is of: that of its symmetric arguments, which must be one; without any, everyone. */
 int ts_team_of_args(const ts_kernel* K, const ts_arg* args, ts_team** team) {
-  const ts_heap* h = &ts_the_heap;
+  const ts_arena m = K->device == kDLCPU ? host_arena() : ts_gpu_arena();
   int32_t tag = 0;
   for (int32_t i = 0; i < K->nparams; i++) {
     if (K->params[i].kind < TS_KIND_SYMM || args[i].lo == args[i].hi) continue; /* an empty tensor lies nowhere */
-    const char* start = h->base ? h->base + h->rank * h->segment : NULL;
-    if (!start || args[i].lo < start + h->control || args[i].hi > start + h->segment) {
-      int peers = h->base && args[i].lo >= h->base && args[i].lo < h->base + h->segment * h->world;
+    if (!m.start || args[i].lo < m.start + m.control || args[i].hi > m.start + m.segment) {
+      int peers = m.start && m.is_peers(args[i].lo);
       return ts_error("TypeError", "TS:notsymm:%d:-1:symmetric memory of this rank:%s", i,
                       peers ? "a view of another rank's memory" : "an ordinary tensor");
     }
-    int32_t its = h->tags[(args[i].lo - start) / TS_PAGE];
+    int32_t its = m.tags[(args[i].lo - m.start) / TS_PAGE];
     if (!its) return ts_error("TypeError", "TS:notsymm:%d:-1:symmetric memory of this rank:memory that was freed", i);
     if (tag && its != tag) {
       char a[640], b[640];
@@ -77,24 +89,18 @@ int ts_team_of_args(const ts_kernel* K, const ts_arg* args, ts_team** team) {
     }
     tag = its;
   }
-  *team = tag ? &teams[tag - 1] : h->base ? &teams[0] : NULL;
+  *team = tag ? &teams[tag - 1] : m.start ? &teams[0] : NULL;
   return 0;
 }
 
-static void put_description(const ts_launch* L, ts_slot* s) {
-  const ts_kernel* K = L->kernel;
-  const char* start = ts_the_heap.base + ts_the_heap.rank * ts_the_heap.segment;
+void ts_put_description(const ts_kernel* K, const ts_arg* args, const ts_team* team, const char* start, ts_description* s) {
   s->fingerprint = K->fingerprint;
-  s->members = L->team->hash;
-  if (L->team->label_of != K->id) {
-    snprintf(s->label, sizeof s->label, "%s", K->label);
-    L->team->label_of = K->id;
-  }
+  s->members = team->hash;
   int32_t n = 0;
   for (int32_t i = 0; i < K->nparams; i++) {
     if (K->params[i].kind < TS_KIND_SYMM) continue;
     ts_symm* y = &s->symm[n++];
-    const ts_arg* a = &L->args[i];
+    const ts_arg* a = &args[i];
     y->offset = a->lo == a->hi ? -1 : a->lo - start;
     y->ndim = K->params[i].ndim;
     y->code = K->params[i].code;
@@ -102,6 +108,13 @@ static void put_description(const ts_launch* L, ts_slot* s) {
     for (int32_t d = 0; d < y->ndim; d++) y->shape[d] = a->tensor->shape[d];
   }
   s->nsymm = n;
+}
+
+static void put_description(const ts_launch* L, ts_slot* s) {
+  ts_put_description(L->kernel, L->args, L->team, ts_the_heap.base + ts_the_heap.rank * ts_the_heap.segment, &s->what);
+  if (L->team->label_of == L->kernel->id) return;
+  snprintf(s->what.label, sizeof s->what.label, "%s", L->kernel->label);
+  L->team->label_of = L->kernel->id;
 }
 
 void ts_team_enter(ts_launch* L) {
@@ -138,7 +151,7 @@ static size_t put_shape(const ts_symm* y, char* out, size_t room) {
   return n;
 }
 
-static void describe(const ts_slot* s, char* out, size_t room) {
+void ts_put_words(const ts_description* s, char* out, size_t room) {
   char dtype[32];
   const char* names = strchr(s->label, '\n');
   size_t n = (size_t)snprintf(out, room, "%.*s", names ? (int)(names - s->label) : 200, s->label);
@@ -153,7 +166,7 @@ static void describe(const ts_slot* s, char* out, size_t room) {
   }
 }
 
-static const char* difference(const ts_slot* a, const ts_slot* b) {
+const char* ts_difference(const ts_description* a, const ts_description* b) {
   size_t na = strcspn(a->label, "(\n"), nb = strcspn(b->label, "(\n");
   if (na != nb || strncmp(a->label, b->label, na)) return "different kernels";
   if (a->fingerprint != b->fingerprint) return "the same kernel with different code or constants";
@@ -175,12 +188,12 @@ void ts_touch(ts_fiber* f, int32_t rank, int32_t site) {
   _Atomic int64_t* entry = &L->team->slots[rank]->entry;
   f->peer = rank;
   if (atomic_load_explicit(entry, memory_order_acquire) < L->number) ts_block_on(f, entry, L->number, 0, site, TS_WAIT_ENTRY);
-  const char* what = atomic_load_explicit(entry, memory_order_relaxed) > L->number ? "different kernels" : difference(mine, its);
+  const char* what = atomic_load_explicit(entry, memory_order_relaxed) > L->number ? "different kernels" : ts_difference(&mine->what, &its->what);
   if (what) {
     char a[900], b[900];
     int32_t me = L->team->members[L->team->rank], it = L->team->members[rank];
-    describe(mine, a, sizeof a);
-    describe(its, b, sizeof b);
+    ts_put_words(&mine->what, a, sizeof a);
+    ts_put_words(&its->what, b, sizeof b);
     ts_launch_fail(L, site, "in launch %lld of their team ranks %d and %d launched %s: rank %d: %s | rank %d: %s", (long long)L->number,
                    me, it, what, me, a, it, b);
     ts_leave(f);
@@ -213,7 +226,7 @@ void ts_describe_launch(const ts_launch* L, int32_t rank, char* out, size_t byte
   const ts_slot* s = in ? &c->slots[in - 1] : L->team->slots[rank];
   char text[500];
   int64_t k = atomic_load_explicit(&s->entry, memory_order_acquire);
-  describe(s, text, sizeof text);
+  ts_put_words(&s->what, text, sizeof text);
   if (in && s != L->team->slots[rank]) snprintf(out, bytes, "rank %d is in launch %lld of another team: %s", r, (long long)k, text);
   else if (in) snprintf(out, bytes, "rank %d is in launch %lld: %s", r, (long long)k, text);
   else if (k) snprintf(out, bytes, "rank %d is in no launch; its last one here was %lld: %s", r, (long long)k, text);

@@ -4,7 +4,7 @@
 #include "ts_rt.h"
 
 #define TS_PAGE 4096
-#define TS_HEAP_VERSION 1
+#define TS_HEAP_VERSION 2
 
 /* One rank's letter box for the letters of another; two places, because a sender can be one message ahead of its reader and
  * never two: it sends message n + 1 only after it has received the reader's message n, which the reader sends after reading
@@ -16,16 +16,27 @@ typedef struct ts_mailbox {
 
 typedef struct ts_symm { int64_t offset, shape[TS_MAX_DIM]; int32_t ndim, code, bits; } ts_symm;
 
-/* One team as one rank takes part in it: written by that rank alone, read by the others. */
-typedef struct ts_slot {
-  _Alignas(128) _Atomic int64_t entry; /* the last launch entered; what follows describes it */
+/* What a rank launches, as ranks compare it. */
+typedef struct ts_description {
   uint64_t fingerprint, members;
   int32_t nsymm;
   char label[1024];
   ts_symm symm[TS_MAX_SYMM];
+} ts_description;
+
+/* What a rank launched on its GPU, by the hash that GPUs compare: for people, when those differ. */
+enum { TS_LAUNCHED = 8 };
+typedef struct ts_launched { _Atomic uint64_t hash; ts_description what; } ts_launched;
+
+/* One team as one rank takes part in it: written by that rank alone, read by the others. */
+typedef struct ts_slot {
+  _Alignas(128) _Atomic int64_t entry; /* the last launch entered; what follows describes it */
+  ts_description what;
   _Alignas(128) _Atomic int64_t exit;   /* the last launch whose blocks have ended */
   _Alignas(128) _Atomic int64_t device; /* launch << 32 | barriers of all blocks of all ranks passed in it */
   _Alignas(128) _Atomic int64_t sync[TS_MAX_RESIDENT]; /* for each block: launch << 32 | meetings with its twins */
+  _Atomic uint64_t last; /* the hash of what this rank launched on its GPU last */
+  ts_launched launched[TS_LAUNCHED]; /* hash h at h % TS_LAUNCHED */
 } ts_slot;
 
 enum { TS_STATE_NONE, TS_STATE_ALIVE, TS_STATE_LEFT };
@@ -53,6 +64,16 @@ typedef struct ts_heap {
 } ts_heap;
 
 extern ts_heap ts_the_heap;
+
+/* Where symmetric arguments of a kernel may lie: this rank's own part, and whether an address is a peer's. */
+typedef struct ts_arena { const char* start; int64_t control, segment; const uint8_t* tags; int (*is_peers)(const char*); } ts_arena;
+ts_arena ts_gpu_arena(void); /* start null: there is none */
+ts_slot* ts_team_slot(const struct ts_team* team, int32_t rank);
+const struct ts_team* ts_team_at(int32_t index);
+int32_t ts_team_index(const struct ts_team* team); /* this rank's number for it */
+void ts_put_description(const ts_kernel* K, const ts_arg* args, const struct ts_team* team, const char* start, ts_description* s);
+void ts_put_words(const ts_description* s, char* out, size_t room);
+const char* ts_difference(const ts_description* a, const ts_description* b);
 
 static inline ts_control* ts_control_of(int32_t world_rank) {
   return (ts_control*)(void*)(ts_the_heap.base + world_rank * ts_the_heap.segment);

@@ -8,6 +8,7 @@
  *   check.c     a call's arguments against the kernel's description
  *   launch.c    kernels made from Python, launches
  *   cuda.c      the same for CUDA's kernels; shares the arguments' checks alone
+ *   gpu_team.c  teams of GPUs: symmetric memory there, both ends of a launch, what a failed one says
  *   heap.c      symmetric memory, the control area, mailboxes between ranks, the abort word
  *   team.c      teams, the entry and exit flags of a launch, peers' addresses
  */
@@ -173,6 +174,9 @@ void ts_pool_run(ts_launch* L);
 /* ---- launch.c */
 void ts_kernel_free(void* kernel);
 const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end); /* null, or what is wrong */
+int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes);
+int ts_make_label(ts_kernel* K, const TVMFFIByteArray* name);
+int32_t ts_next_id(void);
 int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out);
 
 /* ---- check.c */

@@ -109,6 +109,55 @@ def product(
     return gemm_bias if bias and whole else gemm
 
 
+def persistent(
+    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str, out: str,
+    trans_a: bool, trans_b: bool, bias: bool, activation: str,
+) -> Any:  # fmt: skip
+    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles."""
+    a_tile, b_tile = ((BK, BM) if trans_a else (BM, BK)), ((BN, BK) if trans_b else (BK, BN))
+    high, wide = ceil_div(M, BM), ceil_div(N, BN)
+
+    @T.macro
+    def body(A, B, bias, C):
+        with T.Kernel(blocks, threads=threads) as block:
+            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            for tile in T.Persistent(high * wide, blocks, block):
+                first = tile // (wide * panel) * panel
+                rows = T.min(high - first, panel)
+                row, col = first + (tile - first * wide) % rows, (tile - first * wide) // rows
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                    if trans_a:
+                        T.copy(A[k * BK, row * BM], a)
+                    else:
+                        T.copy(A[row * BM, k * BK], a)
+                    if trans_b:
+                        T.copy(B[col * BN, k * BK], b)
+                    else:
+                        T.copy(B[k * BK, col * BN], b)
+                    T.gemm(a, b, acc, transpose_A=trans_a, transpose_B=trans_b)
+                if bias is not None or activation:
+                    for i, j in T.Parallel(BM, BN):
+                        acc[i, j] = activated(acc[i, j] if bias is None else acc[i, j] + bias[col * BN + j], activation)
+                T.copy(acc, C[row * BM, col * BN])
+
+    @T.prim_func
+    def gemm(
+        A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor((M, N), out)
+    ):  # fmt: skip
+        body(A, B, None, C)
+
+    @T.prim_func
+    def gemm_bias(
+        A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), bias: T.Tensor((N,), out),
+        C: T.Tensor((M, N), out),
+    ):  # fmt: skip
+        body(A, B, bias, C)
+
+    return gemm_bias if bias else gemm
+
+
 def combine(M: int, N: int, split: int, out: str, bias: bool, activation: str, columns: int = 256, threads: int = 64) -> Any:
     """C = act(the sum of ``split`` partial sums (split, M, N), in order, + bias)."""
 
@@ -137,7 +186,8 @@ def combine(M: int, N: int, split: int, out: str, bias: bool, activation: str, c
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not."""
+    """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
+    ``blocks``: so many that take one tile after another, 0: a block for each tile."""
 
     BM: int = 128
     BN: int = 256
@@ -147,6 +197,7 @@ class Config:
     split: int = 1
     panel: int = 8
     swap: bool = False
+    blocks: int = 0
 
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
@@ -156,8 +207,8 @@ def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
     if M <= 64:
         BM = 16 if M <= 16 else 32 if M <= 32 else 64
         return Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-    if ceil_div(M, 128) * ceil_div(N, 256) >= units or M * N >= 4096 * 4096:
-        return Config()
+    if ceil_div(M, 128) * ceil_div(N, 256) >= units:
+        return Config(panel=16, blocks=units)
     return Config(BN=128, stages=6) if N > 64 else Config(BN=64, stages=6)
 
 
@@ -200,6 +251,13 @@ def matmul(
     name, tail = host.dtype_name(c), {"bias": bias is not None, "activation": activation}
     more = () if bias is None else (bias,)
     what = {"M": M, "N": N, "K": K, **asdict(how), "dtype": host.dtype_name(a), "out": name, "trans_a": trans_a, "trans_b": trans_b}
+    if how.blocks:
+        if how.split > 1 or how.swap:
+            raise TileValueError(f"{how}", expected="blocks=0 with split or swap")
+        del what["split"], what["swap"]
+        host.launch(persistent, (a, b, *more, c), **what, **tail)
+        return c
+    del what["blocks"]
     if how.split == 1:
         host.launch(product, (a, b, *more, c), **what, **tail)
         return c
@@ -267,12 +325,17 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "activation": act, "dtype": "float16"} for act in ACTIVATIONS]
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
+    stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
+    small += [{**stay, "trans_a": ta} for ta in (False, True)]
     small += [{"M": 1, "N": 1, "K": 1}, {"M": 7, "N": 9, "K": 13}]
     ragged = [(1, 8, 8), (16, 1000, 4104), (64, 520, 2056), (100, 3000, 520), (257, 264, 200), (1000, 776, 520), (4096, 512, 1024)]
     ragged += [(129, 1032, 4096), (300, 9000, 72)]
     gpu = [{"M": m, "N": n, "K": k, "dtype": d, "trans_b": tb} for m, n, k in ragged for d in DTYPES for tb in (False, True)]
     gpu += [{"M": 1000, "N": 776, "K": 520, "bias": True, "activation": act, "trans_a": True} for act in ACTIVATIONS]
     cut = {"N": 520, "K": 4104, "bias": True, "split": 3, "stages": 3, "BM": 64, "BN": 128}
+    stay = {"M": 1000, "N": 1032, "K": 520, "BN": 128, "panel": 3, "blocks": 7}
+    both = [(ta, tb) for ta in (False, True) for tb in (False, True)]
+    gpu += [{**stay, "trans_a": ta, "trans_b": tb, "bias": ta, "activation": "gelu" if tb else ""} for ta, tb in both]
     gpu += [{"M": m, **cut, "swap": swap} for m in (64, 70) for swap in (False, True)]
     large = [(8192, 8192, 8192), (4096, 4096, 4096), (8192, 7168, 8192), (16384, 16384, 8192), (4096, 22016, 4096)]
     few = [(16, 8192, 8192), (64, 8192, 8192), (256, 8192, 8192)]

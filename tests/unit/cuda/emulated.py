@@ -106,3 +106,15 @@ def data(shape: tuple[int, ...], dtype: str, seed: int = 0, scale: float = 1.0) 
 
 def empty(shape: tuple[int, ...], dtype: str) -> Any:
     return np.zeros(shape, numerics.storage(dtype))
+
+
+def agree_on_ranks(kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch: str = "sm_90a") -> None:
+    """Runs a launch of several ranks on both, the emulated threads under several orders; ``args``: one entry a rank."""
+    want = launch(kernel, len(args), {name: [a[name] for a in args] for name in args[0]}).arrays
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    check_layouts(program)
+    lowered = Lowering(program, arch).run()
+    for seed in range(seeds):
+        for rank, arrays in enumerate(emulate.run_ranks(lowered, program, args, seed)):
+            for name, array in arrays.items():
+                same(array, want[rank][name], f"{name} of rank {rank}", False)

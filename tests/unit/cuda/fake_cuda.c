@@ -17,6 +17,17 @@
 #define cuThreadExchangeStreamCaptureMode real_cuThreadExchangeStreamCaptureMode
 #define cuTensorMapEncodeTiled real_cuTensorMapEncodeTiled
 #define cuLaunchKernelEx real_cuLaunchKernelEx
+#define cuOccupancyMaxActiveBlocksPerMultiprocessor real_cuOccupancyMaxActiveBlocksPerMultiprocessor
+#define cuMemAlloc_v2 real_cuMemAlloc_v2
+#define cuMemsetD8Async real_cuMemsetD8Async
+#define cuStreamCreate real_cuStreamCreate
+#define cuStreamSynchronize real_cuStreamSynchronize
+#define cuStreamIsCapturing real_cuStreamIsCapturing
+#define cuStreamWaitEvent real_cuStreamWaitEvent
+#define cuEventCreate real_cuEventCreate
+#define cuEventRecord real_cuEventRecord
+#define cuMemHostAlloc real_cuMemHostAlloc
+#define cuCtxSynchronize real_cuCtxSynchronize
 #include <cuda.h>
 #undef cuInit
 #undef cuGetErrorString
@@ -31,6 +42,17 @@
 #undef cuThreadExchangeStreamCaptureMode
 #undef cuTensorMapEncodeTiled
 #undef cuLaunchKernelEx
+#undef cuOccupancyMaxActiveBlocksPerMultiprocessor
+#undef cuMemAlloc_v2
+#undef cuMemsetD8Async
+#undef cuStreamCreate
+#undef cuStreamSynchronize
+#undef cuStreamIsCapturing
+#undef cuStreamWaitEvent
+#undef cuEventCreate
+#undef cuEventRecord
+#undef cuMemHostAlloc
+#undef cuCtxSynchronize
 typedef const CUlaunchConfig* Config;
 #else
 typedef struct { uint32_t id, pad; struct { uint32_t x, y, z; char rest[52]; } value; } Attribute;
@@ -46,10 +68,10 @@ char fake_params[16][128], fake_symbol[64];
 static int code(int which) { return fake_fail == which ? 209 : 0; }
 int cuInit(unsigned flags) { (void)flags; return getenv("FAKE_NO_GPU") ? 100 : 0; }
 int cuGetErrorString(int c, const char** out) {
-  *out = c == 100 ? "no CUDA-capable device is detected" : "no kernel image is available for execution on the device";
+  *out = c == 719 ? "unspecified launch failure" : c == 100 ? "no CUDA-capable device is detected" : "no kernel image is available for execution on the device";
   return 0;
 }
-int cuDeviceGetAttribute(int* out, int a, int device) { *out = a == 75 ? 9 : 0; return device > 1; }
+int cuDeviceGetAttribute(int* out, int a, int device) { *out = a == 75 ? 9 : a == 16 ? 10 : 0; return device > 1; }
 int cuCtxGetDevice(int* device) { *device = (int)fake_current; return fake_current < 0 ? 201 : 0; }
 int cuCtxPushCurrent_v2(void* c) { (void)c; fake.pushed++; return 0; }
 int cuCtxPopCurrent_v2(void** c) { *c = NULL; fake.pushed += 100; return 0; }
@@ -63,7 +85,7 @@ int cuLibraryLoadData(void** l, const void* d, void* a, void* b, unsigned c, voi
 int cuLibraryGetKernel(void** k, void* l, const char* name) {
   (void)l;
   strncpy(fake_symbol, name, sizeof fake_symbol - 1);
-  *k = (void*)2;
+  *k = (void*)(intptr_t)(!strcmp(name, "ts_enter") ? 4 : !strcmp(name, "ts_leave") ? 5 : 2);
   return 0;
 }
 int cuKernelSetAttribute(int a, int v, void* k, int device) {
@@ -86,8 +108,31 @@ int cuTensorMapEncodeTiled(void* map, int type, uint32_t rank, void* data, const
   memcpy(map, &data, sizeof data);
   return 0;
 }
+/* What teams of GPUs need: four blocks of any kernel fit a multiprocessor, of which there are ten (cuDeviceGetAttribute). */
+int64_t fake_calls[64], fake_ncalls, fake_capturing;
+static void note(int64_t what, const void* a, const void* b) {
+  if (fake_ncalls > 61) return;
+  fake_calls[fake_ncalls++] = what, fake_calls[fake_ncalls++] = (int64_t)(intptr_t)a, fake_calls[fake_ncalls++] = (int64_t)(intptr_t)b;
+}
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, void* kernel, int threads, size_t shared) {
+  (void)kernel, (void)threads, (void)shared;
+  *out = 4;
+  return 0;
+}
+int cuMemAlloc_v2(void** out, size_t bytes) { *out = malloc(bytes); return 0; }
+int cuMemsetD8Async(void* at, unsigned char v, size_t bytes, void* stream) { (void)stream; memset(at, v, bytes); return 0; }
+int cuStreamCreate(void** out, unsigned flags) { (void)flags; *out = (void*)7; return 0; }
+int cuStreamSynchronize(void* stream) { (void)stream; return 0; }
+int cuStreamIsCapturing(void* stream, int* out) { (void)stream; *out = (int)fake_capturing; return 0; }
+int cuStreamWaitEvent(void* stream, void* event, unsigned flags) { (void)flags; note(3, stream, event); return 0; }
+int cuEventCreate(void** out, unsigned flags) { (void)flags; *out = (void*)8; return 0; }
+int cuEventRecord(void* event, void* stream) { note(2, stream, event); return 0; }
+static int lost; /* a kernel has failed */
+int cuMemHostAlloc(void** to, size_t bytes, unsigned flags) { *to = flags == 3 ? aligned_alloc(64, bytes) : NULL; return code(5); }
+int cuCtxSynchronize(void) { return lost; }
 int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
-  (void)kernel, (void)extra;
+  (void)extra;
+  note(1, kernel, c->hStream);
   fake.launches++;
   fake.grid[0] = c->gridDimX, fake.grid[1] = c->gridDimY, fake.grid[2] = c->gridDimZ;
   fake.block[0] = c->blockDimX, fake.block[1] = c->blockDimY, fake.block[2] = c->blockDimZ;
@@ -97,6 +142,13 @@ int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
     memcpy(value, &c->attrs[k].value, sizeof value);
     fake.attrs[k][0] = c->attrs[k].id;
     for (int j = 0; j < 3; j++) fake.attrs[k][1 + j] = value[j];
+  }
+  if (lost) return lost;
+  if (fake_fail == 4) { /* the kernel that has one parameter, its record, fails: site 1, thread 33, block 7 */
+    uint64_t* record = *(uint64_t**)params[0];
+    record[1] = 5 | 3ull << 32, record[0] = 1ull << 63 | 1ull << 52 | 33ull << 42 | 7;
+    lost = 719;
+    return 0;
   }
   for (int k = 0; k < 16 && fake_sizes[k]; k++) memcpy(fake_params[k], params[k], (size_t)fake_sizes[k]);
   return code(2);

@@ -20,6 +20,7 @@ from tilescale.compiler.cuda.describe import description
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
 from tilescale.compiler.description import parameter_words
 from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.cuda import synchronize
 
 
 class DLDevice(ctypes.Structure):
@@ -80,7 +81,7 @@ def mapped(A: T.Tensor((N, M), "float32"), C: T.StridedTensor((64, 32), (M, 1), 
 
 def launcher(thread: ThreadKernel, program: Any, name: str = "k") -> Callable[..., None]:
     table = description(thread, program, parameter_words(program))
-    return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name)
+    return native.make_cuda_kernel(b"cubin", struct.pack(f"<{len(table)}q", *table), name, thread.name, "\n".join(thread.sites))
 
 
 def scaled(**more: Any) -> Callable[..., None]:
@@ -100,6 +101,12 @@ def tensor_mapped() -> Callable[..., None]:
                   sources=(Source("map", 0),), maps=(TensorMap(0, (64, 32), 128, 256),), shared_bytes=100_000, cluster=(2, 1, 1),
                   cooperative=True, dependent=True)  # fmt: skip
     return launcher(made, program)
+
+
+def asserting() -> Callable[..., None]:
+    """Its function takes the failure record alone."""
+    record, sites = pointer("failure", "int64"), ("assert||a.py|3|first", "assert||b.py|12|A | B is too great")
+    return launcher(kernel("asserts", [record], tirx.Evaluate(tirx.IntImm(I32, 0)), sources=(Source("failure"),), sites=sites), scale.trace())
 
 
 class Driver:
@@ -223,6 +230,10 @@ def main() -> dict[str, Any]:
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
     if toolchain.find_nvcc() is not None:
         out["objects"] = objects(fake)
+    fake.expect()
+    fake.fail.value = 4
+    out["failed"] = [said(call) for call in (asserting().__call__, lambda: asserting()(*args), native.cuda_synchronize, lambda: run(*args))]
+    out["failed"] += [said(synchronize), native.cuda_failure()]
     return out
 
 

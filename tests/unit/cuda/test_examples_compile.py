@@ -7,21 +7,12 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
-from tests.kernels import refused
 from tests.unit.cuda.corpus import example
 from tests.unit.cuda.emulated import agree, data
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
-from tilescale.errors import TileSyntaxError
-
-
-def test_ranks_are_refused_by_name():
-    ring = example("05_ring_shift", (5000,), {}).trace()
-    with refused(TileSyntaxError, 'T.Scale("device") is not there on the cuda target', write='target="cpu"'):
-        program, _ = pipeline.run(ring, passes=pipeline.gpu_passes("sm_90a"))
-        Lowering(program).run()
 
 
 @pytest.mark.parametrize(

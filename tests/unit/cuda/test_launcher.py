@@ -117,6 +117,15 @@ def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
     assert seen["contig"].startswith("ValueError: TS:contig:0:0:")
 
 
+def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, Any]):
+    refused, itself, synchronised, another, people, untold = seen["failed"]
+    text = "RuntimeError: TS:failed:asserts|b.py|12|block (2, 1, 0), thread 33: assert failed: A | B is too great"
+    assert refused.startswith("TypeError: TS:nargs") and itself == "nothing"  # the launch itself was accepted
+    assert synchronised == another == text
+    assert people == "LaunchError: b.py:12: asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great"
+    assert untold == "", "what was raised is not told again when the process ends"
+
+
 @needs_nvcc
 def test_kernel_objects(seen: dict[str, Any]):
     got = seen["objects"]

@@ -120,16 +120,6 @@ def test_architectures_that_are_none():
         tilescale.compile(add, target="cuda:volta")
 
 
-def test_symmetric_memory_is_refused_by_name():
-    @T.prim_func
-    def shift(A: T.SymmTensor((64,), "float32")):
-        with T.Kernel(1, threads=64), T.Scale("device") as (rank, n):
-            T.copy(A[0:32], A[32:64], dst=(rank + 1) % n)
-
-    with refused(TileTypeError, "A is symmetric memory, which the cuda target lacks", write='target="cpu"'):
-        tilescale.compile(shift, target="cuda:sm_90a")
-
-
 def test_what_is_compiled_and_what_spills_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     from tilescale import build
 

@@ -35,8 +35,19 @@ __device__ __forceinline__ bool shuffle_xor(bool value, int mask) {
   return __shfl_xor_sync(0xffffffffu, int(value), mask) != 0;
 }
 
-// Ends the launch with an error: site `number` of the kernel's table says where.
-__device__ __forceinline__ void fail(int number) { asm volatile("trap;"); }
+// Ends the launch with an error: site `number` of the kernel's table says where, and the record, two words of the host's memory, who. One
+// word holds all that threads that fail together could mix (bit 63: failed; site: 11 bits; thread: 10; block: 42), so the last to write it
+// is told; the other, the grid's extents, is the same for all. The fence completes the stores at the host (PTX ISA, "membar": .sys) before
+// the trap, behind which the context is lost.
+__device__ __forceinline__ void fail(int number, int64_t* record) {
+  const uint64_t block = blockIdx.x + uint64_t(gridDim.x) * (blockIdx.y + uint64_t(gridDim.y) * blockIdx.z);
+  volatile uint64_t* to = reinterpret_cast<volatile uint64_t*>(record);
+  to[1] = gridDim.x | uint64_t(gridDim.y) << 32;
+  __threadfence_system();
+  to[0] = 1ull << 63 | uint64_t(number < 2047 ? number : 2047) << 52 | uint64_t(threadIdx.x) << 42 | (block & ((1ull << 42) - 1));
+  __threadfence_system();
+  asm volatile("trap;");
+}
 
 // Four 8 × 8 matrices of 16-bit elements (PTX ISA, "ldmatrix"): lane l names row l % 8 of matrix l / 8; `to` gets four registers.
 __device__ __forceinline__ void ldmatrix_x4(void* to, const void* row) {

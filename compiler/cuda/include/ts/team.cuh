@@ -1,0 +1,232 @@
+// Ranks that launch together: peers' addresses, signals and waits, meetings, and what runs at both ends of a launch.
+//
+// Host order numbers the launches of a team 1, 2, … on every rank alike; the number is counted on the device, so that a graph that is
+// replayed counts too. Launch k of rank r, on its stream:
+//   1. ts_enter counts, and tells every rank: r is in launch k, which is described by this number (a release at the scope of the system).
+//      Whatever r's earlier work did, its zeroed signals included, lies before it in the stream.
+//   2. A block awaits rank q's entry before it first touches q's memory (`peer`), with acquire, and compares the descriptions.
+//   3. ts_leave runs behind all blocks of r. When all ranks have entered, it tells them that r is through with launch k (release), awaits
+//      the same of everyone (acquire), and zeroes r's own signals. So r's launch is complete when every access aimed at r is.
+// Flags are pushed: each lies in the memory of the rank that awaits it, one writer a word, and only grows. Peers' memory is written by
+// plain stores, whose completion a release of the same thread orders, or of another one of the block behind a barrier.
+#pragma once
+#include <ts/types.cuh>
+
+namespace ts {
+
+constexpr int MAX_RANKS = 128;
+constexpr int MAX_BLOCKS = 132 * 32;  // that are resident at once on the nominal device
+
+// What went wrong in a launch, for the host: memory that it reads. `state` is 2 when all else is there.
+struct Record {
+  int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index;
+};
+enum Why { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED };
+
+// A team as a kernel sees it (tilescale/native/gpu_team.c fills it).
+struct Team {
+  int rank, size, ordered, kernel;
+  int64_t limit;    // ns that a wait may take
+  Record* record;   // null: nobody reads it
+  const int* stop;  // not 0 there: the job has been stopped; null: nobody says
+  int64_t control;  // where the control words lie in every rank's arena
+  char* base[MAX_RANKS];
+};
+
+// The control words of a rank: its own, then what each rank tells it.
+enum Words { LAUNCH, ARRIVED, GENERATION, FAILED, ENTRIES = 16 };
+__device__ __forceinline__ int64_t* words(const Team& team, int rank) { return (int64_t*)(team.base[rank] + team.control); }
+__device__ __forceinline__ int64_t* entry_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * rank; }
+__device__ __forceinline__ int64_t* exit_of(const Team& team, int at, int rank) { return words(team, at) + ENTRIES + 2 * team.size + rank; }
+__device__ __forceinline__ int64_t* meeting_of(const Team& team, int at, int rank) {
+  return words(team, at) + ENTRIES + 3 * team.size + rank;
+}
+__device__ __forceinline__ int64_t* sync_of(const Team& team, int at, int rank, int64_t block) {
+  return words(team, at) + ENTRIES + (4 + block) * team.size + rank;
+}
+
+// ---- words that others change (PTX ISA, "Memory Consistency Model": acquire and release patterns)
+
+template <bool system>
+__device__ __forceinline__ int64_t load_acquire(const int64_t* at) {
+  int64_t seen;
+  if constexpr (system) asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  else asm volatile("ld.acquire.gpu.global.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  return seen;
+}
+template <bool system>
+__device__ __forceinline__ void signal_set(int64_t* at, int64_t value) {
+  if constexpr (system) asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+  else asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+// An addition is a read-modify-write and goes on with the release sequence of those before it: who sees the sum has acquired them all.
+template <bool system>
+__device__ __forceinline__ void signal_add(int64_t* at, int64_t value) {
+  if constexpr (system) asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+  else asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
+}
+
+// ---- waiting, at most so long
+
+__device__ __forceinline__ uint64_t now() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+
+// Ends the launch with an error. The first to come says why; the others leave it the time.
+static __device__ __noinline__ void give_up(const Team& team, int why, int site, int rank, int64_t value, int64_t seen, int compare,
+                                            int64_t index) {
+  int64_t* own = words(team, team.rank);
+  if (team.record && atomicCAS((unsigned long long*)&own[FAILED], 0ull, 1ull) == 0) {
+    Record* r = team.record;
+    r->why = why, r->kernel = team.kernel, r->control = team.control, r->site = site, r->rank = rank, r->launch = own[LAUNCH];
+    r->value = value, r->seen = seen, r->compare = compare, r->index = index;
+    r->block[0] = blockIdx.x, r->block[1] = blockIdx.y, r->block[2] = blockIdx.z;
+    signal_set<true>(&r->state, 2);
+    __threadfence_system();
+  } else {
+    for (const uint64_t start = now(); now() - start < 100000000;) __nanosleep(1000);
+  }
+  asm volatile("trap;");
+}
+
+__device__ __forceinline__ bool holds(int64_t seen, int64_t value, int compare) {
+  return compare == 0   ? seen >= value
+         : compare == 1 ? seen == value
+         : compare == 2 ? seen > value
+         : compare == 3 ? seen != value
+         : compare == 4 ? seen <= value
+                        : seen < value;
+}
+
+// Until the word compares with `value`; what its writers did before they released it is visible behind this. index: of a counter, for
+// the report.
+template <bool system>
+__device__ __forceinline__ int64_t await(const Team& team, const int64_t* at, int64_t value, int compare, int why, int site, int rank,
+                                         int64_t index = -1) {
+  int64_t seen = load_acquire<system>(at);
+  if (holds(seen, value, compare)) return seen;
+  const uint64_t start = now();
+  for (int round = 1;; ++round) {
+    seen = load_acquire<system>(at);
+    if (holds(seen, value, compare)) return seen;
+    if (round % 256 == 0) {
+      if (now() - start > uint64_t(team.limit)) give_up(team, why, site, rank, value, seen, compare, index);
+      if (team.stop && *(volatile const int*)team.stop) give_up(team, STOPPED, site, rank, value, seen, compare, index);
+    }
+  }
+}
+template <bool system>
+__device__ __forceinline__ void wait(const Team& team, const int64_t* counters, int64_t index, int64_t value, int compare, int site) {
+  await<system>(team, counters + index, value, compare, LATE_SIGNAL, site, -1, index);
+}
+
+// An index outside a T.Signal.
+__device__ __forceinline__ void no_counter(const Team& team, int site) { give_up(team, NO_COUNTER, site, -1, 0, 0, 0, -1); }
+
+// ---- peers
+
+// Step 2: every thread that will touch the rank's memory calls this for itself, so its own acquire orders it.
+__device__ __forceinline__ void touch(const Team& team, int rank, int site) {
+  if (!team.ordered || rank == team.rank) return;
+  const int64_t launch = words(team, team.rank)[LAUNCH];
+  const int64_t* entry = entry_of(team, team.rank, rank);
+  const int64_t seen = await<true>(team, entry, launch, 0, LATE_ENTRY, site, rank);
+  const int64_t mine = entry_of(team, team.rank, team.rank)[1], its = *(volatile const int64_t*)(entry + 1);
+  if (seen != launch || mine != its) give_up(team, DIFFERENT, site, rank, mine, its, 0, -1);
+}
+
+// The twin of `p` in the memory of the team's `rank`.
+template <typename T>
+__device__ __forceinline__ T* peer(const Team& team, T* p, int rank, int site) {
+  if (rank < 0 || rank >= team.size) give_up(team, NO_RANK, site, rank, 0, 0, 0, -1);
+  if (rank == team.rank) return p;
+  touch(team, rank, site);
+  return (T*)(team.base[rank] + ((const char*)p - team.base[team.rank]));
+}
+
+// ---- meetings, each by one thread of an executor behind and in front of the executor's own
+
+// The next round of a word that only this thread writes; launches only grow, so no word is ever reset.
+__device__ __forceinline__ int64_t next_round(const Team& team, int64_t was) {
+  const int64_t launch = words(team, team.rank)[LAUNCH];
+  return was >> 32 == launch ? was + 1 : launch << 32 | 1;
+}
+
+// Tells every rank by a release, and awaits the same of each.
+template <typename Word>
+__device__ __forceinline__ void meet_ranks(const Team& team, int site, Word word) {
+  int64_t* own = word(team.rank, team.rank);
+  const int64_t round = next_round(team, *own);
+  *own = round;
+  for (int i = 1; i < team.size; ++i) touch(team, (team.rank + i) % team.size, site);
+  for (int i = 1; i < team.size; ++i) signal_set<true>(word((team.rank + i) % team.size, team.rank), round);
+  for (int i = 1; i < team.size; ++i) {
+    const int rank = (team.rank + i) % team.size;
+    await<true>(team, word(team.rank, rank), round, 0, LATE_MEETING, site, rank);
+  }
+}
+
+// This block and the same block of every rank.
+__device__ __forceinline__ void team_sync(const Team& team, int site) {
+  const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
+  meet_ranks(team, site, [&](int at, int rank) { return sync_of(team, at, rank, block); });
+}
+
+// All blocks of this rank, with `executors` each that call it; with `device` those of all ranks. Each arrival releases what its executor
+// did and acquires what came before, so the last one's releases, to the ranks and to this rank's blocks, hand everything on.
+template <bool device>
+__device__ __forceinline__ void barrier(const Team& team, int executors, int site) {
+  int64_t* own = words(team, team.rank);
+  const int64_t all = int64_t(gridDim.x) * gridDim.y * gridDim.z * executors;
+  const int64_t generation = *(volatile int64_t*)&own[GENERATION];  // does not move before this executor has arrived
+  int64_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(&own[ARRIVED]) : "memory");
+  if (before + 1 < all) {
+    await<false>(team, &own[GENERATION], generation, 3, LATE_BLOCKS, site, -1);
+    return;
+  }
+  if constexpr (device) meet_ranks(team, site, [&](int at, int rank) { return meeting_of(team, at, rank); });
+  *(volatile int64_t*)&own[ARRIVED] = 0;
+  signal_set<false>(&own[GENERATION], generation + 1);
+}
+
+// Own counters that are zero when the next launch begins.
+struct Counters {
+  int count, pad;
+  int64_t* at[16];
+  int64_t length[16];
+};
+
+}  // namespace ts
+
+// Step 1. The description is there before the number is.
+extern "C" __global__ void __launch_bounds__(32) ts_enter(const __grid_constant__ ts::Team team, int64_t description) {
+  int64_t* own = ts::words(team, team.rank);
+  const int64_t launch = own[ts::LAUNCH] + 1;
+  __syncwarp();
+  if (threadIdx.x == 0) own[ts::LAUNCH] = launch;
+  if (!team.ordered) return;
+  for (int rank = threadIdx.x; rank < team.size; rank += 32) {
+    int64_t* entry = ts::entry_of(team, rank, team.rank);
+    *(volatile int64_t*)(entry + 1) = description;
+    ts::signal_set<true>(entry, launch);
+  }
+}
+
+// Step 3.
+extern "C" __global__ void __launch_bounds__(128) ts_leave(const __grid_constant__ ts::Team team,
+                                                           const __grid_constant__ ts::Counters counters) {
+  if (team.ordered) {
+    const int64_t launch = ts::words(team, team.rank)[ts::LAUNCH];
+    for (int rank = threadIdx.x; rank < team.size; rank += 128) ts::touch(team, rank, -1);
+    __syncthreads();
+    for (int rank = threadIdx.x; rank < team.size; rank += 128) ts::signal_set<true>(ts::exit_of(team, rank, team.rank), launch);
+    for (int rank = threadIdx.x; rank < team.size; rank += 128)
+      ts::await<true>(team, ts::exit_of(team, team.rank, rank), launch, 0, ts::LATE_EXIT, -1, rank);
+    __syncthreads();
+  }
+  for (int k = 0; k < counters.count; ++k)
+    for (int64_t i = threadIdx.x; i < counters.length[k]; i += 128) counters.at[k][i] = 0;
+}

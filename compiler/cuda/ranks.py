@@ -1,0 +1,142 @@
+"""What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings (include/ts/team.cuh).
+
+One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal) or behind it (wait): those
+meetings are statements of their own (passes/fences.py). Symmetric memory is read and written by plain loads and stores, never by TMA or
+through the non-coherent cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.kernel import Source
+from tilescale.compiler.cuda.places import Global, widened
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ops.sync import COMPARISONS
+from tilescale.compiler.tvm_compat import ir, tirx
+
+#: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
+_SCOPES = {"grid": "false", "device": "true"}
+
+
+class Ranks:
+    """Mixed into the lowering."""
+
+    executor: Any
+    places: dict[Any, Any]
+    sites: list[str]
+    scalar: Any
+    nest: Any
+    once: Any
+    proven: Any
+    refused: Any
+    access: Any
+    #: parameters that the launcher adds where the code uses them
+    ranked: list[tuple[Any, Source]]
+    #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
+    remote: tuple[Any, bool, Any] | None = None
+    #: whether other ranks are reached
+    device: bool = False
+
+    # -- what the launcher says ---------------------------------------------------------------------------------------
+    def of_launch(self, kind: str) -> Any:
+        """The parameter that holds the team, the own rank in it, or how many ranks it has."""
+        for var, source in self.ranked:
+            if source.kind == kind:
+                return var
+        name, dtype = {"team": ("team", "handle"), "rank": ("my_rank", "int32"), "world": ("ranks", "int32")}[kind]
+        var = tirx.Var(name, dtype)
+        self.ranked.append((var, Source(kind)))
+        return var
+
+    def site(self, kind: str, name: str, node: Any, text: str = "") -> Any:
+        """The number of an entry of the table that tells the runtime what and where an operation is."""
+        loc = loc_of(getattr(node, "span", None))
+        file, line = (loc.file, loc.line) if loc else ("", 0)
+        entry = f"{kind}|{name}|{file}|{line}|{text.replace('|', '¦')}"
+        if entry not in self.sites:
+            self.sites.append(entry)
+        return tirx.IntImm("int32", self.sites.index(entry))
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+    def place_of(self, buffer: Any, writes: bool) -> Any:
+        """Where an access goes: the own memory, or in a remote copy the other rank's."""
+        if self.remote is not None and buffer.same_as(self.remote[0]) and writes == self.remote[1]:
+            return self.remote[2]
+        return self.places[buffer]
+
+    def remote_copy(self, call: Any, nest: Any) -> Any:
+        """A nest one side of which is another rank's memory. Every thread awaits that rank's entry for itself (``ts::peer``)."""
+        side = str(call.attrs["side"])
+        param = call.args[1 if side == "dst" else 0].source
+        own = self.places[param]
+        tile = tirx.decl_buffer(own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None)
+        site = self.site("copy", own.name, call, "pull" if side == "src" else "")
+        there = self._peer(tirx.buffer_data(own.buf), call.args[2], site)
+        data = tirx.reinterpret(ir.PointerType(ir.PrimType(str(own.buf.ty.dtype)), "global.symm"), there)
+        self.remote = (param, side == "dst", Global(tile, own.shape, own.strides, own.index, own.name))
+        body = self.nest(nest)
+        self.remote = None
+        return sequence([tirx.DeclBuffer(tile, call.span, data=data), body])
+
+    def _peer(self, address: Any, rank: Any, site: Any) -> Any:
+        self.device = True
+        return tirx.call_extern("handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site)
+
+    # -- signals ------------------------------------------------------------------------------------------------------
+    def signal(self, call: Any) -> Any:
+        """``T.signal`` at the scale of the grid or of the ranks."""
+        region, reach = call.args[0], str(call.attrs["reach"])
+        site = self.site("signal", region.source.name, call)
+        buf, index, tests = self._counter(region, call)
+        at = tirx.address_of(tirx.BufferLoad(buf, [index]))
+        if len(call.args) > 2:
+            at = self._peer(at, call.args[2], site)
+        done = self._do(f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span)
+        return self._checked(done, tests, site)
+
+    def wait(self, call: Any) -> Any:
+        """``T.wait`` there."""
+        region, reach = call.args[0], str(call.attrs["reach"])
+        site = self.site("wait", region.source.name, call)
+        buf, index, tests = self._counter(region, call)
+        compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
+        where = (tirx.buffer_data(buf), widened(index, "int64"))
+        value = self._long(call.args[1])
+        done = self._do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
+        return self._checked(done, tests, site)
+
+    def _counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
+        buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
+        return buf, flat, tests
+
+    def _checked(self, done: Any, tests: list[Any], site: Any) -> Any:
+        from tilescale.compiler.cuda.lower import all_of
+
+        if tests:
+            done = tirx.IfThenElse(all_of(tests), done, self._do("no_counter", self.of_launch("team"), site))
+        return self.once(done)
+
+    def _long(self, value: Any) -> Any:
+        return widened(self.scalar(value), "int64")
+
+    def _do(self, name: str, *args: Any, span: Any = None) -> Any:
+        return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)
+
+    # -- meetings -----------------------------------------------------------------------------------------------------
+    def barrier(self, call: Any) -> Any:
+        """``T.barrier`` of all blocks of this rank, or of all ranks."""
+        reach = str(call.attrs["reach"])
+        self.device = self.device or reach == "device"
+        executors = tirx.IntImm("int32", self.executor.count)
+        site = self.site("barrier", reach, call)
+        return self.once(self._do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span))
+
+    def team_sync(self, call: Any) -> Any:
+        """The same block of every rank."""
+        if self.executor.name != "block":
+            raise self.refused(f"a collective of ranks inside T.Scale({self.executor.name!r})", "one meeting a block")
+        self.device = True
+        site = self.site("collective", "", call)
+        return self.once(self._do("team_sync", self.of_launch("team"), site, span=call.span))

@@ -1,0 +1,28 @@
+"""A put with its signal (``T.copy(…, dst=rank, signal=s[i])``) as the two statements that it stands for, so that the passes behind treat
+the copy like any other and put between the two what orders them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.ir.rewrite import rebuild
+from tilescale.compiler.layout.infer import Executor
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import ir, tirx
+
+
+def gpu_puts(program: Any) -> Any:
+    """The program with every put cut in two."""
+
+    def leaf(s: Any, ex: Executor) -> list[Any] | None:
+        call = s.value if isinstance(s, tirx.Evaluate) else None
+        if not isinstance(call, ir.Call) or call.op.name != "ts.copy" or len(call.args) < 5:
+            return None
+        src, dst, peer, counter, value = call.args
+        attrs = dict(call.attrs)
+        signalled = {"executor": attrs["executor"], "reach": attrs["reach"], "op": attrs["signal_op"]}
+        copied = ir.Call(call.op, [src, dst, peer], attrs={**attrs, "signal_op": ""}, ret_ty=call.ty, span=call.span)
+        told = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=base.VOID, span=call.span)
+        return [tirx.Evaluate(copied, s.span), tirx.Evaluate(told, s.span)]
+
+    return program.with_body(rebuild(program.func.body, Executor("block", program.launch.threads), leaf))

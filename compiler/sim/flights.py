@@ -1,0 +1,142 @@
+"""What runs beside the executor that issued it: products of the tensor cores and stores by TMA, in the scheduled programs of GPUs.
+
+An executor has a queue of each kind. What is in flight begins behind what its issuer did before and reads its operands until it is
+awaited; an accumulator is nobody's until then. Products of one queue are complete in their order, so that one may add to what the one
+before it leaves. Stores are not ordered among each other, and waiting for them means that they have read what they store: what they
+write stays unordered to all else of the launch.
+
+So the operands' reads and the accumulator's writes are those of an *engine* with a clock of its own (as with copies into rings, rings.py),
+and who awaits comes behind it. Three things are told by name, whether or not other order saves them, since a target does not: an
+accumulator that is touched while a product into it is in flight, a stage that is released while a product reads it, and what nobody awaits
+before the block ends. Against the adversary all data moves when it is awaited, else when it is issued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.sim.memory import Site, Storage, describe
+from tilescale.compiler.sim.rings import Engine, stages_of
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.diagnose import Race
+    from tilescale.compiler.sim.machine import Executor, Machine
+    from tilescale.compiler.sim.rings import Ring
+    from tilescale.compiler.sim.view import Placed
+
+PRODUCT, STORE = "product", "store"
+
+
+@dataclass
+class Flight:
+    """One operation under way: its engine's number and time, what it reads, the accumulator that it writes (None: memory), what it does."""
+
+    number: int
+    at: int
+    where: Where
+    reads: tuple[Placed, ...]
+    to: Placed | None
+    move: Callable[[], None]
+
+    def touched(self, ex: Executor, storage: Storage, key: Any, mode: str, site: Site) -> None:
+        """Somebody else touches the accumulator."""
+        region, line = describe(storage.name, key), f" of line {self.where.loc.line}" if self.where.loc else ""
+        verb = "read" if mode == "read" else "written"
+        text = f"{region} is {verb} while the product{line} that computes {storage.name} is in flight: it has not been awaited"
+        hint = f"the wait for that product in front of what touches {storage.name}"
+        ex.machine.report.add(Finding("schedule", text, ex.where(site, region), (self.where,), hint))
+
+
+@dataclass
+class Queue:
+    """What an executor has in flight, the oldest first."""
+
+    now: int = 0
+    flying: list[Flight] = field(default_factory=list)
+
+
+def kind_of(call: Any) -> str:
+    """Which queue an operation belongs to; empty for what is complete where it stands, and for copies into rings."""
+    return PRODUCT if "wgmma" in call.attrs else STORE if "bulk" in call.attrs else ""
+
+
+def queue(ex: Executor, kind: str) -> Queue:
+    made: Queue = ex.block.flights.setdefault((ex.number, kind), Queue())
+    return made
+
+
+def engines(ex: Executor, kind: str, offset: int) -> tuple[Engine, Engine]:
+    """Who reads and who writes for the operation that ``ex`` issues now. Nobody ever comes behind the writes of stores."""
+    q, number = queue(ex, kind), ex.root + offset + ex.linear
+    q.now += 2
+    clock = ex.vc.copy()
+    if kind == PRODUCT:
+        clock[number] = q.now - 1  # behind the products before it
+    reads = Engine(ex.machine, number, q.now - 1, clock, ex.name)
+    return reads, reads if kind == PRODUCT else Engine(ex.machine, number, q.now, clock, ex.name)
+
+
+def start(
+    ex: Executor, kind: str, engine: Engine, site: Site, reads: tuple[Placed, ...], to: Placed | None, move: Callable[[], None],
+) -> None:  # fmt: skip
+    """An operation is issued; what it touches has been recorded."""
+    flight = Flight(engine.number, engine.now, ex.where(site), reads, to, move if ex.machine.late else _nothing)
+    for r in reads:
+        before = r.storage.shadow.flying
+        if kind == PRODUCT and before is not None:  # a left operand in registers, which a product still computes
+            before.touched(ex, r.storage, r.key, "read", site)
+    if to is not None:
+        to.storage.shadow.flying = flight
+    if not ex.machine.late:
+        move()
+    queue(ex, kind).flying.append(flight)
+
+
+def wait(ex: Executor, kind: str, pending: int = 0) -> None:
+    """All but the youngest ``pending`` operations are complete; the executor comes behind them."""
+    q = queue(ex, kind)
+    while len(q.flying) > pending:
+        f = q.flying.pop(0)
+        f.move()
+        if f.to is not None and f.to.storage.shadow.flying is f:
+            f.to.storage.shadow.flying = None
+        ex.vc[f.number] = max(int(ex.vc[f.number]), f.at)
+        ex.machine.polling.changed()
+
+
+def released(ex: Executor, ring: Ring, n: int, site: Site) -> None:
+    """A stage is released: no product may read it still."""
+    for (_, kind), q in ex.block.flights.items():
+        for f in q.flying if kind == PRODUCT else ():
+            if any(r.storage.ring is ring and stages_of(r.key)[0] == ring.stage(n) for r in f.reads):
+                text = f"ring {ring.number}: round {n} is released while a product in flight reads its stage"
+                hint = "the wait for that product in front of the release"
+                ex.machine.report.add(Finding("schedule", text, ex.where(site), (f.where,), hint))
+                return
+
+
+def left(machine: Machine) -> None:
+    """Reports what is in flight when its block ends."""
+    for block in machine.blocks.values():
+        for (_, kind), q in block.flights.items():
+            if q.flying:
+                text = f"this {kind} is in flight when the block ends: nobody awaits it"
+                machine.report.add(Finding("schedule", text, q.flying[0].where))
+
+
+def race(machine: Machine, found: Race) -> tuple[str, str] | None:
+    """What a race says about operations in flight, and what would order it; None where none has to do with it."""
+    made, events = machine.prepared, machine.events
+    places = [(int(events.who[e]) - 1) % made.executors for e in (found.event, found.other)]
+    kinds = [next((kind for kind, first, count in made.beside if first <= p < first + count), "") for p in places]
+    kind = kinds[1] or kinds[0]
+    if not kind:
+        return None
+    return f"; the {kind} is in flight until it is awaited", f"the wait for that {kind} between the two"
+
+
+def _nothing() -> None:
+    pass

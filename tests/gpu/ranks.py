@@ -1,0 +1,69 @@
+"""The examples on several ranks, many launches each, every one with new data and compared with torch: a program for a launcher.
+
+    TILESCALE_TARGET=cuda tilescale launch -n 2 -m tests.gpu.ranks --launches 1000
+    TILESCALE_TARGET=cuda torchrun --nproc-per-node 2 -m tests.gpu.ranks --launches 1000 05_ring_shift
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
+
+#: name → arguments of the example's ``run``, what it may differ by; one line a variant
+VARIANTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], float]]] = {
+    "01_vector_add": [((5000,), {}, 0)],
+    "02_gemm": [((100, 130, 70), {}, 1e-3)],
+    "03_softmax": [((50, 130), {}, 1e-5)],
+    "04_flash_attention": [((1, 2, 100, 64), {}, 1e-5)],
+    "05_ring_shift": [((20_000,), {}, 0)],
+    "06_all_gather": [((20_000, "collective"), {}, 0), ((20_000, "puts"), {}, 0)],
+    "07_all_reduce": [((20_000, 1), {}, 1e-5), ((20_000, 2), {}, 1e-5)],
+    "08_ag_gemm": [((128, 128, 192), {}, 1e-4)],
+    "09_gemm_rs": [((128, 128, 96), {}, 1e-4)],
+    "10_gemm_ar": [((128, 192, 96), {}, 1e-4)],
+    "11_all_to_all": [((60, 64), {}, 1e-4)],
+    "12_ring_attention": [((2, 150, 64, False), {}, 1e-4), ((2, 150, 64, True), {}, 1e-4)],
+}
+
+
+def module(name: str) -> Any:
+    """An example, as a module."""
+    if str(EXAMPLES) not in sys.path:
+        sys.path.insert(0, str(EXAMPLES))
+    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    return made
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--launches", type=int, default=20)
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    bad = 0
+    for name, variants in VARIANTS.items():
+        if given.names and not any(name.startswith(n) for n in given.names):
+            continue
+        example = module(name)
+        common = sys.modules["common"]
+        alone = "launches" not in example.run.__code__.co_varnames
+        for args, options, tolerance in variants:
+            start = time.monotonic()
+            worst = max(example.run(*args, **options) for _ in range(given.launches)) if alone else 0.0
+            worst = worst if alone else example.run(*args, **options, launches=given.launches)
+            took = (time.monotonic() - start) / given.launches * 1e3
+            bad |= common.report(f"{name} {args}, {given.launches} launches, {took:.1f} ms each", worst, tolerance)
+    return bad
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""Launches of several ranks on the emulated GPU: the examples' results, and what is found when an order is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.gpu.ranks import module
+from tests.unit.cuda.emulated import agree_on_ranks, data, empty
+from tilescale.compiler.cuda import emulate
+from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.tvm_compat import structural_map, tirx
+
+
+def example(name: str, factory: str, *args: Any, **options: Any) -> Any:
+    return getattr(module(name), factory).__wrapped__(*args, **options)
+
+
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.int64)
+
+
+def f32(shape: Any, seed: int = 0) -> Any:
+    return data(shape, "float32", seed)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ring_shift(ranks: int):
+    args = [{"A": f32((600,), r), "inbox": f32((600,), 9), "arrived": zeros(3), "B": empty((600,), "float32")} for r in range(ranks)]
+    agree_on_ranks(example("05_ring_shift", "kernel", 600, block=256), args)
+
+
+def test_all_gather_as_one_operation_and_put_by_put():
+    args = [{"A": f32((500,), r), "G": empty((2, 500), "float32")} for r in range(2)]
+    agree_on_ranks(example("06_all_gather", "collective", 500, 2, block=256), args)
+    agree_on_ranks(example("06_all_gather", "puts", 500, 2, block=256), [{**a, "arrived": zeros(2)} for a in args])
+
+
+def test_all_reduce_in_one_shot_and_in_two():
+    args = [{"A": f32((500,), r), "parts": empty((2, 500), "float32"), "arrived": zeros(2), "B": empty((500,), "float32")} for r in range(2)]
+    agree_on_ranks(example("07_all_reduce", "one_shot", 500, 2, block=256), args)
+    two = [{"A": a["A"], "parts": empty((2, 250), "float32"), "sums": empty((2, 250), "float32"), "given": zeros(1), "done": zeros(1),
+            "B": a["B"]} for a in args]  # fmt: skip
+    agree_on_ranks(example("07_all_reduce", "two_shot", 500, 2, block=256), two)
+
+
+def shift(wait: bool = True, again: bool = False) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "float32"), inbox: T.SymmTensor((256,), "float32"), s: T.Signal((2,)), B: T.Tensor((256,), "float32")):
+        with T.Kernel(2, threads=64) as bx:
+            with T.Scale("device") as (rank, n):
+                T.copy(A[bx * 128], inbox[bx * 128 : bx * 128 + 128], dst=(rank + 1) % n, signal=s[bx])
+                if wait:
+                    T.wait(s[bx], 1)
+                T.copy(inbox[bx * 128 : bx * 128 + 128], B[bx * 128])
+                if again:
+                    T.copy(A[bx * 128], inbox[bx * 128 : bx * 128 + 128], dst=(rank + 1) % n)
+
+    return kernel
+
+
+def arguments(ranks: int = 2) -> list[dict[str, Any]]:
+    return [{"A": f32((256,), r), "inbox": f32((256,), 7), "s": zeros(2), "B": empty((256,), "float32")} for r in range(ranks)]
+
+
+def run(kernel: Any, args: Any, change: Any = None, seed: int = 0) -> Any:
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program = program if change is None else program.with_body(structural_map(program.func.body, (tirx.Evaluate, change)))
+    return emulate.run_ranks(Lowering(program).run(), program, args, seed)
+
+
+def test_a_shift_is_right_under_many_orders():
+    agree_on_ranks(shift(), arguments(3), seeds=10)
+
+
+def test_a_missing_wait_is_a_race():
+    with pytest.raises(EmulationError, match=r"race in inbox of rank \d .* nothing orders the two"):
+        for seed in range(10):
+            run(shift(wait=False), arguments(), seed=seed)
+
+
+def test_a_put_before_the_reader_is_done_is_a_race():
+    with pytest.raises(EmulationError, match="race in inbox of rank"):
+        for seed in range(10):
+            run(shift(again=True), arguments(), seed=seed)
+
+
+@pytest.mark.parametrize("why", ["the signal tells of what all threads did", "behind the wait"])
+def test_every_meeting_around_a_signal_is_needed(why: str):
+    gone: list[Any] = []
+
+    def without(s: Any) -> Any:
+        if getattr(s.value, "op", None) is None or s.value.op.name != "ts.sync" or str(s.value.attrs["why"]) != why:
+            return s
+        gone.append(s)
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+
+    with pytest.raises(EmulationError, match="race in inbox"):
+        for seed in range(10):
+            run(shift(), arguments(), without, seed)
+    assert gone
+
+
+def test_a_signal_that_nobody_sends_is_told():
+    @T.prim_func
+    def kernel(s: T.Signal((1,))):
+        with T.Kernel(1, threads=32), T.Scale("device"):
+            T.wait(s[0], 1)
+
+    with pytest.raises(EmulationError, match="can go on"):
+        run(kernel, [{"s": zeros(1)}, {"s": zeros(1)}])
+
+
+@pytest.mark.parametrize("scale", ["grid", "device"])
+def test_what_was_written_before_a_barrier_is_read_behind_it(scale: str):
+    @T.prim_func
+    def kernel(A: T.SymmTensor((256,), "int32"), B: T.Tensor((256,), "int32")):
+        with T.Kernel(2, threads=128) as bx:
+            with T.Scale(scale) as (me, n):
+                for i in T.Parallel(128):
+                    A[bx * 128 + i] = bx * 1000 + i
+                T.barrier()
+                for i in T.Parallel(128):
+                    B[bx * 128 + i] = A[(1 - bx) * 128 + i]
+
+    agree_on_ranks(kernel, [{"A": np.zeros(256, np.int32), "B": np.zeros(256, np.int32)} for _ in range(2)])
+
+    def without(s: Any) -> Any:
+        return s if getattr(s.value, "op", None) is None or s.value.op.name != "ts.barrier" else tirx.Evaluate(tirx.IntImm("int32", 0))
+
+    with pytest.raises(EmulationError, match="race in A"):
+        for seed in range(10):
+            run(kernel, [{"A": np.zeros(256, np.int32), "B": np.zeros(256, np.int32)} for _ in range(2)], without, seed)

@@ -1,0 +1,291 @@
+/* Teams of GPUs: where their symmetric memory lies, what a launch is told of them, and what one that failed says.
+ *
+ * Every rank has one arena in its GPU's memory, which the others can address; at `control` in it, for each team, the words of the protocol
+ * that compiler/cuda/include/ts/team.cuh tells. The hosts' own part (ts_heap.h) stays in POSIX shared memory: letters, the word that stops
+ * the job, and what each rank launched, in words. comm/arena.py sets all this up.
+ */
+#include "ts_gpu.h"
+#include "ts_heap.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* As ts::Record and ts::Why have it. */
+typedef struct ts_record { int64_t state, why, kernel, control, site, block[3], rank, launch, value, seen, compare, index; } ts_record;
+enum { LATE_SIGNAL = 1, LATE_ENTRY, LATE_EXIT, LATE_MEETING, LATE_BLOCKS, DIFFERENT, NO_RANK, NO_COUNTER, STOPPED };
+enum { ALONE = 64, ALONE_BYTES = 4096, MAX_DEVICES = 64, KNOWN = 4096 };
+
+static struct {
+  int32_t n, rank;
+  char* base[TS_MAX_RANKS]; /* n of them; n = 0: there is no symmetric memory on a GPU */
+  int64_t control, segment, limit;
+  uint8_t* tags;
+  ts_record* record;
+  const void* stop;
+} gpu;
+static struct { int64_t control; void *stream, *event; int there, used; } in_team[TS_MAX_TEAMS];
+
+/* ---- set up from Python */
+
+/* bases: where each rank's arena begins in this process. control: bytes at its head that are the world's words. */
+TS_API int32_t ts_gpu_heap(int32_t n, int32_t rank, const int64_t* bases, int64_t segment, int64_t control, int64_t record, int64_t stop,
+                           int64_t limit) {
+  memset(&gpu, 0, sizeof gpu);
+  memset(in_team, 0, sizeof in_team);
+  gpu.tags = calloc((size_t)(segment / TS_PAGE) + 1, 1);
+  if (!gpu.tags) return -1;
+  for (int32_t r = 0; r < n; r++) gpu.base[r] = (char*)(intptr_t)bases[r];
+  gpu.rank = rank, gpu.segment = segment, gpu.control = control, gpu.limit = limit;
+  gpu.record = (ts_record*)(intptr_t)record, gpu.stop = (const void*)(intptr_t)stop;
+  gpu.n = n;
+  return 0;
+}
+
+TS_API void ts_gpu_close(void) {
+  gpu.n = 0;
+  gpu.record = NULL;
+}
+
+TS_API void ts_gpu_tag(int64_t offset, int64_t bytes, int32_t tag) {
+  memset(gpu.tags + offset / TS_PAGE, tag, (size_t)((bytes + TS_PAGE - 1) / TS_PAGE));
+}
+
+/* Where the words of team `slot` lie; the team itself is ts_team_make's. */
+TS_API void ts_gpu_team_at(int32_t slot, int64_t control) {
+  in_team[slot].control = control;
+  in_team[slot].there = 1;
+}
+
+/* Bytes of the control words of a team of `size` ranks. */
+TS_API int64_t ts_gpu_control_bytes(int32_t size) { return 8 * (16 + (4 + (int64_t)TS_MAX_RESIDENT) * size); }
+
+/* Of the word that stops the job, which GPUs look at while they wait. */
+TS_API int64_t ts_stop_word(void) { return ts_the_heap.base ? (int64_t)(intptr_t)&ts_control_of(0)->stop : 0; }
+
+static int of_a_peer(const char* p) {
+  for (int32_t r = 0; r < gpu.n; r++)
+    if (p >= gpu.base[r] && p < gpu.base[r] + gpu.segment) return 1;
+  return 0;
+}
+
+ts_arena ts_gpu_arena(void) {
+  return (ts_arena){gpu.n ? gpu.base[gpu.rank] : NULL, gpu.control, gpu.segment, gpu.tags, of_a_peer};
+}
+
+/* ---- a launch */
+
+/* Control words for launches without a team, a page each; launches take turns, and more than so many never run at once. */
+static int words_alone(int device, char** out) {
+  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+  static char* pages[MAX_DEVICES];
+  static uint32_t next;
+  CUresult code = 0;
+  pthread_mutex_lock(&lock);
+  if (!pages[device]) {
+    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED: the first launch may stand in a capture */
+    void *stream = NULL, *made = NULL;
+    ts_cu.ThreadExchangeStreamCaptureMode(&mode);
+    code = ts_cu.MemAlloc(&made, ALONE * ALONE_BYTES);
+    if (!code) code = ts_cu.StreamCreate(&stream, 1); /* CU_STREAM_NON_BLOCKING */
+    if (!code) code = ts_cu.MemsetD8Async(made, 0, ALONE * ALONE_BYTES, stream);
+    if (!code) code = ts_cu.StreamSynchronize(stream);
+    ts_cu.ThreadExchangeStreamCaptureMode(&mode);
+    if (!code) pages[device] = made;
+  }
+  if (!code) *out = pages[device] + (size_t)(next++ % ALONE) * ALONE_BYTES;
+  pthread_mutex_unlock(&lock);
+  return code ? ts_driver_failed("memory for blocks that meet", code) : 0;
+}
+
+int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, ts_gpu_view* out) {
+  memset(out, 0, offsetof(ts_gpu_view, base));
+  out->kernel = K->id;
+  out->limit = team ? gpu.limit : ts_time_limit;
+  out->record = gpu.record, out->stop = gpu.stop;
+  if (!team) {
+    out->size = 1;
+    return words_alone(device, &out->base[0]);
+  }
+  out->rank = ts_team_rank(team), out->size = ts_team_size(team);
+  out->ordered = out->size > 1 && (K->flags & TS_FLAG_DEVICE) && !(K->flags & TS_FLAG_UNORDERED);
+  out->control = in_team[ts_team_index(team)].control;
+  for (int32_t r = 0; r < out->size; r++) out->base[r] = gpu.base[ts_team_member(team, r)];
+  return 0;
+}
+
+static uint64_t mixed(uint64_t hash, uint64_t word) { return (hash ^ word) * 1099511628211u; } /* FNV-1a, a word at a time */
+
+int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_team* team) {
+  static __thread ts_description now;
+  ts_put_description(K, args, team, gpu.base[gpu.rank], &now);
+  uint64_t hash = mixed(mixed(1469598103934665603u, now.fingerprint), now.members);
+  for (int32_t i = 0; i < now.nsymm; i++) {
+    hash = mixed(hash, (uint64_t)now.symm[i].offset);
+    for (int32_t d = 0; d < now.symm[i].ndim; d++) hash = mixed(hash, (uint64_t)now.symm[i].shape[d]);
+  }
+  hash ^= hash >> 32;
+  ts_slot* s = ts_team_slot(team, ts_team_rank(team));
+  ts_launched* kept = &s->launched[hash % TS_LAUNCHED];
+  if (atomic_load_explicit(&kept->hash, memory_order_relaxed) != hash) {
+    atomic_store_explicit(&kept->hash, 0, memory_order_relaxed);
+    snprintf(now.label, sizeof now.label, "%s", K->label);
+    kept->what = now;
+    /* Release: who finds the number may read what stands beside it. */
+    atomic_store_explicit(&kept->hash, hash, memory_order_release);
+  }
+  atomic_store_explicit(&s->last, hash, memory_order_relaxed);
+  return (int64_t)hash;
+}
+
+int ts_gpu_in_order(const struct ts_team* team, void* stream) {
+  int32_t k = ts_team_index(team);
+  int capturing = 0;
+  CUresult code = 0;
+  if (in_team[k].used && in_team[k].stream == stream) return 0;
+  /* What is captured runs when its graph is launched, and where: the program says what comes before that. */
+  code = ts_cu.StreamIsCapturing(stream, &capturing);
+  if (!code && capturing) return 0;
+  if (!code && in_team[k].used) {
+    if (!in_team[k].event) code = ts_cu.EventCreate(&in_team[k].event, 2); /* CU_EVENT_DISABLE_TIMING */
+    if (!code) code = ts_cu.EventRecord(in_team[k].event, in_team[k].stream);
+    if (!code) code = ts_cu.StreamWaitEvent(stream, in_team[k].event, 0);
+  }
+  in_team[k].used = 1, in_team[k].stream = stream;
+  return code ? ts_driver_failed("ordering two streams of a team", code) : 0;
+}
+
+void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters* out) {
+  out->count = 0;
+  for (int32_t i = 0; i < K->nparams; i++) {
+    if (K->params[i].kind != TS_KIND_SIGNAL || args[i].lo == args[i].hi) continue;
+    out->at[out->count] = args[i].lo;
+    out->length[out->count++] = (args[i].hi - args[i].lo) / 8;
+  }
+}
+
+/* ---- what a launch that failed says */
+
+static const ts_kernel* known[KNOWN];
+static pthread_mutex_t knowing = PTHREAD_MUTEX_INITIALIZER;
+
+void ts_gpu_known(const ts_kernel* K) {
+  pthread_mutex_lock(&knowing);
+  known[(uint32_t)K->id % KNOWN] = K;
+  pthread_mutex_unlock(&knowing);
+}
+
+static void launched_by(const ts_slot* s, uint64_t hash, char* out, size_t bytes) {
+  const ts_launched* kept = &s->launched[hash % TS_LAUNCHED];
+  if (hash && atomic_load_explicit(&kept->hash, memory_order_acquire) == hash) ts_put_words(&kept->what, out, bytes);
+  else snprintf(out, bytes, "%s", hash ? "something that it has forgotten" : "nothing");
+}
+
+static void put_late(const ts_record* r, const char* who, const struct ts_team* team, const char* name, char* out, size_t bytes) {
+  char text[700];
+  const char* what = r->why == LATE_ENTRY ? "reach" : r->why == LATE_EXIT ? "finish" : "arrive at the barrier of";
+  const ts_slot* its = ts_team_slot(team, (int32_t)r->rank);
+  int32_t world = ts_team_member(team, (int32_t)r->rank);
+  launched_by(its, atomic_load_explicit(&its->last, memory_order_relaxed), text, sizeof text);
+  snprintf(out, bytes, "%s: waited %g s for rank %d to %s launch %lld of their team (%s); rank %d launched last %s", who,
+           (double)gpu.limit * 1e-9, world, what, (long long)r->launch, name, world, text);
+}
+
+static void put_different(const ts_record* r, const struct ts_team* team, char* out, size_t bytes) {
+  char a[800], b[800];
+  const ts_slot *mine = ts_team_slot(team, ts_team_rank(team)), *its = ts_team_slot(team, (int32_t)r->rank);
+  int32_t me = ts_team_member(team, ts_team_rank(team)), it = ts_team_member(team, (int32_t)r->rank);
+  const ts_launched *x = &mine->launched[(uint64_t)r->value % TS_LAUNCHED], *y = &its->launched[(uint64_t)r->seen % TS_LAUNCHED];
+  int both = atomic_load(&x->hash) == (uint64_t)r->value && atomic_load(&y->hash) == (uint64_t)r->seen;
+  const char* what = both ? ts_difference(&x->what, &y->what) : NULL;
+  launched_by(mine, (uint64_t)r->value, a, sizeof a);
+  launched_by(its, (uint64_t)r->seen, b, sizeof b);
+  snprintf(out, bytes, "in launch %lld of their team ranks %d and %d launched %s: rank %d: %s | rank %d: %s", (long long)r->launch, me, it,
+           what ? what : "different kernels", me, a, it, b);
+}
+
+static const struct ts_team* team_of(const ts_record* r) {
+  for (int32_t k = 0; k < TS_MAX_TEAMS && gpu.n; k++)
+    if (in_team[k].there && in_team[k].control == r->control) return ts_team_at(k);
+  return NULL;
+}
+
+/* `arrived[1, 2]`; signals are row-major. */
+static void put_counter(const ts_kernel* K, const char* name, int64_t at, char* out, size_t bytes) {
+  const ts_param* p = NULL;
+  for (int32_t i = 0; K && i < K->nparams; i++)
+    if (K->params[i].kind >= TS_KIND_SIGNAL && !strcmp(K->params[i].name, name)) p = &K->params[i];
+  int64_t index[TS_MAX_DIM];
+  for (int32_t d = p ? p->ndim - 1 : -1; d >= 0; d--) {
+    int64_t extent = d == 0 ? at + 1 : p->shape[d].how == TS_HOW_VALUE ? p->shape[d].value : 0;
+    if (extent < 1) p = NULL; /* only the launch knew */
+    if (!p) break;
+    index[d] = at % extent;
+    at /= extent;
+  }
+  size_t n = (size_t)snprintf(out, bytes, "%s", name);
+  if (!p) return;
+  for (int32_t d = 0; d < p->ndim && n < bytes; d++)
+    n += (size_t)snprintf(out + n, bytes - n, "%s%lld%s", d ? ", " : "[", (long long)index[d], d + 1 == p->ndim ? "]" : "");
+}
+
+static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_t bytes) {
+  static const char* const sign[] = {">=", "==", ">", "!=", "<=", "<"};
+  char who[96];
+  int n = snprintf(who, sizeof who, "rank %d", ts_world_rank());
+  if (r->why != LATE_EXIT)
+    snprintf(who + n, sizeof who - (size_t)n, ", block (%lld, %lld, %lld)", (long long)r->block[0], (long long)r->block[1],
+             (long long)r->block[2]);
+  const ts_site* site = K && r->site >= 0 && r->site < K->nsites ? &K->sites[r->site] : NULL;
+  const struct ts_team* team = team_of(r);
+  const char* name = site && site->name[0] ? site->name : "a counter";
+  double limit = (double)gpu.limit * 1e-9;
+  char others[600];
+  if (r->why == LATE_SIGNAL) {
+    char counter[200];
+    put_counter(K, name, r->index, counter, sizeof counter);
+    snprintf(out, bytes, "%s: waited %g s for %s: expected %s %lld, the value is %lld", who, limit, counter,
+             sign[r->compare < 0 || r->compare > 5 ? 5 : r->compare], (long long)r->value, (long long)r->seen);
+  } else if (r->why == LATE_BLOCKS) {
+    snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
+  } else if (r->why == DIFFERENT && team) {
+    put_different(r, team, out, bytes);
+  } else if (r->why == NO_RANK) {
+    int32_t size = team ? ts_team_size(team) : 1;
+    snprintf(out, bytes, "%s: rank %lld is out of range: the team has %d rank%s", who, (long long)r->rank, size, size > 1 ? "s" : "");
+  } else if (r->why == NO_COUNTER) {
+    snprintf(out, bytes, "%s: an index of %s lies outside", who, name);
+  } else if (r->why == STOPPED) {
+    if (!ts_others_failed(others, sizeof others)) snprintf(others, sizeof others, "the job was stopped");
+    snprintf(out, bytes, "%s", others);
+  } else if (team) {
+    put_late(r, who, team, K ? K->name : "a kernel", out, bytes);
+  } else {
+    snprintf(out, bytes, "%s: a launch failed", who);
+  }
+}
+
+/* The same as one line, for hosts: 1 where there is one. */
+TS_API int32_t ts_gpu_says(char* out, int32_t n) {
+  const ts_kernel* K = NULL;
+  int32_t site = -1;
+  char why[TS_MESSAGE];
+  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
+  const ts_site* at = K && site >= 0 && site < K->nsites && K->sites[site].file[0] ? &K->sites[site] : NULL;
+  snprintf(out, (size_t)n, "%s%s%s%s%s%s%s%s", K ? K->name : "", K ? ": " : "", why, at ? " (" : "", at ? at->file : "", at ? ":" : "",
+           at ? at->line : "", at ? ")" : "");
+  return 1;
+}
+
+int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {
+  const ts_record* r = gpu.record;
+  /* Written by the GPU at the scope of the system, `state` last. */
+  if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) != 2) return 0;
+  pthread_mutex_lock(&knowing);
+  *K = known[(uint32_t)r->kernel % KNOWN];
+  if (*K && (*K)->id != r->kernel) *K = NULL;
+  *site = (int32_t)r->site;
+  put_failure(r, *K, out, bytes);
+  pthread_mutex_unlock(&knowing);
+  return 1;
+}

@@ -1,0 +1,78 @@
+/* What cuda.c and gpu_team.c share: the driver, and launches on a team. */
+#ifndef TS_GPU_H
+#define TS_GPU_H
+#include "ts_rt.h"
+
+/* ---- of <cuda.h> */
+typedef int CUresult;
+typedef struct { _Alignas(64) uint64_t opaque[16]; } CUtensorMap;
+typedef struct {
+  uint32_t id, pad;
+  union { char pad[64]; struct { uint32_t x, y, z; } clusterDim; int cooperative; int programmaticStreamSerializationAllowed; } value;
+} CUlaunchAttribute;
+typedef struct {
+  uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  void* hStream;
+  CUlaunchAttribute* attrs;
+  uint32_t numAttrs;
+} CUlaunchConfig;
+
+typedef struct ts_driver {
+  CUresult (*Init)(unsigned);
+  CUresult (*GetErrorString)(CUresult, const char**);
+  CUresult (*DeviceGetAttribute)(int*, int, int);
+  CUresult (*CtxGetDevice)(int*);
+  CUresult (*CtxPushCurrent)(void*);
+  CUresult (*CtxPopCurrent)(void**);
+  CUresult (*DevicePrimaryCtxRetain)(void**, int);
+  CUresult (*LibraryLoadData)(void**, const void*, void*, void*, unsigned, void*, void*, unsigned);
+  CUresult (*LibraryGetKernel)(void**, void*, const char*);
+  CUresult (*KernelSetAttribute)(int, int, void*, int);
+  CUresult (*ThreadExchangeStreamCaptureMode)(int*);
+  CUresult (*LaunchKernelEx)(const CUlaunchConfig*, void*, void**, void**);
+  CUresult (*TensorMapEncodeTiled)(CUtensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*,
+                                   const uint32_t*, int, int, int, int);
+  CUresult (*MemHostAlloc)(void**, size_t, unsigned);
+  CUresult (*CtxSynchronize)(void);
+  CUresult (*OccupancyMaxActiveBlocksPerMultiprocessor)(int*, void*, int, size_t);
+  CUresult (*MemAlloc)(void**, size_t);
+  CUresult (*MemsetD8Async)(void*, unsigned char, size_t, void*);
+  CUresult (*StreamCreate)(void**, unsigned);
+  CUresult (*StreamSynchronize)(void*);
+  CUresult (*StreamIsCapturing)(void*, int*);
+  CUresult (*StreamWaitEvent)(void*, void*, unsigned);
+  CUresult (*EventCreate)(void**, unsigned);
+  CUresult (*EventRecord)(void*, void*);
+} ts_driver;
+
+extern ts_driver ts_cu;
+/* -1, with the error set: what the driver said of `what`, or what a launch said that failed before. */
+int ts_driver_failed(const char* what, CUresult code);
+
+/* ---- teams: as include/ts/team.cuh has them */
+typedef struct ts_gpu_view {
+  int32_t rank, size, ordered, kernel;
+  int64_t limit;
+  void* record;
+  const void* stop;
+  int64_t control;
+  char* base[TS_MAX_RANKS];
+} ts_gpu_view;
+
+typedef struct ts_gpu_counters {
+  int32_t count, pad;
+  char* at[TS_MAX_SYMM];
+  int64_t length[TS_MAX_SYMM];
+} ts_gpu_counters;
+
+/* How a launch sees its team; without one it is a rank of its own, with control words on the device. */
+int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, ts_gpu_view* out);
+/* What ranks compare: kernel, constants, team, offsets and shapes of symmetric arguments. Kept for people under that number. */
+int64_t ts_gpu_describe(const ts_kernel* K, const ts_arg* args, const struct ts_team* team);
+/* Launches of a team are one sequence in host order: one on another stream than the last waits for that. */
+int ts_gpu_in_order(const struct ts_team* team, void* stream);
+void ts_gpu_counters_of(const ts_kernel* K, const ts_arg* args, ts_gpu_counters* out);
+/* 1 where a launch has failed on this rank's GPU: why, and the site in that kernel. */
+int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes);
+void ts_gpu_known(const ts_kernel* K); /* for reports; it is never freed */
+#endif

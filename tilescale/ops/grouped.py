@@ -1,0 +1,191 @@
+"""``grouped_matmul(a, b, sizes)``: rows of one matrix in groups, each group times a matrix of its own (the experts of a mixture).
+
+How long the groups are is known on the device alone. A small kernel lists the tiles: which group each belongs to, at which row it begins
+and where its group ends. The second kernel has as many blocks as there could be tiles at most; those behind the last one end at once. A
+tile never reaches into the next group: rows behind its group's end are computed and not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+
+DTYPES = ("bfloat16", "float16")
+#: what is said of a tile: its group (-1: there is no such tile), its first row, the row behind its group
+WORDS = 3
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---- kernels
+
+
+def tiles(G: int, most: int, BM: int, threads: int = 128) -> Any:
+    """``table`` (most, 3): each tile's group, first row and the row behind its group, from the groups' ``sizes`` (G,)."""
+
+    @T.prim_func
+    def tiles(sizes: T.Tensor((G,), "int32"), table: T.Tensor((most, WORDS), "int32")):
+        with T.Kernel(T.ceildiv(most, threads), threads=threads) as bx:
+            for u in T.Parallel(threads):
+                group = T.alloc_var("int32", -1)
+                first = T.alloc_var("int32")
+                end = T.alloc_var("int32")
+                row = T.alloc_var("int32")
+                before = T.alloc_var("int32")
+                for g in T.serial(G):
+                    mine = bx * threads + u - before
+                    count = (sizes[g] + (BM - 1)) // BM
+                    if mine >= 0 and mine < count:
+                        group = g
+                        first = row + mine * BM
+                        end = row + sizes[g]
+                    row = row + sizes[g]
+                    before = before + count
+                if bx * threads + u < most:
+                    table[bx * threads + u, 0] = group
+                    table[bx * threads + u, 1] = first
+                    table[bx * threads + u, 2] = end
+
+    return tiles
+
+
+def product(
+    M: int, N: int, K: int, G: int, most: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, dtype: str, trans_b: bool
+) -> Any:
+    """C's rows of each tile in ``table``: A's rows (M, K) times their group's B (G, K, N), or (G, N, K)."""
+
+    @T.prim_func
+    def grouped(
+        A: T.Tensor((M, K), dtype), B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype), table: T.Tensor((most, WORDS), "int32"),
+        C: T.Tensor((M, N), dtype),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, BN), most, threads=threads) as (bx, by):
+            T.use_swizzle(panel, enable=panel > 0)
+            a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            group = table[by, 0]
+            row = table[by, 1]
+            end = table[by, 2]
+            if group >= 0:
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                    T.copy(A[row, k * BK], a)
+                    if trans_b:
+                        T.copy(B[group, bx * BN, k * BK], b)
+                    else:
+                        T.copy(B[group, k * BK, bx * BN], b)
+                    T.gemm(a, b, acc, transpose_B=trans_b)
+                if row + BM <= end:
+                    T.copy(acc, C[row, bx * BN])
+                else:
+                    for i, j in T.Parallel(BM, BN):
+                        if row + i < end:
+                            C[row + i, bx * BN + j] = acc[i, j]
+
+    return grouped
+
+
+# ---- what people call
+
+
+def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and rounded once.
+
+    Args:
+        a: (M, K) of bfloat16 or float16, contiguous. b: (G, K, N), contiguous or the transpose of a contiguous (G, N, K).
+        sizes: (G,) of int32 on the same device, which the host never looks at; they add up to M at most. Rows behind them stay as they are.
+        out: (M, N), contiguous, takes the result; without it rows behind the groups are undefined.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    if a.dim() != 2 or b.dim() != 3 or not a.is_contiguous() or sizes.shape != b.shape[:1] or a.shape[1] != b.shape[1]:
+        raise TileValueError(
+            f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)} in groups of {tuple(sizes.shape)}",
+            expected="a (M, K), contiguous, b (G, K, N), sizes (G,)",
+        )
+    if a.dtype != b.dtype or host.dtype_name(a) not in DTYPES or sizes.dtype != torch.int32:
+        raise TileTypeError(
+            f"grouped_matmul of {host.dtype_name(a)} by {host.dtype_name(b)}, sizes of {host.dtype_name(sizes)}",
+            expected="bfloat16 or float16 for both, int32 for the sizes",
+        )
+    (M, K), (G, _, N) = a.shape, b.shape
+    if 0 in (M, N, K, G):
+        raise TileValueError(f"grouped_matmul of {tuple(a.shape)} by {tuple(b.shape)}", expected="extents of 1 at least")
+    trans_b = not b.is_contiguous()
+    b = b.transpose(1, 2) if trans_b else b
+    b = b if b.is_contiguous() else b.contiguous()
+    c = host.result(out, (M, N), a.dtype, a)
+    BM = 64 if M <= 64 * G else 128
+    BN = 128 if N <= 128 or BM == 64 else 256
+    most = min(M, ceil_div(M, BM) + G)  # a group has less than one tile that is not full
+    table = torch.empty(most, WORDS, dtype=torch.int32, device=a.device)
+    host.launch(tiles, (sizes, table), G=G, most=most, BM=BM)
+    cut = {"BM": BM, "BN": BN, "BK": 64, "stages": 4 if BN == 256 else 6, "threads": 128 if BM == 64 else 256, "panel": 8}
+    host.launch(product, (a, b, table, c), M=M, N=N, K=K, G=G, most=most, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
+    return c
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    sizes: tuple[int, ...], N: int, K: int, dtype: str = "bfloat16", trans_b: bool = False, device: Any = "cpu", seed: int = 0
+) -> dict[str, Any]:
+    """Normal random operands."""
+    g = generator(device, seed)
+    G, M = len(sizes), sum(sizes)
+    b = normal((G, N, K), dtype, g).transpose(1, 2) if trans_b else normal((G, K, N), dtype, g)
+    return {"a": normal((M, K), dtype, g), "b": b, "sizes": torch.tensor(sizes, dtype=torch.int32, device=device)}
+
+
+def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> tuple[Expected, ...]:
+    """In float64, group by group."""
+    total = torch.zeros(a.shape[0], b.shape[2], dtype=torch.float64, device=a.device)
+    magnitude, row = torch.zeros_like(total), 0
+    for k, n in enumerate(sizes.tolist()):
+        x, y = a[row : row + n].double(), b[k].double()
+        total[row : row + n], magnitude[row : row + n] = x @ y, x.abs() @ y.abs()
+        row += n
+    return (expected(total, a.dtype, noise=summed(magnitude, a.shape[1])),)
+
+
+def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> Callable[[], Any]:
+    """torch's own (CUTLASS); it takes where the groups end."""
+    ends = sizes.cumsum(0, dtype=torch.int32)
+    grouped: Any = torch._grouped_mm  # type: ignore[attr-defined]
+    return lambda: grouped(a, b, offs=ends)
+
+
+def _cases() -> tuple[Case, ...]:
+    small: list[dict[str, Any]] = [
+        {"sizes": (5, 0, 70, 1), "N": 72, "K": 104}, {"sizes": (5, 0, 70, 1), "N": 72, "K": 104, "trans_b": True, "dtype": "float16"},
+        {"sizes": (200, 3), "N": 40, "K": 64, "dtype": "float16"}, {"sizes": (0, 0, 9), "N": 264, "K": 24, "trans_b": True},
+        {"sizes": (1,), "N": 8, "K": 8},
+    ]  # fmt: skip
+    ragged = [(1000, 1, 0, 517, 128, 129), (3,) * 40, (4096,), (0, 700), (64, 128, 256, 512, 1, 2, 3, 0)]
+    gpu = [{"sizes": s, "N": n, "K": k, "trans_b": tb} for s in ragged for n, k in ((520, 264), (1032, 1000)) for tb in (False, True)]
+    even, uneven = (1024,) * 8, (3000, 17, 1200, 800, 2048, 127, 0, 1000)
+    bench = [{"sizes": s, "N": 4096, "K": 4096, "trans_b": tb} for s in (even, uneven, (64,) * 32) for tb in (False, True)]
+    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
+
+
+OP = Op(
+    name="grouped_matmul",
+    run=grouped_matmul,
+    draw=draw,
+    reference=reference,
+    cases=_cases(),
+    peers={"torch._grouped_mm": torch_grouped},
+    flops=lambda sizes, N, K, **_: 2.0 * sum(sizes) * N * K,
+    moved=lambda sizes, N, K, **_: 2.0 * (sum(sizes) * (K + N) + sum(1 for s in sizes if s) * K * N),
+)
