@@ -171,14 +171,14 @@ class _Awaiting:
         done, flying[:] = flying[:count], flying[count:]
         tiles = list({f.result: f.call.args[2] for f in done}.values())
         operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
-        beside = [] if before is None or flying else [b for b in touched(before)[1] if _vector(b)]
+        beside = [] if before is None or flying else [b for b in touched(before)[1] if _is_floats(b)]
         out.append(await_products(tiles, span, operands, len(flying), [whole(b) for b in beside]))
         out += [s for f in done for s in f.held]
 
 
-def _vector(b: Any) -> bool:
-    """Whether a buffer is a fragment of few float32 elements a thread, as what a tile was reduced to."""
-    return b.ty.storage_scope == "local.fragment" and len(b.ty.shape) == 1 and element_dtype(b) == "float32"
+def _is_floats(b: Any) -> bool:
+    """Whether a buffer is a fragment of float32."""
+    return b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"
 
 
 # ---- overlapping
