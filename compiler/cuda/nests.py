@@ -13,7 +13,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir, sym, tirx
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
@@ -312,6 +312,8 @@ class NestLowering:
         """Tells the analyzer between what a binding lies. (Told the value, it would put it in the variable's place.)"""
         known = self.analyzer.const_int_bound(value)
         low, high = int(known.min_value), int(known.max_value)
+        if low < 0 and self.analyzer.can_prove(value >= tirx.IntImm(str(value.ty), 0), sym.ProofStrength.SYMBOLIC_BOUND):
+            low = 0  # by what its parts have to do with one another
         if -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1:  # an extent that wraps would prove anything
             self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 

@@ -20,6 +20,7 @@ from typing import Any
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
@@ -93,7 +94,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     depth = _depth(program, limit, splitting.ROLES)
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
-    made = schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True)
+    made = _scheduled(program, depth)
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
@@ -109,11 +110,22 @@ def _with_roles(program: Any, limit: int) -> Any:
 
 def _depth(program: Any, limit: int, roles: tuple[str, ...]) -> int:
     """The most stages that fit beside everything else that the block has in shared memory."""
-    one = schedule(program, depth=1, roles=roles, by_reader=roles == splitting.ROLES)
+    one = _scheduled(program, 1) if roles == splitting.ROLES else schedule(program, depth=1)
     sizes = _shared(one.func.body)
-    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
+    rings = one.schedule.rings
+    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)
     rest = sum(sizes.values()) - ring
     return int((limit - rest - BESIDE) // ring) if ring else 0
+
+
+def _scheduled(program: Any, depth: int) -> Any:
+    params = {p.var for p in program.params}
+    written = written_buffers(program)
+
+    def alone(call: Any) -> bool:
+        return call.args[0].source not in written and _unfit_copy(call, params, list(call.args[1].source.ty.shape)) is None
+
+    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone)
 
 
 def _shared(body: Any) -> dict[Any, int]:
@@ -155,27 +167,30 @@ def _check_copies(program: Any) -> None:
     params = {p.var for p in program.params}
     for call in splitting.calls(program.func.body):
         if call.op.name == "ts.copy" and "ring" in call.attrs:
-            _check_copy(call, params)
+            if why := _unfit_copy(call, params, list(call.args[1].source.ty.shape[1:])):
+                raise Unfit(why, call)
 
 
-def _check_copy(call: Any, params: set[Any]) -> None:
+def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
+    """Why TMA cannot make a copy into a tile of these extents; None where it can."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
     if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
-        raise Unfit(f"{name} is no tensor of this rank alone", call)
+        return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
-        raise Unfit(f"the copy of {name} changes the dtype", call)
+        return f"the copy of {name} changes the dtype"
     shape = list(var.ty.shape)
     if len(shape) > MOST_AXES or list(var.ty.strides):
-        raise Unfit(f"{name} has {len(shape)} axes or strides of its own", call)
-    axes, tile = long_axes(src), [int(e) for e in dst.source.ty.shape[1:]]
-    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [int(src.region[k].extent) for k in axes] != tile:
-        raise Unfit(f"the tile of {name} is no matrix of whole rows", call)
+        return f"{name} has {len(shape)} axes or strides of its own"
+    axes, tile = long_axes(src), [int(e) for e in extents]
+    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
+        return f"the tile of {name} is no matrix of whole rows"
     row = constant(shape[-1])
     if row is None or row * bits_of(var) // 8 % 16:
-        raise Unfit(f"rows of {name} are not known to be a multiple of 16 bytes", call)
+        return f"rows of {name} are not known to be a multiple of 16 bytes"
     if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
-        raise Unfit(f"a tile of {tile[0]} × {tile[1]} has no swizzle", call)
+        return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
+    return None
 
 
 def _check_readers(program: Any) -> None:

@@ -16,7 +16,8 @@ the last product is moved into the next round, behind the issue of the first one
 
 so that the softmax of round n runs under the product of round n - 1. The statements and each one's order against those that it shares
 tiles or counters with are the same, for any number of rounds; `_head` looks that none is moved across another that it depends on. The first
-round stands alone, so conditions such as ``n == 0`` are decided in it and in the others.
+round stands alone, and the others are one loop, or several in a row where conditions such as ``n < 2`` change: inside they are decided, and
+no branch stands between products.
 
 Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`), in such loops and in those whose
 rounds are products and then what is computed from them (`_in_turns`): side by side, all would wait for the tensor cores and then all compute,
@@ -172,14 +173,14 @@ class _Awaiting:
         done, flying[:] = flying[:count], flying[count:]
         tiles = list({f.result: f.call.args[2] for f in done}.values())
         operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
-        beside = [] if before is None or flying else [b for b in touched(before)[1] if _vector(b)]
+        beside = [] if before is None or flying else [b for b in touched(before)[1] if _is_floats(b)]
         out.append(await_products(tiles, span, operands, len(flying), [whole(b) for b in beside]))
         out += [s for f in done for s in f.held]
 
 
-def _vector(b: Any) -> bool:
-    """Whether a buffer is a fragment of few float32 elements a thread, as what a tile was reduced to."""
-    return b.ty.storage_scope == "local.fragment" and len(b.ty.shape) == 1 and element_dtype(b) == "float32"
+def _is_floats(b: Any) -> bool:
+    """Whether a buffer is a fragment of float32."""
+    return b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"
 
 
 # ---- overlapping
@@ -212,18 +213,22 @@ def _overlap(loop: Any, groups: int) -> Any | None:
         return None
     span, var = loop.span, loop.loop_var
     count = loop.extent
-    zero, one = tirx.IntImm(str(var.ty), 0), tirx.IntImm(str(var.ty), 1)
-    more = tirx.Var(var.name, str(var.ty))
+    zero = tirx.IntImm(str(var.ty), 0)
     first = _settled(renewed(sequence(rest), {var: zero}), None, None)
     mine = groups > 1
     steady = [
         *rest[: head_end - 1], *([turn("take", span)] if mine else []), rest[head_end - 1],
         *tail[: _product_at(tail) + 1], *([turn("pass", span)] if mine else []), *tail[_product_at(tail) + 1 :], *rest[head_end:],
     ]  # fmt: skip
-    body = _settled(renewed(sequence(steady), {var: more + one}), more, count - one)
-    again = tirx.For(more, zero, count - one, loop.kind, body, annotations=dict(loop.annotations), span=span)
+    again, starts = [], [1, *_turning_points(rest, var)]
+    for k, start in enumerate(starts):
+        low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
+        rounds = count - low if k + 1 == len(starts) else tirx.min(count, tirx.IntImm(str(var.ty), starts[k + 1])) - low
+        body = _settled(renewed(sequence(steady), {var: more + low}), more, rounds)
+        rounds = rounds if start == 1 else tirx.max(rounds, zero)
+        again.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=span))
     turns = [turn("first", span)] if mine else [], [turn("last", span)] if mine else []
-    made = sequence([*flat(first), *turns[0], again, *turns[1], *flat(renewed(sequence(tail), {}))])
+    made = sequence([*flat(first), *turns[0], *again, *turns[1], *flat(renewed(sequence(tail), {}))])
     return tirx.IfThenElse(count > zero, made, None, span)
 
 
@@ -239,6 +244,19 @@ def _in_turns(loop: Any) -> Any | None:
     body = sequence([*stmts[: at[0]], turn("take", span), *stmts[at[0] : end], turn("pass", span), *stmts[end:]])
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=dict(loop.annotations), span=span)
     return sequence([turn("first", span), made, turn("last", span)])
+
+
+def _turning_points(stmts: list[Any], var: Any) -> list[int]:
+    """The rounds behind the second from which on conditions on the round's number have another value: between them a loop has none."""
+    found: set[int] = set()
+    behind = {tirx.LT: (0,), tirx.GE: (0,), tirx.LE: (1,), tirx.GT: (1,), tirx.EQ: (0, 1), tirx.NE: (0, 1)}
+
+    def compare(e: Any) -> None:
+        if isinstance(e.b, tirx.IntImm) and e.a.same_as(var):
+            found.update(int(e.b.value) + k for k in behind[type(e)])
+
+    structural_walk(sequence(stmts), (tirx.IfThenElse, lambda s: structural_walk(s.condition, (tuple(behind), compare))))
+    return sorted(n for n in found if n > 1)
 
 
 def _tail(stmts: list[Any]) -> int | None:
