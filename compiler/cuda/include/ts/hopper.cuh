@@ -108,10 +108,11 @@ __device__ __forceinline__ void more_registers() {
 }
 
 // PTX ISA, "Matrix Descriptor Format" of wgmma: rows of `swizzle` bytes in groups of eight; `leading` bytes between boxes.
+// In a cluster addresses carry the block's rank above their low 24 bits, which are not the descriptor's.
 template <int swizzle>
 __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int leading) {
   constexpr uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : 3;
-  return uint64_t(shared_address(start) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
+  return uint64_t((shared_address(start) & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(8 * swizzle >> 4) << 32 | mode << 62;
 }
 // What the threads wrote to registers is there for the products behind this.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
