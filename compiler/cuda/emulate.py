@@ -87,8 +87,8 @@ class Emulator:
                 elif source.kind == "map":
                     raise EmulationError("ranks with tensor maps")
                 else:
-                    of = {"symbol": lambda: symbols[source.index], "rank": lambda: task.rank, "world": lambda: len(args), "team": lambda: None}  # noqa: B023
-                    value = of[source.kind]() if source.kind in of else args[task.rank][name]
+                    own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
+                    value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[var] = value if value is None else _typed(value, str(var.ty))
             self._block(blocks[task.block], values, memory, draw, late=seed % 2 == 0, world=world, task=task)
 
@@ -548,7 +548,9 @@ def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], se
     return [arrays for _, _, arrays, _ in bound]
 
 
-def _bound(kernel: ThreadKernel, program: Any, args: dict[str, Any]) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
+def _bound(
+    kernel: ThreadKernel, program: Any, args: dict[str, Any]
+) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
     """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
     from tilescale.compiler.ir import numeric
     from tilescale.language.symbolic import Sym, settle

@@ -12,12 +12,12 @@ import tilescale.language as T
 @tilescale.jit
 def kernel():
     @T.prim_func
-    def lonely(s: T.Signal((2, 3))):
+    def lonely(s: T.Signal((2, 3)), awaited: T.int64):
         with T.Kernel(2, threads=64) as bx:
             with T.Scale("device") as rank, n:
                 if rank + 1 < n:
                     T.signal(s[0, 1], dst=(rank + 1) % n)
-                T.wait(s[0, 1], 2)
+                T.wait(s[0, 1], awaited)
 
     return lonely
 
@@ -25,7 +25,7 @@ def kernel():
 def main() -> None:
     comm.init()
     s = comm.signals((2, 3))
-    kernel()(s)
+    kernel()(s, 2)
     torch.cuda.synchronize()
 
 

@@ -16,7 +16,7 @@ import tilescale.language as T
 from tests.kernels import refused
 from tilescale import cache, native
 from tilescale.compiler.cuda import toolchain
-from tilescale.errors import LaunchError, TileError, TileTypeError, TileValueError
+from tilescale.errors import LaunchError, TileError, TileValueError
 
 pytestmark = pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 no_gpu = pytest.mark.skipif(native.cuda_missing() == "", reason="this machine has a GPU")
