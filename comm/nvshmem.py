@@ -34,16 +34,15 @@ class Nvshmem(Arena):
             core.init(device=device, uid=self._unique_id(core), rank=self.world.rank, nranks=self.world.size, initializer_method="uid")
             base = int(bindings.align(GRAIN, self.segment))
             bases = [base if r == self.world.rank else int(bindings.ptr(base, r)) for r in range(self.world.size)] if base else []
-        except Exception as error:  # its errors have no common class
+        except Exception as error:  # noqa: BLE001 (its errors have no class in common)
             raise CommError(f"NVSHMEM does not start: {error}") from None
         self._core, self._device = core, device
         if not base:
             raise CommError(f"NVSHMEM has no {self.segment} bytes of symmetric memory", hint="TILESCALE_HEAP_SIZE=256M")
         far = [r for r, at in enumerate(bases) if not at]
         if far:
-            raise CommError(
-                f"the GPU of rank {self.world.rank} cannot address the memory of rank {far[0]}", expected="GPUs that reach each other's memory"
-            )
+            text = f"the GPU of rank {self.world.rank} cannot address the memory of rank {far[0]}"
+            raise CommError(text, expected="GPUs that reach each other's memory")
         return bases
 
     def _unique_id(self, core: Any) -> Any:
