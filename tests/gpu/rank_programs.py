@@ -13,11 +13,11 @@ import tilescale.language as T
 
 
 @tilescale.jit
-def shift(N, block=128):
+def shift(N, threads=64):
     @T.prim_func
     def ring(A: T.Tensor((N,), "float32"), inbox: T.SymmTensor((N,), "float32"), s: T.Signal((2, 3)), B: T.Tensor((N,), "float32"),
              awaited: T.int64, far: T.int32):  # fmt: skip
-        with T.Kernel(1, threads=64):
+        with T.Kernel(1, threads=threads):
             with T.Scale("device") as (rank, n):
                 T.copy(A, inbox, dst=(rank + far) % (n + far - 1), signal=s[1, 2])
                 T.wait(s[1, 2], awaited)
@@ -65,7 +65,7 @@ def far() -> int:
 def different() -> int:
     """Ranks that launch different constants."""
     ring = Ring(500)
-    other = shift(500, block=64 + comm.rank())
+    other = shift(500, threads=64 * (1 + comm.rank()))
     other(ring.a, ring.inbox, ring.s, ring.b, 1, 1)
     torch.cuda.synchronize()
     return 0
