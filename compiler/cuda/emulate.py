@@ -71,7 +71,8 @@ class Emulator:
                     mem.clear()
                 self._block((x, y, z), values, memory, draw, late=seed % 2 == 0)
 
-    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int,
+              shapes: dict[str, tuple[int, ...]]) -> None:  # fmt: skip
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = _blocks(grid)
@@ -85,7 +86,9 @@ class Emulator:
                 if source.kind == "param" and tirx.is_buffer_var(var):
                     memory[var] = world.view(task, task.rank, name)
                 elif source.kind == "map":
-                    raise EmulationError("ranks with tensor maps")
+                    of = self.kernel.maps[source.index]
+                    name = self.names[of.param]
+                    values[var] = engines.TensorMap(args[task.rank][name].reshape(shapes[name]), of.box, of.swizzle)
                 else:
                     own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
                     value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
@@ -544,7 +547,7 @@ def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], se
     """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
     bound = [_bound(kernel, program, a) for a in args]
     made = Emulator(kernel, [p.name for p in program.params])
-    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed)
+    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed, {k: v.shape for k, v in bound[0][2].items()})
     return [arrays for _, _, arrays, _ in bound]
 
 
