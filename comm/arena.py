@@ -80,14 +80,18 @@ class Arena:
 
     def _tell(self) -> None:
         """Hands the table of arenas to the C runtime, with what a launch writes when it fails and reads while it waits."""
-        import torch
-
-        self._record = torch.zeros(_RECORD // 8, dtype=torch.int64, pin_memory=True)
+        self._record = self._make_record()
         n, bases = self.world.size, (ctypes.c_int64 * self.world.size)(*self.bases)
         limit = int(env.WAIT_TIMEOUT.get() * 1e9)
         words = (self.segment, self.control, self._record.data_ptr(), self._map_stop_word(), limit)
         if self._lib.ts_gpu_heap(n, self.world.rank, bases, *(ctypes.c_int64(w) for w in words)):
             raise CommError("no memory for the table of the symmetric heap")
+
+    def _make_record(self) -> Any:
+        """Memory that the host and its GPU see, as a tensor of zeros."""
+        import torch
+
+        return torch.zeros(_RECORD // 8, dtype=torch.int64, pin_memory=True)
 
     def _map_stop_word(self) -> int:
         """The address by which GPUs read the word that stops the job; 0 where they cannot."""
