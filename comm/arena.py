@@ -35,6 +35,8 @@ class Arena:
 
     #: of errors
     name = "a GPU's symmetric memory"
+    #: the page of the hosts' memory that GPUs read
+    _mapped = 0
 
     def __init__(self, world: World, segment: int):
         self.world = world
@@ -100,6 +102,7 @@ class Arena:
         at = int(self._lib.ts_stop_word())
         first = at // PAGE * PAGE
         if at and int(torch.cuda.cudart().cudaHostRegister(first, PAGE, 0)) == 0:
+            self._mapped = first
             return at
         log.say("info", "GPUs cannot read the word that stops a job: their waits end by their own limit", once=True)
         return 0
@@ -133,6 +136,10 @@ class Arena:
         with contextlib.suppress(CommError):  # told when the process ends (tilescale/cuda.py), and to the others by now
             self.settle()
         self._lib.ts_gpu_close()
+        if self._mapped:
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(self._mapped)
         self.host.leave(unmap)
 
     # ---- memory
