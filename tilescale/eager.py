@@ -99,6 +99,13 @@ class Eager(Jit):
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
 
+    def program(self, *args: Any, **kwargs: Any) -> Any:
+        from tilescale.compiler.frontend.trace import TensorArg, trace_eager
+
+        tensors, constants = self._split(args, kwargs)
+        given = {name: TensorArg(name, tuple(map(int, t.shape)), self._dtype(name, t), "tensor") for name, t in tensors.items()}
+        return trace_eager(self.func, given, dict(constants))
+
     def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
         """`Kernel.get_kernel_source` of the kernel for arguments like these."""
         return self.compile(*args, **kwargs).get_kernel_source()

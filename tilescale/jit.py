@@ -212,6 +212,10 @@ class Jit:
         """The kernel for these arguments."""
         raise NotImplementedError
 
+    def program(self, *args: Any, **kwargs: Any) -> Any:
+        """The tile program for these arguments (a :class:`tilescale.compiler.frontend.trace.TileProgram`), traced and not compiled."""
+        raise NotImplementedError
+
 
 class Factory(Jit):
     """``@tilescale.jit`` over a function that returns a ``@T.prim_func``."""
@@ -228,6 +232,9 @@ class Factory(Jit):
     def compile(self, *args: Any, **kwargs: Any) -> Kernel:
         """The same as a call."""
         return self(*args, **kwargs)
+
+    def program(self, *args: Any, **kwargs: Any) -> Any:
+        return self.prim_func(*args, **kwargs).trace()
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:
         """The same as :meth:`prim_func`, under TileLang's name."""

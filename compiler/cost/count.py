@@ -101,7 +101,8 @@ class Loop:
 @dataclass
 class Count:
     """A launch: the mean of its blocks' ``work`` (pipelined loops included), and what a block holds, rings with all their stages.
-    ``longest``: the block with the most work, in means. ``tensors``: bytes of each parameter."""
+    ``longest``: the block with the most work, in means. ``tensors``: bytes of each parameter. ``shared_reads``: of
+    the tiles of a tensor that neighbouring blocks read in one round, the share that is different: 1 where each reads its own."""
 
     name: str
     grid: tuple[int, ...]
@@ -113,6 +114,7 @@ class Count:
     longest: float
     tensors: dict[str, int]
     notes: list[str]
+    shared_reads: dict[str, float] = field(default_factory=dict)
 
     @property
     def blocks(self) -> int:
@@ -135,26 +137,31 @@ class _Unknown(Exception):
     """An expression that memory decides."""
 
 
-def count(program: Any, extents: dict[str, int] | None = None) -> Count:
+def count(program: Any, extents: dict[str, int] | None = None, *, neighbours: int = 0) -> Count:
     """The work of one launch of a traced kernel.
 
     Args:
         extents: values of its T.dynamic extents and integer parameters, by name.
+        neighbours: so many blocks run at once; with them `Count.shared_reads` is known.
 
     Raises:
         TileValueError: one of them is missing where the grid or a tensor's shape depends on it.
     """
-    return _Counting(program, extents or {}).run()
+    made = _Counting(program, extents or {}).run()
+    if neighbours:
+        made.shared_reads = _Counting(program, extents or {}, neighbours).distinct()
+    return made
 
 
 class _Counting:
-    def __init__(self, program: Any, extents: dict[str, int]):
+    def __init__(self, program: Any, extents: dict[str, int], neighbours: int = 0):
         self.program, self.notes = program, []  # type: ignore[var-annotated]
         self.env: dict[Any, Any] = {var: extents[name] for name, var in program.symbols.items() if name in extents}
         self.env |= {p.var: extents[p.name] for p in program.params if p.name in extents}
         self.names = {p.var: p.name for p in program.params}
         self.shapes: dict[Any, tuple[Any, ...]] = {}
-        self.depth, self.executors = 0, 1
+        self.depth, self.executors, self.neighbours = 0, 1, neighbours
+        self.origins: dict[str, float] = {}
         self.loops: list[tuple[Any, Any, int, Work, Any]] = []
         self.stages: dict[Any, int] = {}
         self.allocated: list[Any] = []
@@ -163,7 +170,9 @@ class _Counting:
         launch = self.program.launch
         grid = tuple(self.required(e, "the grid") for e in launch.grid)
         blocks = max(1, prod(grid))
-        if blocks <= POINTS:
+        if self.neighbours:
+            number = self.launch_order(np.arange(min(self.neighbours, blocks)), grid)
+        elif blocks <= POINTS:
             number = np.tile(np.arange(blocks), -(-POINTS // blocks))
         else:  # evenly, and in no step with the grid's extents
             number = (np.arange(POINTS) * _STEPS[-1] % 1.0 * blocks).astype(np.int64)
@@ -187,6 +196,22 @@ class _Counting:
             self.program.name, grid, launch.threads, work.each(self.mean), loops, held["shared"], held["local"],
             float(np.max(heavy)) / mean if mean else 1.0, tensors, list(dict.fromkeys(self.notes)),
         )  # fmt: skip
+
+    def launch_order(self, number: Any, grid: tuple[int, ...]) -> Any:
+        """Where in the grid the first blocks lie: row by row, or in the panels of T.use_swizzle (as `cuda.lower` orders them)."""
+        panel, order = self.program.hints.get("swizzle", (0, "row"))
+        if panel < 2 or len(grid) < 2 or prod(grid[2:]) != 1:
+            return number
+        wide, high = (grid[0], grid[1]) if order == "row" else (grid[1], grid[0])
+        first = number // (wide * panel) * panel
+        rows, within = np.minimum(high - first, panel), number - first * wide
+        down, across = first + within % rows, within // rows
+        return across + grid[0] * down if order == "row" else down + grid[0] * across
+
+    def distinct(self) -> dict[str, float]:
+        """See `Count.shared_reads`: counted in the first round of each loop."""
+        self.run()
+        return self.origins
 
     @staticmethod
     def mean(amount: Any) -> float:
@@ -287,6 +312,16 @@ class _Counting:
         name = self.names[region.source]
         amounts[name] = amounts.get(name, 0.0) + size
 
+    def note_origin(self, region: Any) -> None:
+        key: Any = np.zeros(len(self.points), np.int64)
+        for r in region.region:
+            try:
+                key = key * 1_000_003 + self.value(r.min)
+            except _Unknown:
+                key = key * 1_000_003 + self.points  # nobody's but its own
+        share = len(np.unique(key)) / len(self.points)
+        self.origins[self.names[region.source]] = max(share, self.origins.get(self.names[region.source], 0.0))
+
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, weight: Any, work: Work) -> None:
         method = getattr(self, "_s_" + type(s).__name__, None)
@@ -329,7 +364,7 @@ class _Counting:
             rounds = 1
             self.say(s, "a loop whose length memory decides is counted once")
         step = _STEPS[self.depth % len(_STEPS)]
-        drawn = ((self.points * step) % 1.0 * rounds).astype(np.int64)
+        drawn = ((self.points * step) % 1.0 * rounds * (not self.neighbours)).astype(np.int64)
         try:
             self.env[s.loop_var] = drawn + self.value(s.min)
         except _Unknown:
@@ -391,6 +426,8 @@ class _Counting:
                 self.region(region, weight, away)
                 work.remote = work.remote + sum(away.values())
             else:
+                if self.neighbours and access.mode == "read":
+                    self.note_origin(region)
                 for amounts in {"read": (work.read,), "write": (work.written,)}.get(access.mode, (work.read, work.written)):
                     self.region(region, weight, amounts)
         if op.name == "gemm":

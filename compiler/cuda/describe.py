@@ -102,9 +102,11 @@ def _alignments(kernel: ThreadKernel, program: Any) -> list[int]:
     def passed(call: Any) -> None:
         if call.op.name not in EXTERN_CALLS or str(call.args[0].value).startswith(_ADDRESSES):
             return
+        name = str(call.args[0].value)
+        size = int(name[name.index("<") + 1 : -1]) if name.startswith("ts::cp_async<") else WIDEST
         for a in call.args:
             if isinstance(a, ir.Call) and a.op.name in ("tirx.address_of", "tirx.buffer_data"):
-                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], WIDEST)
+                note(a.args[0].source if isinstance(a.args[0], ir.TensorLoad) else a.args[0], size)
 
     def there(s: Any) -> None:
         found: list[Any] = []

@@ -164,6 +164,7 @@ def inside(mem: Any, at: Any, lanes: int) -> None:
 def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
     if isinstance(mem, Tile):
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
+        b.engines.copies.touched(cells)
         b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)
     else:
         b.touch(mem, at, np.broadcast_to(who[:, None], at.shape), writes)

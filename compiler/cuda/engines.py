@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.dtypes import KINDS
+from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.sim import numerics, tiles
 
@@ -29,10 +30,6 @@ MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 STEPS = 1_000_000
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
-
-
-class EmulationError(AssertionError):
-    """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
 
 
 class _Ended(BaseException):
@@ -179,6 +176,8 @@ class Engines:
         self.back = threading.Semaphore(0)
         self.meetings: dict[int, list[Any]] = {}
         self.stop = False
+        #: copies that the threads started themselves
+        self.copies = Copies()
 
     # -- turns --------------------------------------------------------------------------------------------------------
     def together(self, functions: list[Callable[[], None]]) -> None:
@@ -246,6 +245,7 @@ class Engines:
 
     def finish(self) -> None:
         """The block is over."""
+        self.copies.finish()
         if self.loads:
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
@@ -552,6 +552,14 @@ def product(name: str) -> Callable[..., None]:
     return run
 
 
+def copy(size: int) -> Callable[..., None]:
+    def run(b: Any, m: Any, to: Any, source: Any, count: Any = size) -> None:
+        b.engines.arena = to.memory.arena
+        b.engines.copies.issue(b, m, size, to, source, count)
+
+    return run
+
+
 def fence(b: Any, m: Any) -> None:
     for g in _groups(b, m):
         b.engines.group(g).fenced = True
@@ -587,9 +595,14 @@ def find(name: str) -> Callable[..., Any] | None:
         return product(plain)
     if plain == "ts::matrix_descriptor":
         return descriptor(int(number))
+    if plain == "ts::cp_async":
+        return copy(int(number))
+    if plain == "ts::cp_async_wait":
+        return lambda b, m: b.engines.copies.wait(b, m, int(number))
     if plain == "ts::wgmma_wait":
         return waited(int(number))
     plain_ones: dict[str, Callable[..., Any]] = {
+        "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
         "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,

@@ -16,7 +16,7 @@ from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, aren
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.ranks import Ranks
-from tilescale.compiler.cuda.rings import Barriers, call, initialised
+from tilescale.compiler.cuda.rings import Barriers, call, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -56,6 +56,7 @@ class Lowering(Scalars, NestLowering, Ranks):
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
+        self.rounds = rounds_of(program)
         self.sites: list[str] = []
         self.here: Loc | None = None
         self.loop = None

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.places import Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, plan
+from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import choose, fragments_of
@@ -131,8 +131,10 @@ class NestLowering:
     def _group(self, nest: Nest, vectors: Plan, group: Any) -> Any:
         """Vectors into registers, the elements one by one, vectors out of registers."""
         first, before, after, held = self._first(nest, vectors), [], [], []
+        names = bound_in(nest.body)  # the body's own names are not there yet where its vectors are read
         for m in vectors.moves:
             node = m.element.node
+            indices = [spelt_out(e, names) for e in m.element.indices]
             reads = m.element.mode == "read"
             dtype = str(m.element.buffer.ty.dtype)
             name = f"{m.element.buffer.name}_{'in' if reads else 'out'}"
@@ -140,7 +142,7 @@ class NestLowering:
             before.append(tirx.AllocBuffer(tile))
             for k in range(0, vectors.count, m.width):
                 self._step(nest, vectors, group, first, tirx.IntImm("int32", k))
-                buf, flat, tests, _ = self.access(m.element.buffer, m.element.indices, node, not reads)
+                buf, flat, tests, _ = self.access(m.element.buffer, indices, node, not reads)
                 there = [tirx.Ramp(flat, tirx.IntImm(str(flat.ty), 1), m.width)]
                 here = [tirx.Ramp(tirx.IntImm("int32", k), tirx.IntImm("int32", 1), m.width)]
                 if reads:

@@ -55,6 +55,8 @@ class CudaPrinter(CPrinter):
         if "bfloat16" in self.used:
             yield "#include <cuda_bf16.h>"
         yield "#include <ts/ts.cuh>"
+        if any(name.startswith("ts::cp_async") for name in self.called):
+            yield "#include <ts/ampere.cuh>"
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
         if self.kernel.maps or products:
             yield "#include <ts/hopper.cuh>"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.places import widened
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 WARP = 32
 
@@ -48,6 +48,18 @@ def at(buffer: Any, index: Any) -> Any:
 
 def call(name: str, *args: Any, span: Any = None) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)
+
+
+def rounds_of(program: Any) -> set[Any]:
+    """The variables that count the rounds of a program's rings."""
+    found: set[Any] = set()
+
+    def look(c: Any) -> None:
+        if c.op.name in ("ts.ring_commit", "ts.ring_wait") and isinstance(c.args[0], ir.TensorLoad):
+            found.add(c.args[0].source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return found
 
 
 def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:

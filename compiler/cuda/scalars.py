@@ -18,6 +18,8 @@ class Scalars:
     """Mixed into the lowering: ``scalar(e)``."""
 
     variables: dict[Any, Any]
+    #: the variables that count a ring's rounds
+    rounds: set[Any]
     load: Any
     given: Any
     scale_value: Any
@@ -32,7 +34,10 @@ class Scalars:
         if kind in _LEAVES:
             return e
         if kind in _BINARY:
-            return type(e)(self.scalar(e.a), self.scalar(e.b))
+            a, b = self.scalar(e.a), self.scalar(e.b)
+            if kind == "FloorMod" and isinstance(e.a, ir.TensorLoad) and e.a.source in self.rounds and int(e.b) & (int(e.b) - 1):
+                return tirx.truncmod(a, b)  # a ring's rounds are counted from zero, which the printer does not know
+            return type(e)(a, b)
         if kind == "Cast":
             return tirx.Cast(str(e.ty), self.scalar(e.value))
         if kind in ("Not", "BitwiseNot"):

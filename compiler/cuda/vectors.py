@@ -118,7 +118,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
     group = tirx.Var("group", "int32")
     first = group * count if str(var.ty) == "int32" else tirx.Cast(str(var.ty), group * count)
     analyzer = sym.Analyzer()
-    at = [_defined(e, cx.definitions) for e in a.indices]
+    at = [spelt_out(e, cx.definitions) for e in a.indices]
     starts = [structural_map(e, (ir.Var, lambda v: first if v.same_as(var) else v)) for e in at]
     for k, (e, start) in enumerate(zip(at, starts, strict=True)):
         uses = _mentions(e, var)
@@ -128,7 +128,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
             continue
         if not uses or not _is_one(analyzer.simplify(e - structural_map(e, (ir.Var, lambda v: v - 1 if v.same_as(var) else v)))):
             return False
-        if not _multiple(analyzer, start, width):
+        if not multiple(analyzer, start, width):
             return False
     size = place.shape[-1]
     inside = isinstance(size, int) and size % width == 0
@@ -138,12 +138,17 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
     if not _is_one(place.strides[-1]):
         return False
-    if not all(isinstance(s, int) and s % width == 0 for s in place.strides[:-1]):
-        return False
-    return inside
+    return inside and all(s % width == 0 if isinstance(s, int) else multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
-def _defined(e: Any, definitions: Mapping[Any, Any]) -> Any:
+def bound_in(body: Any) -> dict[Any, Any]:
+    """The names that a nest's body binds, with what they stand for."""
+    found: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
+    return found
+
+
+def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
     """An index with the names that were bound to integer expressions replaced by those."""
     for _ in range(8):
         used: list[Any] = []
@@ -164,7 +169,7 @@ def _is_one(e: Any) -> bool:
     return e == 1 if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == 1
 
 
-def _multiple(analyzer: Any, e: Any, of: int) -> bool:
+def multiple(analyzer: Any, e: Any, of: int) -> bool:
     found = analyzer.modular_set(e)
     return int(found.coeff) % of == 0 and int(found.base) % of == 0
 

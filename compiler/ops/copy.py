@@ -174,9 +174,11 @@ class Copy(TileOp):
         return {call.args[0].source: stored(call.args[0])} if "bulk" in call.attrs else {}
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import tma
+        from tilescale.compiler.cuda import cp_async, tma
 
-        return tma.store(cx, call) if "bulk" in call.attrs else tma.load(cx, call)
+        if "bulk" in call.attrs:
+            return tma.store(cx, call)
+        return cp_async.load(cx, call) if cx.role is None else tma.load(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, rings, tiles

@@ -83,11 +83,8 @@ def gemm(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
     flags = [as_expr(clear_accum, "bool")]
-    emit(
-        "gemm",
-        [a.ir(), b.ir(), c.ir(), *flags],
-        {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy), "precision": precision},
-    )
+    attrs: dict[str, Any] = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
+    emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 
 @register
@@ -147,7 +144,7 @@ class Gemm(TileOp):
         site, pending = cx.current, int(call.attrs["wgmma"]) if "wgmma" in call.attrs else 0
         a, b, c = (cx.view(region, call) for region in call.args[:3])
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
-        across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), str(call.attrs["precision"]) == "tf32"
+        across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), "precision" in call.attrs
 
         def multiply(left: Any, right: Any, to: Any, fresh: bool) -> None:
             x, y = tiles.matrix(left.read()), tiles.matrix(right.read())

@@ -27,6 +27,7 @@ from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
+from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
@@ -92,6 +93,9 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
+        #: rings whose copies run ahead, and their tiles
+        self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
+        self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
 
@@ -115,6 +119,8 @@ class _Walk:
     def clash(self, a: Touch, b: Touch) -> bool:
         if a.met and not b.engine:
             return False
+        if a.memory in self.staged and a.memory.same_as(b.memory):
+            return False  # guarded by the meeting behind each wait of the ring
         if a.memory is b.memory or a.memory.same_as(b.memory):
             return replace(a, memory=b.memory).conflicts(b)
         if _publishes(a, b, self.published) or _publishes(b, a, self.published):
@@ -140,7 +146,8 @@ class _Walk:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
-                if not in_registers(buffer) and "ring" not in (s.value.attrs or {}) and buffer not in self.ringed:
+                copied = "ring" in (s.value.attrs or {}) and int(s.value.attrs["ring"]) not in self.ahead
+                if not in_registers(buffer) and not copied and buffer not in self.ringed:
                     found.append((buffer, access.mode, None, f"T.{op.name}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
@@ -184,8 +191,19 @@ class _Walk:
         if _is_barrier(s):
             self.pending = self._behind(False)
             return s
+        if isinstance(s, tirx.Evaluate) and (where := self._arrival(s.value)) is not None:
+            self.pending = self._behind(False)
+            return sequence([s, fence(ex.name, where, s.span)])
         before = self.meet(self.touches(s, ex), ex)
         return sequence([*before, s]) if before else s
+
+    def _arrival(self, call: Any) -> str | None:
+        """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each thread waited for its own copies
+        of the round: now all see all of them; and all have read the stage of the round before, which the next copies overwrite."""
+        op = base.find(call)
+        if op is None or op.name != "ring_wait" or int(call.attrs["ring"]) not in self.ahead:
+            return None
+        return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
 
     def meet(self, touches: list[Touch], ex: Executor) -> list[Any]:
         """The meeting in front of a statement, if it needs one; its accesses are pending from here."""

@@ -26,6 +26,7 @@ from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
@@ -37,7 +38,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 WARPGROUP = 128
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
-REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (232, 40), 384: (160, 32)}
+REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
 #: bytes of shared memory beside the tiles: barriers
@@ -56,20 +57,31 @@ class Unfit(Exception):
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
     program = replace(program, notes=list(program.notes))
-    if arch != "sm_90a" or not _pipelined(program.func.body):
-        return schedule(program)
-    try:
-        return _with_roles(program, limit_of(arch))
-    except Unfit as why:
-        place = f" (line {why.loc.line})" if why.loc else ""
-        program.notes.append(f"{program.name} copies in turn, without TMA and wgmma{place}: {why}")
-        return schedule(program)
+    stages = _stages(program.func.body)
+    limit = limit_of(arch)
+    if arch == "sm_90a" and stages:
+        try:
+            return _with_roles(program, limit)
+        except Unfit as why:
+            program.notes.append(f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}")
+    if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
+        made, reason, where = copies_ahead(program, _depth(program, limit, ("all",)))
+        if made is not None:
+            return made
+        loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
+        program.notes.append(f"{program.name} copies in turn, not ahead{_place(loc)}: {reason}")
+    return schedule(program)
 
 
-def _pipelined(body: Any) -> bool:
-    stages: list[int] = []
+def _place(loc: Any) -> str:
+    return f" (line {loc.line})" if loc else ""
+
+
+def _stages(body: Any) -> int:
+    """The most stages that a loop asks for."""
+    stages: list[int] = [0]
     structural_walk(body, (tirx.For, lambda f: stages.append(int((f.annotations or {}).get("ts.num_stages", 0)))))
-    return any(n > 0 for n in stages)
+    return max(stages)
 
 
 def _with_roles(program: Any, limit: int) -> Any:
@@ -77,7 +89,10 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
-    made = schedule(program, depth=_depth(program, limit), roles=splitting.ROLES, by_reader=True)
+    depth = _depth(program, limit, splitting.ROLES)
+    if depth < 1:
+        raise Unfit("its tiles fill shared memory, whole")
+    made = schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True)
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
@@ -90,16 +105,13 @@ def _with_roles(program: Any, limit: int) -> Any:
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
-def _depth(program: Any, limit: int) -> int:
+def _depth(program: Any, limit: int, roles: tuple[str, ...]) -> int:
     """The most stages that fit beside everything else that the block has in shared memory."""
-    one = schedule(program, depth=1, roles=splitting.ROLES, by_reader=True)
+    one = schedule(program, depth=1, roles=roles, by_reader=roles == splitting.ROLES)
     sizes = _shared(one.func.body)
     ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
     rest = sum(sizes.values()) - ring
-    depth = (limit - rest - BESIDE) // ring if ring else 0
-    if depth < 1:
-        raise Unfit("its tiles fill shared memory, whole")
-    return int(depth)
+    return int((limit - rest - BESIDE) // ring) if ring else 0
 
 
 def _shared(body: Any) -> dict[Any, int]:

@@ -1,5 +1,6 @@
 #include <cuda_fp16.h>
 #include <ts/ts.cuh>
+#include <ts/ampere.cuh>
 
 extern "C" __global__ void __launch_bounds__(128) gemm(
     const half* __restrict__ A,
@@ -9,10 +10,12 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
   const int tid = threadIdx.x;
   const int bx = blockIdx.x;
   const int by = blockIdx.y;
-  extern __shared__ __align__(1024) uint8_t smem[];  // 8192 bytes
+  extern __shared__ __align__(1024) uint8_t smem[];  // 24576 bytes
   // test_ir.py:20  A_s, B_s = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
-  half* const A_s = (half*)(smem + 4096);
+  half* const A_s = (half*)(smem + 12288);
   half* const B_s = (half*)smem;
+  int ring0_filled = 0;
+  int ring0_read = 0;
   // test_ir.py:21  C_l = T.alloc_fragment((64, 64), "float32")
   float C_l[32];
   // test_ir.py:22  T.clear(C_l)
@@ -30,29 +33,48 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
     }
   }
   // test_ir.py:23  for k in T.Pipelined(3, num_stages=3):
-  for (int k = 0; k < 3; ++k) {
-    __syncthreads();  // T.copy writes A_s that T.gemm, line 26 reads
-    const int i0 = tid >> 2;
-    const int j0 = (tid & 3) * 8;
+  const int rounds = 3;
+  for (int k = 0; k < 2; ++k) {
     // test_ir.py:24  T.copy(A[by * 64, k * 32], A_s)
     #pragma unroll
-    for (int u0 = 0; u0 < 2; ++u0) {
-      const int i = u0 * 32 + i0;
-      if (by * 64 + i < m) {
-        *(uint4*)&A_s[(i * 32 + j0) ^ ((i & 7) >> 1) * 8] = *(const uint4*)&A[int64_t(by) * 6144 + int64_t(i) * 96 + int64_t(k) * 32 + j0];
-      } else {
-        *(uint4*)&A_s[(i * 32 + j0) ^ ((i & 7) >> 1) * 8] = uint4{};
-      }
+    for (int u = 0; u < 2; ++u) {
+      const int chunk = u * 128 + tid;
+      ts::cp_async<16>(&A_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 31) >> 3) * 8], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8], by * 64 + (chunk >> 2) < m ? 16 : 0);
     }
-    const int i0_1 = tid >> 3;
-    const int j0_1 = (tid & 7) * 8;
     // test_ir.py:25  T.copy(B[k * 32, bx * 64], B_s)
     #pragma unroll
-    for (int u0 = 0; u0 < 2; ++u0) {
-      const int i = u0 * 16 + i0_1;
-      *(uint4*)&B_s[(i * 64 + j0_1) ^ (i & 7) * 8] = *(const uint4*)&B[k * 4096 + i * 128 + bx * 64 + j0_1];
+    for (int u = 0; u < 2; ++u) {
+      const int chunk = u * 128 + tid;
+      ts::cp_async<16>(&B_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 63) >> 3) * 8], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8]);
     }
-    __syncthreads();  // T.gemm reads A_s that T.copy, line 24 writes
+    // test_ir.py:23  for k in T.Pipelined(3, num_stages=3):
+    ts::cp_async_commit();
+    ring0_filled = ring0_filled + 1;
+  }
+  for (int k = 0; k < 3; ++k) {
+    if (ring0_filled - ring0_read > 1) {
+      ts::cp_async_wait<1>();
+    } else {
+      ts::cp_async_wait<0>();
+    }
+    __syncthreads();  // ring 0: this round's stage has arrived, the one before has been read
+    if (k + 2 < rounds) {
+      // test_ir.py:24  T.copy(A[by * 64, k * 32], A_s)
+      #pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const int chunk = u * 128 + tid;
+        ts::cp_async<16>(&A_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 31) >> 3) * 8], &A[int64_t(by) * 6144 + (int64_t(chunk) >> 2) * 96 + int64_t(k) * 32 + (int64_t(chunk) & 3) * 8 + 64], by * 64 + (chunk >> 2) < m ? 16 : 0);
+      }
+      // test_ir.py:25  T.copy(B[k * 32, bx * 64], B_s)
+      #pragma unroll
+      for (int u = 0; u < 2; ++u) {
+        const int chunk = u * 128 + tid;
+        ts::cp_async<16>(&B_s[(ring0_filled % 3 * 2048 + chunk * 8) ^ ((chunk & 63) >> 3) * 8], &B[k * 4096 + (chunk >> 3) * 128 + bx * 64 + (chunk & 7) * 8 + 8192]);
+      }
+      // test_ir.py:23  for k in T.Pipelined(3, num_stages=3):
+      ts::cp_async_commit();
+      ring0_filled = ring0_filled + 1;
+    }
     const int lane = tid & 31;
     const int row0 = ((tid & 63) >> 5) * 32;
     const int col0 = (tid >> 6) * 32;
@@ -61,12 +83,12 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
       half a[16];
       #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        ts::ldmatrix_x4(&a[t * 8], &A_s[(t * 512 + row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) ^ (((row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) & 255) >> 6) * 8]);
+        ts::ldmatrix_x4(&a[t * 8], &A_s[(ring0_read % 3 * 2048 + t * 512 + row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) ^ (((row0 * 32 + (lane & 15) * 32 + k_1 * 16 + (lane >> 4) * 8) & 255) >> 6) * 8]);
       }
       half b[16];
       #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        ts::ldmatrix_x4_trans(&b[t * 8], &B_s[(k_1 * 1024 + (lane & 15) * 64 + t * 16 + (lane >> 4) * 8 + col0) ^ (lane & 7) * 8]);
+        ts::ldmatrix_x4_trans(&b[t * 8], &B_s[(ring0_read % 3 * 2048 + k_1 * 1024 + (lane & 15) * 64 + t * 16 + (lane >> 4) * 8 + col0) ^ (lane & 7) * 8]);
       }
       #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -76,6 +98,8 @@ extern "C" __global__ void __launch_bounds__(128) gemm(
         }
       }
     }
+    // test_ir.py:23  for k in T.Pipelined(3, num_stages=3):
+    ring0_read = ring0_read + 1;
   }
   // test_ir.py:27  for i, j in T.Parallel(64, 64):
   #pragma unroll

@@ -32,7 +32,7 @@ def scaled(A: T.Tensor((N, 8), "float32"), by: T.float32, B: T.Tensor((N, 8), "f
 
 
 @tilescale.jit
-def doubled(A: T.Tensor[[N], T.float32]):
+def doubled(A: T.Tensor((N,), "float32")):
     B = T.empty((N,), "float32")
     with T.Kernel(T.ceildiv(N, 32), threads=32) as bx:
         for i in T.Parallel(32):

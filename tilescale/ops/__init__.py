@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
 #: files that have an ``OP``
-MODULES = ("attention_backward", "gemm", "grouped", "latent_attention", "rms_norms", "row_softmax")
+MODULES = ("attention", "attention_backward", "fp8_gemm", "gemm", "grouped", "latent_attention", "rms_norms", "row_softmax")
 #: a function that people call → its file
 HOME = {
     "attention_gradients": "attention_backward",
+    "flash_attention": "attention",
+    "fp8_matmul": "fp8_gemm",
     "grouped_matmul": "grouped",
     "matmul": "gemm",
     "mla_decode": "latent_attention",

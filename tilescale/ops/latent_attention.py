@@ -94,8 +94,8 @@ def decode(
 
         @T.prim_func
         def mla_decode_pages(
-            Q: q_type, KV: T.Tensor((rows, page, width), dtype), Table: T.Tensor((batch, pages), "int32"), Lengths: lengths_type, O: out_type,
-            Sums: sums_type,
+            Q: q_type, KV: T.Tensor((rows, page, width), dtype), Table: T.Tensor((batch, pages), "int32"), Lengths: lengths_type,
+            O: out_type, Sums: sums_type,
         ):  # fmt: skip
             body(Q, KV, Table, Lengths, O, Sums)
 
@@ -167,14 +167,15 @@ def mla_decode(
     dtype = host.dtype_name(q)
     if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1]:
         raise TileValueError(
-            f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, latent={latent}", expected="(batch, heads, width), (batch or pages, tokens, width)"
+            f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, latent={latent}",
+            expected="(batch, heads, width), (batch or pages, tokens, width)",
         )
     if dtype not in DTYPES or cache.dtype != q.dtype:
         raise TileTypeError(f"mla_decode of {dtype} over {host.dtype_name(cache)}", expected="both bfloat16 or both float16")
     batch, heads, width = q.shape
     page = cache.shape[1] if table is not None else 0
     if table is None and cache.shape[0] != batch or tuple(lengths.shape) != (batch,) or table is not None and table.shape[0] != batch:
-        raise TileValueError(f"a batch of {batch} with a cache of {cache.shape[0]} and {tuple(lengths.shape)} lengths", expected="one batch")
+        raise TileValueError(f"{batch} queries, a cache of {cache.shape[0]}, {tuple(lengths.shape)} lengths", expected="one batch")
     if any(t is not None and t.dtype != torch.int32 for t in (lengths, table)):
         raise TileTypeError("lengths or a table of another dtype", expected="int32")
     if page % TILE or not all(t.is_contiguous() for t in (q, cache, lengths) + (() if table is None else (table,))):
@@ -228,7 +229,8 @@ def reference(
         x, v = q[b].double(), kv[:, :latent]
         s = x @ kv.T * scale
         p = s.softmax(-1)
-        off = summed(x.abs() @ kv.abs().T * scale, kv.shape[1]).amax(-1, keepdim=True) + (s - s.amax(-1, keepdim=True)).abs().amax() * 2.0**-21
+        off = summed(x.abs() @ kv.abs().T * scale, kv.shape[1]).amax(-1, keepdim=True)
+        off = off + (s - s.amax(-1, keepdim=True)).abs().amax() * 2.0**-21
         plain = p @ v.abs()
         values.append(p @ v)
         noises.append(plain * (2 * off + 2.0**-18) + unit * torch.minimum(plain, 8 * (p.square() @ v.square()).sqrt()))
@@ -257,12 +259,14 @@ OP = Op(
     cases=(
         *(Case({"latent": 64, "rope": 16, **s}, small=True) for s in (
             {"batch": 2, "heads": 16, "context": 150, "ragged": True}, {"batch": 3, "heads": 4, "context": 300, "page": 64, "ragged": True},
-            {"batch": 1, "heads": 16, "context": 1}, {"batch": 2, "heads": 16, "context": 200, "ragged": True, "parts": 3, "dtype": "float16"},
+            {"batch": 1, "heads": 16, "context": 1},
+            {"batch": 2, "heads": 16, "context": 200, "ragged": True, "parts": 3, "dtype": "float16"},
             {"batch": 2, "heads": 64, "context": 90, "page": 128, "ragged": True, "parts": 2},
         )),
         *(Case({"heads": h, **s, "dtype": d}) for h in (16, 128) for d in DTYPES for s in (
             {"batch": 3, "context": 1000, "ragged": True}, {"batch": 7, "context": 777, "page": 64, "ragged": True},
-            {"batch": 2, "context": 4096, "page": 256}, {"batch": 40, "context": 600, "ragged": True, "parts": 1}, {"batch": 1, "context": 63},
+            {"batch": 2, "context": 4096, "page": 256}, {"batch": 40, "context": 600, "ragged": True, "parts": 1},
+            {"batch": 1, "context": 63},
         )),
         *(Case({"batch": b, "heads": 128, "context": 8192, **s}, bar=1.0) for b, s in (
             (132, {}), (64, {}), (200, {}), (132, {"ragged": True}), (132, {"page": 64}), (132, {"page": 64, "ragged": True}),

@@ -89,7 +89,8 @@ def draw(m: int, n: int, dtype: str = "bfloat16", device: Any = "cpu", seed: int
 
 
 def reference(x: torch.Tensor) -> tuple[Expected, ...]:
-    """In float64. The argument of an exponential is off by half a unit of its own, the exponential by two, the sum by those of its terms."""
+    """In float64. The argument of an exponential is off by half a unit of its own, the exponential by two, the sum by those of its
+    terms."""
     a = x.double()
     y = a.softmax(-1)
     distance = (a - a.amax(-1, keepdim=True)).abs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilescale.tuning.cost import Predicted, rank
 from tilescale.tuning.tuner import Autotuned, Trial, autotune
 
-__all__ = ["Autotuned", "Trial", "autotune"]
+__all__ = ["Autotuned", "Predicted", "Trial", "autotune", "rank"]

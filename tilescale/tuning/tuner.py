@@ -28,11 +28,13 @@ Config = dict[str, Any]
 
 @dataclass
 class Trial:
-    """One configuration: its milliseconds a call (the slowest rank's), or what was wrong with it."""
+    """One configuration: its milliseconds a call (the slowest rank's), or what was wrong with it; with ``autotune(top=…)`` also the
+    milliseconds that were predicted. Neither latency nor error: it was not tried, since others promised more."""
 
     config: Config
     latency: float | None = None
     error: str | None = None
+    predicted: float | None = None
 
 
 def autotune(
@@ -46,6 +48,8 @@ def autotune(
     atol: float | None = None,
     tensor_supply: Any = None,
     extents: dict[str, Any] | None = None,
+    top: int | None = None,
+    by: str = "shape",
 ) -> Any:
     """Above ``@tilescale.jit``: a call that leaves the tuned parameters out tries all configurations and keeps the fastest.
 
@@ -65,6 +69,10 @@ def autotune(
         warmup, rep: milliseconds of each measurement, as in `Profiler.do_bench`.
         ref_prog, rtol, atol: a reference that every configuration must agree with, as in `Profiler.assert_allclose`.
         tensor_supply, extents: inputs of a factory's kernels, as in `Kernel.get_profiler`.
+        top: measure only so many, those of which the cost model (tilescale/tuning/cost.py) predicts the least time; ten of thousands is
+            what it is for. On targets that it knows no figures of all are measured, which is said.
+        by: "shape" makes a choice for every call that differs; "class" one for all whose integers and tensors' extents lie between the
+            same powers of two (those up to 16 stay themselves), so that a choice serves its neighbours.
 
     Raises (calls):
         TileTypeError: a configuration names no parameter. TileError: no configuration works.
@@ -73,6 +81,8 @@ def autotune(
         if callable(func) and configs is not None:
             raise TileTypeError("@tilescale.autotune stands above a plain function", hint="@tilescale.jit between the two")
         configs, func = func, None  # autotune([{…}, …])
+    if by not in ("shape", "class") or (top is not None and top < 1):
+        raise TileValueError(f"@tilescale.autotune(top={top!r}, by={by!r})", expected='a positive number, and "shape" or "class"')
     if configs is None:
         raise TileTypeError("@tilescale.autotune has no configs", hint='configs=[{"block_M": 64}, {"block_M": 128}]')
 
@@ -81,7 +91,7 @@ def autotune(
             raise TileTypeError(
                 f"@tilescale.autotune is above a {type(jitted).__name__}", expected="@tilescale.autotune above @tilescale.jit above a def"
             )
-        return Autotuned(jitted, configs, warmup, rep, ref_prog, rtol, atol, tensor_supply, extents)
+        return Autotuned(jitted, configs, warmup, rep, ref_prog, rtol, atol, tensor_supply, extents, top, by == "class")
 
     return decorate if func is None else decorate(func)
 
@@ -90,17 +100,19 @@ class Autotuned:
     """A jitted function whose configuration is found by measuring. ``trials``: what the last tuning saw."""
 
     def __init__(
-        self, jitted: Jit, configs: Any, warmup: float, rep: float, ref_prog: Any, rtol: Any, atol: Any, supply: Any, extents: Any
-    ):
+        self, jitted: Jit, configs: Any, warmup: float, rep: float, ref_prog: Any, rtol: Any, atol: Any, supply: Any, extents: Any,
+        top: int | None = None, classes: bool = False,
+    ):  # fmt: skip
         functools.update_wrapper(self, jitted.func)
         self.jitted, self.configs, self.warmup, self.rep = jitted, configs, warmup, rep
         self.ref_prog, self.rtol, self.atol, self.supply, self.extents = ref_prog, rtol, atol, supply, extents
+        self.top, self.classes = top, classes
         self.trials: list[Trial] = []
         self.best: dict[Any, tuple[Config, float]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self.jitted.signature.parameters, args)), **kwargs}
-        key = tuple((name, _kind(value)) for name, value in given.items())
+        key = tuple((name, _kind(value, self.classes)) for name, value in given.items())
         config, latency = self.best.get(key) or self._find(key, given, args, kwargs)
         if not isinstance(self.jitted, Factory):
             return self.jitted(*args, **kwargs, **config)
@@ -147,8 +159,12 @@ class Autotuned:
     def _search(self, configs: list[Config], given: Config, args: tuple[Any, ...], kwargs: Config) -> tuple[int, float]:
         """The index of the fastest and its milliseconds. Collective: whether a step worked is agreed before the next."""
         self.trials = [Trial(config) for config in configs]
-        with _progress(self.jitted.name, len(configs)) as advance:
-            for trial in self.trials:
+        order = self._order(configs, args, kwargs)
+        wanted = len(configs) if order is None or self.top is None else self.top
+        with _progress(self.jitted.name, min(wanted, len(configs))) as advance:
+            for trial in self.trials if order is None else [self.trials[k] for k in order]:
+                if sum(t.latency is not None for t in self.trials) >= wanted:
+                    break
                 self._try(trial, given, args, kwargs)
                 if trial.error is not None:
                     log.say("warning", f"autotune of {self.jitted.name}: {_show(trial.config)} is skipped: {trial.error}")
@@ -158,11 +174,29 @@ class Autotuned:
         if latency is None:
             raise TileError(
                 f"autotune of {self.jitted.name}: none of {len(configs)} configurations works\n"
-                + "\n".join(f"  {_show(t.config)}: {t.error}" for t in self.trials),
+                + "\n".join(f"  {_show(t.config)}: {t.error}" for t in self.trials[:50] if t.error is not None),
                 loc=loc_of(self.jitted.func),
             )
         log.say("info", f"autotune of {self.jitted.name}: {_show(configs[best])}, {latency:.4g} ms")
         return best, latency
+
+    def _order(self, configs: list[Config], args: tuple[Any, ...], kwargs: Config) -> list[int] | None:
+        """With ``top``: the indices of what can work, the least predicted time first, as rank 0 has it; None where all are measured."""
+        from tilescale.tuning import cost
+
+        if self.top is None or len(configs) <= self.top:
+            return None
+        if cost.known_machine(self.jitted.target, [*args, *kwargs.values()]) is None:
+            log.say("info", f"autotune of {self.jitted.name}: nothing is predicted for this target, and all configurations are measured")
+            return None
+        ranked = cost.rank(self.jitted, configs, args, kwargs, extents=self.extents)
+        places = {id(trial.config): k for k, trial in enumerate(self.trials)}
+        for p in ranked:
+            trial = self.trials[places[id(p.config)]]
+            trial.predicted, trial.error = p.latency, p.error or None
+        order = [places[id(p.config)] for p in ranked]
+        order = [int(k) for k in agree.first([float(k) for k in order])]
+        return [k for k in order if self.trials[k].error is None]
 
     def _try(self, trial: Trial, given: Config, args: tuple[Any, ...], kwargs: Config) -> None:
         profiler: Profiler | None = None
@@ -225,11 +259,11 @@ class Autotuned:
         if resolve_target(self.jitted.target) == "sim":
             return None  # times of the simulator choose nothing for other targets
 
-        call = {name: list(_kind(v)) if hasattr(v, "shape") and hasattr(v, "dtype") else v for name, v in given.items()}
+        call = {name: _listed(_kind(v, self.classes)) if _shaped(v) or self.classes else v for name, v in given.items()}
         threads = env.NUM_THREADS.get() or len(os.sched_getaffinity(0))
         return key_of(
             f"the choice of {self.jitted.name}", "autotune", self.jitted.func, call, configs, self.extents, agree.ranks(), threads,
-            resolve_target(self.jitted.target, given.values()),
+            self.top, self.classes, resolve_target(self.jitted.target, given.values()),
         )  # fmt: skip
 
     @staticmethod
@@ -260,11 +294,25 @@ class Autotuned:
         return configs[index], latency
 
 
-def _kind(value: Any) -> Any:
+def _shaped(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _kind(value: Any, classes: bool) -> Any:
     """What of an argument decides which configuration is best: a tensor's dtype and extents, anything else itself."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return ("tensor", str(value.dtype).removeprefix("torch."), tuple(map(int, value.shape)))
-    return frozen(value)
+    if _shaped(value):
+        return ("tensor", str(value.dtype).removeprefix("torch."), tuple(_class(int(n)) if classes else int(n) for n in value.shape))
+    return ("class", _class(value)) if classes and type(value) is int else frozen(value)
+
+
+def _class(n: int) -> int:
+    """The power of two from which on a number's class begins; small numbers, which are often counts of something, stay themselves."""
+    return n if n <= 16 else 1 << (n.bit_length() - 1)
+
+
+def _listed(kind: Any) -> Any:
+    """A key as lists, which the disk's keys are made of."""
+    return [_listed(k) for k in kind] if isinstance(kind, tuple) else str(kind) if isinstance(kind, type) else kind
 
 
 def _show(config: Config) -> str:

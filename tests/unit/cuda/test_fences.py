@@ -36,16 +36,22 @@ def without(program, number):
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, drop)))
 
 
-@T.prim_func
-def pipeline_of_tiles(A: T.Tensor((64, 96), "float16"), B: T.Tensor((96, 64), "float16"), C: T.Tensor((64, 64), "float32")):
-    with T.Kernel(1, threads=128):
-        a, b, c = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
-        T.clear(c)
-        for k in T.Pipelined(3, num_stages=2):
-            T.copy(A[0, k * 32], a)
-            T.copy(B[k * 32, 0], b)
-            T.gemm(a, b, c)
-        T.copy(c, C)
+def tiles(stages: int):
+    @T.prim_func
+    def pipeline_of_tiles(A: T.Tensor((64, 96), "float16"), B: T.Tensor((96, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(3, num_stages=stages):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    return pipeline_of_tiles
+
+
+pipeline_of_tiles = tiles(1)
 
 
 @T.prim_func
@@ -103,6 +109,7 @@ def last_block(A: T.Tensor((256,), "float32"), P: T.Tensor((4,), "float32"), cou
 
 KERNELS = {
     "pipeline_of_tiles": (pipeline_of_tiles, lambda: {"A": data((64, 96), "float16"), "B": data((96, 64), "float16"), "C": empty((64, 64), "float32")}, 2),
+    "copies_ahead": (tiles(2), lambda: {"A": data((64, 96), "float16"), "B": data((96, 64), "float16"), "C": empty((64, 64), "float32")}, 1),
     "across_warps": (across_warps, lambda: {"A": data((4, 512), "float32"), "B": empty((4,), "float32")}, 2),
     "through_memory": (through_memory, lambda: {n: data((128,), "float32") for n in "ABC"}, 2),
     "by_warps": (by_warps, lambda: {n: data((64,), "float32") for n in "AB"}, 3),

@@ -181,7 +181,8 @@ def test_the_text():
     """The kernel as a person reads it, without the comments that name lines, and their numbers in the others."""
     text = re.sub(r", line \d+", "", print_kernel(lowered(gemm(8192, 7168, 8192))[0]).text)
     kept = [line.rstrip() for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// gemms\.py", line)]
-    assert "\n".join(kept) + "\n" == GOLDEN.read_text()
+    numbers = re.compile(r", line \d+")  # of tests/gpu/gemms.py, in the barriers' comments
+    assert numbers.sub("", "\n".join(kept) + "\n") == numbers.sub("", GOLDEN.read_text())
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

@@ -14,8 +14,7 @@ import numpy as np
 
 import tilescale.language as T
 from tilescale.compiler.ops import base
-from tilescale.compiler.ops.ring import token
-from tilescale.compiler.passes.pipeline import tile_level
+from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.passes.roles import is_guard
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim.levels import compare
@@ -237,6 +236,13 @@ def _kind(s: Any) -> str:
     return name[len("ts.ring_") :] if name.startswith("ts.ring_") else ""
 
 
+def with_args(s: Any, *args: Any, **attrs: Any) -> Any:
+    """The call that a statement is, with other arguments, and with these attributes too."""
+    call = s.value
+    kept = {**{key: call.attrs[key] for key in call.attrs.keys()}, **attrs}
+    return tirx.Evaluate(ir.Call(call.op, list(args), attrs=kept, ret_ty=call.ty, span=call.span), s.span)
+
+
 def _fills(s: Any) -> bool:
     return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.copy" and "ring" in s.value.attrs
 
@@ -274,9 +280,9 @@ def _tokens(program: Any) -> Edits:
             at = _where(seqs, seq, k)
             yield f"{kind} dropped", at, _with(program, seq, items[:k] + items[k + 1 :])
             yield f"{kind} twice", at, _with(program, seq, [*items[: k + 1], *items[k:]])
-            counter = s.value.args[0]
             for name, by in (("one round late", 1), ("one round early", -1), ("a phase late", depth), ("a phase early", -depth)):
-                other = token(kind, 0, counter + tirx.IntImm("int32", by), s.span)
+                counter = s.value.args[0] + tirx.IntImm("int32", by)
+                other = with_args(s, counter, *list(s.value.args)[1:])
                 yield f"{kind} {name}", at, _with(program, seq, [*items[:k], other, *items[k + 1 :]])
 
 
@@ -523,7 +529,7 @@ class Judge:
         assert all(r.report for r in self.tile.values()), next(str(r.report) for r in self.tile.values() if not r.report)
 
     def scheduled(self, plan: dict[str, Any]) -> Any:
-        return schedule(self.program, **plan)
+        return gpu_scheduled(self.program, plan["arch"]) if "arch" in plan else schedule(self.program, **plan)
 
     def judge(self, program: Any, *, thorough: bool = False) -> Verdict:
         """``thorough``: beyond the first finding, also what is found without the rules of tokens."""

@@ -1,0 +1,111 @@
+"""Copies that a block's own threads start and await: cp.async and its groups (PTX ISA 9.0, "cp.async", "cp.async.wait_group"), for rings
+whose one role copies ahead (passes/ahead.py).
+
+A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with as many groups as it
+committed later; groups of other rings among them only make it wait longer. The meeting that passes/fences.py puts behind the wait makes
+all threads' parts visible to all, and tells everyone that the stage of the round before has been read, which is filled next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.cuda.vectors import multiple, spelt_out
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.layout.loops import bits_of, element_dtype
+from tilescale.compiler.passes.schedule import AHEAD
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+
+#: bytes that one instruction moves; 16 of them pass by the L1 cache
+SIZES = (16, 8, 4)
+NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
+    """How many bytes one instruction of a ``ts.copy`` into a ring's stage may move: the most that always are aligned on both sides, and
+    inside the tensor or outside it as a whole; 0 where not even four are."""
+    src, dst = copy.args[:2]
+    var, size = src.source, bits_of(dst.source) // 8
+    from_axes, to_axes = long_axes(src), [k for k in long_axes(dst) if k]
+    if element_dtype(var) != element_dtype(dst.source) or not from_axes or not to_axes:
+        return 0
+    last, shape = len(var.ty.shape) - 1, list(var.ty.shape)
+    strides = list(var.ty.strides) or [_product(shape[k + 1 :]) for k in range(len(shape))]
+    if from_axes[-1] != last or to_axes[-1] != len(dst.source.ty.shape) - 1:
+        return 0
+    analyzer = sym.Analyzer()
+    one = multiple(analyzer, strides[-1] - 1, 1 << 20)
+    whole = [*strides[:-1], shape[-1], int(dst.region[to_axes[-1]].extent), spelt_out(src.region[last].min, definitions)]
+    return next((n for n in SIZES if one and n % size == 0 and all(multiple(analyzer, e, n // size) for e in whole)), 0)
+
+
+def _product(extents: list[Any]) -> Any:
+    return prod(extents, start=tirx.IntImm("int32", 1))
+
+
+def load(cx: Any, copy: Any) -> Any:
+    """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros, of which nothing is read."""
+    src, dst = copy.args[:2]
+    bytes_ = chunk(copy, cx.definitions)
+    each = bytes_ * 8 // bits_of(dst.source)
+    from_axes, to_axes = long_axes(src), [k for k in long_axes(dst) if k]
+    sizes = [int(dst.region[k].extent) for k in to_axes]
+    sizes[-1] //= each
+    total, threads = prod(sizes), cx.executor.threads
+    step, flat = tirx.Var("u", "int32"), tirx.Var("chunk", "int32")
+    cx.bind_range(step, -(-total // threads))
+    cx.bind_range(flat, total)
+    target, source = [cx.scalar(r.min) for r in dst.region], [r.min for r in src.region]
+    unit = 1
+    for k in reversed(range(len(sizes))):
+        index = flat // unit % sizes[k] if k else flat // unit
+        index = cx.analyzer.simplify(index * each if k == len(sizes) - 1 else index)
+        target[to_axes[k]] = target[to_axes[k]] + index
+        name = tirx.Var(f"at{k}", "int32")
+        cx.variables[name] = index
+        source[from_axes[k]] = source[from_axes[k]] + tirx.Cast(str(source[from_axes[k]].ty), name)
+        unit *= sizes[k]
+    place = cx.places[dst.source]
+    frm, where, tests, _ = cx.access(src.source, source, copy, False)
+    operands = [at(place.buf, cx.analyzer.simplify(place.flat(target))), at(frm, where)]
+    if tests:
+        test = tests[0]
+        for t in tests[1:]:
+            test = tirx.And(test, t)
+        operands.append(tirx.Select(test, tirx.IntImm("int32", bytes_), tirx.IntImm("int32", 0)))
+    body: Any = call(f"cp_async<{bytes_}>", *operands, span=copy.span)
+    if total % threads:
+        body = tirx.IfThenElse(flat < total, body, None)
+    body = sequence([tirx.Bind(flat, cx.analyzer.simplify(step * threads + cx.thread())), body])
+    return tirx.For(step, tirx.IntImm("int32", 0), tirx.IntImm("int32", -(-total // threads)), tirx.ForKind.UNROLLED, body, span=copy.span)
+
+
+def token(cx: Any, made: Any) -> Any:
+    """A token of a ring. Order, and the meeting behind each wait, say when a stage is empty: acquire and release are nothing."""
+    number = int(made.attrs["ring"])
+    ring = cx.program.schedule.rings[number]
+    kind = made.op.name.removeprefix("ts.ring_")
+    if ring.form != AHEAD or kind in ("acquire", "release"):
+        return NOTHING
+    if kind == "commit":
+        return call("cp_async_commit", span=made.span)
+    everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - 2
+    if not later:
+        return everything
+    # towards the loop's end fewer rounds than `later` were committed behind this one: then all of them are awaited
+    behind = cx.scalar(_filled(cx.program, number)) - cx.scalar(made.args[0])
+    return tirx.IfThenElse(behind > later, call(f"cp_async_wait<{later}>", span=made.span), everything)
+
+
+def _filled(program: Any, ring: int) -> Any:
+    """How many rounds of a ring have been committed."""
+    found: list[Any] = []
+    structural_walk(
+        program.func.body,
+        (ir.Call, lambda c: found.append(c.args[0]) if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring else None),
+    )
+    return found[0]

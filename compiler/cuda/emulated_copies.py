@@ -1,0 +1,104 @@
+"""Copies that an emulated block's threads start by cp.async: what they bring is there when its thread has waited for its group, not before.
+
+Their bytes of shared memory hold garbage until then, and nobody may touch them. A copy is a write by its thread when it is issued, which
+readers of what was there must have met, and again when it is complete, which readers of what it brings must meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+class EmulationError(AssertionError):
+    """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
+
+
+@dataclass
+class Part:
+    """What one instruction copies, in all of its threads: (threads, bytes)."""
+
+    who: Any
+    cells: Any
+    data: Any
+    again: Callable[[], Any]
+
+
+class Copies:
+    """Those of one block."""
+
+    def __init__(self) -> None:
+        self.open: list[Part] = []
+        self.groups: list[list[Part]] = []
+        self.cells = np.zeros(0, np.int64)
+
+    def _count(self) -> None:
+        parts = [p for g in (*self.groups, self.open) for p in g]
+        self.cells = np.unique(np.concatenate([p.cells.ravel() for p in parts])) if parts else np.zeros(0, np.int64)
+
+    def touched(self, cells: Any) -> None:
+        """Somebody reads or writes shared memory."""
+        if self.cells.size and np.isin(cells, self.cells).any():
+            raise EmulationError("shared memory is touched while a copy into it is under way")
+
+    def issue(self, b: Any, m: Any, size: int, to: Any, source: Any, count: Any) -> None:
+        who = np.flatnonzero(m)
+        counts = np.broadcast_to(count, m.shape)[who]
+        arena, memory = to.memory.arena, source.memory
+        item = memory.data.itemsize
+        cells = (to.memory.offset + to.index[who] * to.memory.size)[:, None] + np.arange(size)
+        if (cells[:, 0] % size).any() or (source.index[who] * item % size)[counts > 0].any():
+            raise EmulationError(f"a copy of {size} bytes that is not aligned")
+        if (counts % item).any() or (counts < 0).any() or (counts > size).any():
+            raise EmulationError(f"a copy of {sorted(set(counts.tolist()))} of {size} bytes")
+        index = source.index[who][:, None] + np.arange(size // item)
+        there = np.arange(size // item)[None] * item < counts[:, None]
+        if there.any() and (index[there].min() < 0 or index[there].max() >= memory.data.size):
+            raise EmulationError(f"{memory.name}: a copy of elements {index[there].min()}…{index[there].max()} of {memory.data.size}")
+
+        def read() -> Any:
+            found = memory.data[np.where(there, index, 0)]
+            found[~there] = 0
+            return np.ascontiguousarray(found).view(np.uint8).reshape(len(who), size)
+
+        b.touch(memory, np.where(there, index, index[:, :1]) if there.all() else index[there], _who(who, there), False)
+        self.touched(cells)
+        b.touch(arena, cells, np.broadcast_to(who[:, None], cells.shape), True)
+        arena.data[cells] = b.draw.integers(0, 256, cells.shape, np.uint8)
+        self.open.append(Part(who, cells, read(), read))
+        self._count()
+
+    def commit(self, m: Any) -> None:
+        self._all(m)
+        self.groups.append(self.open)
+        self.open = []
+
+    def wait(self, b: Any, m: Any, pending: int) -> None:
+        self._all(m)
+        done = []
+        while len(self.groups) > pending:
+            done += self.groups.pop(0)
+        self._count()
+        for p in done:
+            if not np.array_equal(p.again(), p.data):
+                raise EmulationError("the source of a copy changed while it was under way")
+            arena = b.engines.arena
+            b.touch(arena, p.cells, np.broadcast_to(p.who[:, None], p.cells.shape), True)
+            arena.data[p.cells] = p.data
+
+    def _all(self, m: Any) -> None:
+        if not m.all():
+            raise EmulationError("groups of copies in a branch that not all threads take")
+
+    def finish(self) -> None:
+        """The block is over."""
+        if self.cells.size:
+            raise EmulationError("a block ends while copies into its shared memory are under way")
+
+
+def _who(who: Any, there: Any) -> Any:
+    every = np.broadcast_to(who[:, None], there.shape)
+    return every if there.all() else every[there]

@@ -1,0 +1,36 @@
+"""Rings whose copies run ahead of the loop that reads them: cp.async on sm_80 and later, where no producer fills them by TMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.passes import roles as splitting
+from tilescale.compiler.passes.schedule import AHEAD, schedule
+from tilescale.compiler.tvm_compat import structural_walk, tirx
+
+
+def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
+    """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and the place where some copy of a
+    ring is none of cp.async's."""
+    from tilescale.compiler.cuda.cp_async import chunk
+
+    if depth < 2:
+        return None, "shared memory has no room for a second stage", program.launch
+    if program.hints.get("layouts"):
+        return None, "T.annotate_layout fixes layouts", program.launch
+    made = schedule(program, depth=depth, ahead=True)
+    plan = made.schedule
+    if not any(r.form == AHEAD for r in plan.rings):
+        return None, plan.kept[0].reason if plan.kept else "no copy fills a ring", plan.kept[0] if plan.kept else None
+    names: dict[Any, Any] = {}
+    structural_walk(made.func.body, (tirx.Bind, lambda s: names.__setitem__(s.var, s.value) if "int" in str(s.value.ty) else None))
+    params = {p.var for p in program.params}
+    for call in splitting.calls(made.func.body):
+        if call.op.name != "ts.copy" or "ring" not in call.attrs:
+            continue
+        var = call.args[0].source
+        if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
+            return None, f"{var.name} is no tensor of this rank alone", call
+        if not chunk(call, names):
+            return None, f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes of one dtype", call
+    return made, "", None

@@ -1,0 +1,159 @@
+"""compute-sanitizer over small launches of every kernel, on a GPU machine:
+
+    python -m tests.gpu.sanitize [--tool memcheck racecheck synccheck] [--only TEXT …]
+
+compute-sanitizer comes with the CUDA toolkit, or with the wheel nvidia-cuda-sanitizer-api; SANITIZER names it where it is not found. memcheck
+finds accesses outside allocations and misaligned ones, racecheck hazards of shared memory, synccheck barriers that not all of their
+threads reach. What TMA and wgmma touch racecheck does not see: that is the emulator's and the simulator's to judge.
+
+Each tool gets one process, which launches all kernels one after the other and prints the name of each; its exit status is that of the
+tool. Arguments are made on the host, so that no kernel but ours is looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TOOLS = ("memcheck", "racecheck", "synccheck")
+#: exit status of compute-sanitizer where it found something
+FOUND = 9
+#: seconds a tool
+LIMIT = 300
+SMALL_GEMMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "float16, transposed": {"dtype": "float16", "trans_a": True, "trans_b": True},
+    "float32 out": {"out": "float32", "BM": 128, "BN": 128, "threads": 128},
+    "narrow": {"BM": 64, "BN": 48, "BK": 32, "threads": 128, "stages": 3},
+    "persistent": {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 3, "panel": 2},
+}
+
+
+def launches() -> dict[str, Callable[[], None]]:
+    """Name → one small launch, whose result is looked at."""
+    from tests.gpu.device import run
+    from tests.gpu.gemms import gemm
+    from tests.unit.cuda.corpus import example
+    from tests.unit.cuda.emulated import data, empty, same
+    from tilescale.compiler.sim.run import launch
+
+    made: dict[str, Callable[[], None]] = {}
+
+    def add(name: str, build: Callable[[], Any], args: Callable[[], dict[str, Any]]) -> None:
+        def once() -> None:
+            kernel, given = build(), args()
+            got, want = run(kernel, given), launch(kernel, 1, given).arrays[0]
+            for key, array in got.items():
+                same(array, want[key], key, False)
+
+        made[name] = once
+
+    M, N, K = 136, 264, 200
+    for name, options in SMALL_GEMMS.items():
+        dtype = options.get("dtype", "bfloat16")
+        a, b = ((K, M), (N, K)) if options.get("trans_a") else ((M, K), (K, N))
+        add(
+            f"gemm, {name}", lambda options=options: gemm(M, N, K, **options),
+            lambda a=a, b=b, dtype=dtype, out=options.get("out", dtype): {"A": data(a, dtype, 1), "B": data(b, dtype, 2), "C": empty((M, N), out)},
+        )  # fmt: skip
+    f32 = "float32"
+    examples: tuple[tuple[str, Any, Any, dict[str, tuple[int, ...]]], ...] = (
+        ("01_vector_add", (1000,), {}, dict.fromkeys("ABC", (1000,))),
+        ("02_gemm", (133, 150), {}, {"A": (140, 150), "B": (150, 133), "C": (140, 133)}),
+        ("03_softmax", (9, 700), {}, {"X": (9, 700), "Y": (9, 700)}),
+        ("04_flash_attention", (1, 2, 130, 64), {"causal": True}, dict.fromkeys("QKVO", (1, 2, 130, 64))),
+    )
+    for name, constants, options, shapes in examples:
+        add(
+            name, lambda n=name, c=constants, o=options: example(n, c, o),
+            lambda shapes=shapes: {p: data(s, f32, k) for k, (p, s) in enumerate(shapes.items())},
+        )  # fmt: skip
+    return {**made, **_of_ops()}
+
+
+def _of_ops() -> dict[str, Callable[[], None]]:
+    """The small cases of tilescale.ops."""
+    import torch
+
+    from tilescale.ops import MODULES, load
+
+    made: dict[str, Callable[[], None]] = {}
+    for module in MODULES:
+        op = load(module)
+        for case in op.cases:
+            if not case.small:
+                continue
+
+            def once(op: Any = op, case: Any = case) -> None:
+                from tilescale.ops.case import as_tuple, worst
+
+                held = op.draw(**case.shape, device="cpu")
+                got = as_tuple(op.run(**{k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in held.items()}))
+                for g, want in zip(got, op.reference(**held), strict=True):
+                    assert worst(g.cpu(), want) <= 1
+
+            made[f"{op.name}: {case}"] = once
+    return made
+
+
+def child(only: list[str]) -> int:
+    """All launches in this process; how many went wrong."""
+    import torch
+
+    bad = 0
+    for name, once in launches().items():
+        if only and not any(text in name for text in only):
+            continue
+        try:
+            once()
+            torch.cuda.synchronize()
+            print(f"  {name}: ran", flush=True)
+        except Exception as error:  # noqa: BLE001  # the next kernel shall have its turn
+            bad += 1
+            print(f"  {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
+    return bad
+
+
+def find_sanitizer() -> str | None:
+    """compute-sanitizer: SANITIZER's, the PATH's, the toolkit's, that of NVIDIA's wheel; None where there is none."""
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [str(p) for folder in (spec.submodule_search_locations or ()) for p in Path(folder).glob("*/compute-sanitizer/compute-sanitizer")] if spec else []
+    homes = [os.environ.get("SANITIZER", ""), "compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer", *wheels]
+    return next(filter(None, (shutil.which(h) for h in homes if h)), None)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tool", nargs="+", choices=TOOLS, default=list(TOOLS))
+    parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--child", action="store_true")
+    args = parser.parse_args()
+    if args.child:
+        return min(child(args.only), FOUND - 1)
+    program = find_sanitizer()
+    if program is None:
+        print("there is no compute-sanitizer here: pip install nvidia-cuda-sanitizer-api, or set SANITIZER to its path", file=sys.stderr)
+        return 2
+    worst = 0
+    for tool in args.tool:
+        command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all", "--print-limit", "20"]
+        command += [sys.executable, "-m", "tests.gpu.sanitize", "--child", *(["--only", *args.only] if args.only else [])]
+        print(f"{tool}:", flush=True)
+        try:
+            code = subprocess.run(command, timeout=LIMIT, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        print(f"{tool}: {'clean' if code == 0 else f'status {code}'}", flush=True)
+        worst = max(worst, code)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""tilescale.ops on the emulated Hopper GPU, against float64: the kernels as they are printed for TMA, mbarriers and wgmma."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.cuda.emulated import run
+from tilescale.ops import host, load
+from tilescale.ops.case import as_tuple, worst
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("row_softmax", {"m": 5, "n": 1100}),
+    ("row_softmax", {"m": 1, "n": 33000}),
+    ("rms_norms", {"m": 70, "n": 40, "dtype": "float16"}),
+    ("rms_norms", {"m": 1, "n": 33000, "dtype": "float32"}),
+    ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 128, "rope": 64}),
+    ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 128, "rope": 64, "page": 64, "parts": 2}),
+    ("attention_backward", {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "dim": 64}),
+    ("attention_backward", {"batch": 1, "heads": 1, "length": 200, "dim": 64, "causal": True}),
+    ("attention_backward", {"batch": 2, "heads": 1, "length": 150, "dim": 64, "packed": True, "dtype": "float16"}),
+]
+
+
+def array(tensor: torch.Tensor) -> Any:
+    if tensor.dtype == torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.contiguous().numpy()
+
+
+def emulated(factory: Any, args: tuple[Any, ...], /, **constants: Any) -> None:
+    """`host.launch` on the emulator."""
+    kernel = factory(**constants)
+    names = [p.name for p in kernel.trace().params]
+    given = {n: array(a) if isinstance(a, torch.Tensor) else a for n, a in zip(names, args, strict=True)}
+    for name, got in run(kernel, given, "sm_90a", 1).items():
+        target = args[names.index(name)]
+        target.copy_(torch.from_numpy(np.ascontiguousarray(got).view(np.int16)).view(torch.bfloat16) if target.dtype == torch.bfloat16 else torch.from_numpy(got))
+
+
+@pytest.mark.parametrize("module, shape", CASES, ids=str)
+def test_on_the_emulator(module: str, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(host, "launch", emulated)
+    op = load(module)
+    arguments = op.draw(**shape)
+    for k, (g, w) in enumerate(zip(as_tuple(op.run(**arguments)), op.reference(**arguments), strict=True)):
+        assert worst(g, w) <= 1, f"result {k}: {worst(g, w)} times what rounding explains"

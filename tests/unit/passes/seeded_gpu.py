@@ -1,0 +1,191 @@
+"""Faults seeded into what GPUs' schedules make of programs: those of tokens, stages, counters and copies (seeded.py), and those of products
+and stores in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tilescale.language as T
+from tests.gpu.gemms import gemm
+from tests.unit.passes import seeded as rings
+from tests.unit.passes.seeded import Case, Edits, Fault, with_args
+from tilescale.compiler.ops import base
+from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
+
+HOPPER = {"arch": "sm_90a"}
+TRUE, FALSE = tirx.const(True, "bool"), tirx.const(False, "bool")
+
+
+# ---- kernels
+
+
+def two_products() -> Any:
+    """Both of a round are in flight together, into accumulators of their own."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 320), "float16"), B: T.Tensor((320, 64), "float16"), C: T.Tensor((64, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            x, y = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.clear(x)
+            T.clear(y)
+            for k in T.Pipelined(5, num_stages=3):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, x)
+                T.gemm(a, b, y, transpose_A=True)
+            T.copy(x, C[0:64, 0:64])
+            T.copy(y, C[0:64, 64:128])
+
+    return main
+
+
+def awaited_at_once() -> Any:
+    """Other work between the products of a round: each is awaited where it stands."""
+
+    @T.prim_func
+    def main(A: T.Tensor((64, 320), "float16"), B: T.Tensor((320, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            x = T.alloc_fragment((64, 64), "float32")
+            T.clear(x)
+            for k in T.Pipelined(5, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, x)
+                for i, j in T.Parallel(64, 64):
+                    x[i, j] = x[i, j] * 0.5
+            T.copy(x, C)
+
+    return main
+
+
+CASES = (
+    Case("gemm", lambda: gemm(128, 64, 448, BM=64, BN=64, threads=128, stages=3)),
+    Case("stored in parts", lambda: gemm(128, 256, 384, out="float32", trans_b=True)),
+    Case("persistent", lambda: gemm(200, 136, 320, BM=64, BN=64, threads=128, stages=3, blocks=2, panel=2, dtype="float16", out="float32")),
+    Case("two products", two_products),
+    Case("awaited at once", awaited_at_once),
+)
+
+
+# ---- faults
+
+
+def seeded(program: Any) -> Iterator[Fault]:
+    """All faults of a scheduled program of a GPU."""
+    yield from rings.seeded(program)
+    for edit in (_products, _awaits, _late, _stores):
+        for name, at, made in edit(program):
+            yield Fault(name, at, made)
+
+
+def _name(s: Any) -> str:
+    return s.value.op.name[len("ts.") :] if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None else ""
+
+
+def _sequences(program: Any, *names: str) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.SeqStmt, lambda s: found.append(s) if any(_name(x) in names for x in s.seq) else None))
+    return found
+
+
+def _replaced(program: Any, old: Any, new: Any) -> Callable[[], Any]:
+    return rings._again(program, structural_map(program.func.body, (tirx.Evaluate, lambda s: new if s.same_as(old) else s)))
+
+
+def _statements(program: Any, name: str) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(program.func.body, (tirx.Evaluate, lambda s: found.append(s) if _name(s) == name else None))
+    return found
+
+
+def _products(program: Any) -> Edits:
+    """Products that are awaited later than they should, or not at all; into, or out of, the wrong tile."""
+    for k, s in enumerate(_statements(program, "gemm")):
+        if "wgmma" not in s.value.attrs:
+            continue
+        pending, args = int(s.value.attrs["wgmma"]), list(s.value.args)
+        if pending >= 0:
+            yield "a product awaited a group later", f"product {k}", _replaced(program, s, with_args(s, *args, wgmma=pending + 1))
+            yield "a product not awaited", f"product {k}", _replaced(program, s, with_args(s, *args, wgmma=-1))
+        clears = tirx.const(not bool(args[3].value), "bool")
+        yield "a product that begins elsewhere", f"product {k}", _replaced(program, s, with_args(s, *args[:3], clears))
+        yield "a product left out", f"product {k}", _replaced(program, s, tirx.Evaluate(tirx.IntImm("int32", 0)))
+
+
+def _awaits(program: Any) -> Edits:
+    """The wait for products left out, or on the wrong side of its neighbours."""
+    yield from _displaced(program, "await_products")
+
+
+def _displaced(program: Any, name: str) -> Edits:
+    seqs = _sequences(program, name)
+    for seq in seqs:
+        items = list(seq.seq)
+        for k, s in enumerate(items):
+            if _name(s) != name or name == "await_stores" and not _may_wait(program, seq, k):
+                continue
+            at, without = rings._where(seqs, seq, k), items[:k] + items[k + 1 :]
+            yield f"{name} left out", at, rings._with(program, seq, without)
+            for down in range(1, len(items) - k):
+                made = [*without[: k + down], s, *without[k + down :]]
+                yield f"{name} {down} statements later", at, rings._with(program, seq, made)
+            if k:
+                yield f"{name} a statement earlier", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
+
+
+def _may_wait(program: Any, seq: Any, k: int) -> bool:
+    """Whether stores may be in flight where a wait for them stands: in a loop, or behind one."""
+    loops: list[Any] = []
+    structural_walk(program.func.body, (tirx.For, lambda f: loops.append(f) if rings._contains(f, lambda s: s.same_as(seq.seq[k])) else None))
+    return bool(loops) or any(_name(s) == "copy" and "bulk" in s.value.attrs for s in list(seq.seq)[:k])
+
+
+def _late(program: Any) -> Edits:
+    """Late releases that come in the first round too, never, or for the round whose products are in flight."""
+    for k, s in enumerate(_statements(program, "ring_release")):
+        args = list(s.value.args)
+        if len(args) < 2:
+            continue
+        known = isinstance(args[1], tirx.IntImm)
+        if not known:
+            yield "a late release in the first round", f"release {k}", _replaced(program, s, with_args(s, args[0], TRUE))
+        yield "a late release that never comes", f"release {k}", _replaced(program, s, with_args(s, args[0], FALSE))
+        yield "a release of the round in flight", f"release {k}", _replaced(program, s, with_args(s, args[0]))
+
+
+def _stores(program: Any) -> Edits:
+    """Stores out of tiles that are written too early or too late, to the wrong place, or not awaited."""
+    yield from _displaced(program, "await_stores")
+    seqs = _sequences(program, "copy")
+    for seq in seqs:
+        items = list(seq.seq)
+        for k, s in enumerate(items):
+            if _name(s) != "copy" or "bulk" not in s.value.attrs:
+                continue
+            at, without = rings._where(seqs, seq, k), items[:k] + items[k + 1 :]
+            yield "a store left out", at, rings._with(program, seq, without)
+            yield "a store before its tile is written", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
+            yield "a tile not written", at, rings._with(program, seq, items[: k - 1] + items[k:])
+            for other in items:
+                if other is not s and _name(other) == "copy" and "bulk" in other.value.attrs:
+                    made = with_args(s, s.value.args[0], *list(other.value.args)[1:])
+                    yield "a store to another's place", at, _replaced(program, s, made)
+                    break
+
+
+LAST = "the last round's stage is filled no more: its release is for tiles to come"
+#: faults that change nothing, and why, by case and name; how many of that name
+HARMLESS: dict[tuple[str, str], tuple[int, str]] = {
+    **{(case, name): (1, LAST) for case in ("gemm", "stored in parts", "two products") for name in ("release dropped", "a late release that never comes")},
+    ("persistent", "await_stores 2 statements later"): (1, "right behind the store: it is awaited before the next tile all the same"),
+    ("persistent", "await_stores a statement earlier"): (1, "in front of the last release of a tile, which has nothing to do with stores"),
+}
+
+
+def harmless(case: Case, fault: Fault, seen: int = 1) -> str | None:
+    """Why a fault changes nothing; None where it must be found. ``seen``: so many faults of that name have survived in this case."""
+    most, why = HARMLESS.get((case.name, fault.name), (0, ""))
+    return why if seen <= most else None

@@ -1,0 +1,275 @@
+"""``flash_attention(q, k, v)``: softmax(scale · q·kᵀ)·v, without ever holding the matrix of scores (Dao, "FlashAttention-2", 2023, §3.1).
+
+A block has BM queries of one head and walks over the keys, BN at a time, with the greatest score, the sum of exponentials and the output
+so far; where a score exceeds those before, what was summed shrinks. The walk goes from the last tile of keys to the first: with a causal
+mask the block's own keys come first, and only the first rounds hide anything. Blocks of one head stand side by side, so that its keys and
+values stay in the L2 cache, those with the longest walk first.
+
+Powers of two are one instruction, and so the scores are scaled by log2(e) on top. T.__exp2 is ex2.approx, off by 2 units of float32's last
+place, 2⁻²² of the result; the exponentials are rounded to the inputs' dtype before they are multiplied, by 2⁻⁹ or 2⁻¹².
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.attention_backward import DTYPES, LOG2_E, Shape, _heads, _hidden, _sequences
+from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
+
+FULL_ROW = T.GemmWarpPolicy.FullRow
+
+
+# ---- the kernel
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Queries and keys of a tile, the block's threads, and how many tiles of keys and of values are under way."""
+
+    BM: int
+    BN: int
+    threads: int
+    stages: int = 2
+
+    @property
+    def hiding(self) -> int:
+        """In how many of the first rounds a causal mask hides keys: those whose tile reaches beyond the block's first query."""
+        return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in range(0, self.BM * self.BN, self.BM))
+
+
+def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, tile: Tile) -> Any:
+    """O and the log-sum-exps of the scores for queries, keys and values as `Shape` describes them."""
+    s, low = Shape(heads, kv_heads, dim, packed), -T.infinity("float32")
+    BM, BN, factor = tile.BM, tile.BN, scale * LOG2_E
+
+    @T.macro
+    def body(Q, K, V, O, Lse, q_starts, k_starts, most):
+        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=tile.threads) as (x, h, b):
+            q, k, v = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
+            score, p, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
+            top, base, shrink, total = (T.alloc_fragment((BM,), "float32") for _ in range(4))
+            q_first, q_count = s.span(q_starts, b, s.queries)
+            k_first, k_count = s.span(k_starts, b, s.keys)
+            row = (T.ceildiv(most, BM) - 1 - x if causal else x) * BM
+            seen = T.min(row + BM, k_count) if causal else k_count
+            tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
+            T.copy(s.tile(Q, b, h, q_first + row, BM), q)
+            T.fill(top, low)
+            T.fill(base, low)
+            T.clear(total)
+            T.clear(o)
+            for t in T.Pipelined(tiles, num_stages=tile.stages):
+                at = (tiles - 1 - t) * BN
+                T.copy(s.tile(K, b, h // (heads // kv_heads), k_first + at, BN), k)
+                T.copy(s.tile(V, b, h // (heads // kv_heads), k_first + at, BN), v)
+                T.gemm(q, k, score, transpose_B=True, clear_accum=True, policy=FULL_ROW)
+                if t < (tile.hiding if causal else 1):
+                    for i, j in T.Parallel(BM, BN):
+                        last = T.min(row + i, k_count - 1) if causal else k_count - 1
+                        score[i, j] = T.if_then_else(at + j <= last, score[i, j], low)
+                T.copy(base, shrink)
+                T.reduce_max(score, top, dim=1, clear=False)
+                for i in T.Parallel(BM):
+                    base[i] = T.if_then_else(top[i] == low, 0.0, top[i] * factor)
+                    shrink[i] = T.__exp2(shrink[i] - base[i])
+                    total[i] *= shrink[i]
+                for i, j in T.Parallel(BM, BN):
+                    score[i, j] = T.__exp2(score[i, j] * factor - base[i])
+                T.reduce_sum(score, total, dim=1, clear=False)
+                for i, j in T.Parallel(BM, dim):
+                    o[i, j] *= shrink[i]
+                T.copy(score, p)
+                T.gemm(p, v, o, policy=FULL_ROW)
+            for i in T.Parallel(BM):
+                top[i] = (base[i] + T.log2(total[i])) / LOG2_E
+                total[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+            for i, j in T.Parallel(BM, dim):
+                o[i, j] *= total[i]
+            if packed:
+                for i, j in T.Parallel(BM, dim):
+                    if row + i < q_count:
+                        O[q_first + row + i, h, j] = T.cast(o[i, j], dtype)
+                for i in T.Parallel(BM):
+                    if row + i < q_count:
+                        Lse[h, q_first + row + i] = top[i]
+            else:
+                T.copy(o, O[b, h, row, 0])
+                T.copy(top, Lse[b, h, row])
+
+    rows, keys, sums = s.rows(s.queries, heads), s.rows(s.keys, kv_heads), (heads, s.queries) if packed else (s.batch, heads, s.queries)
+
+    @T.prim_func
+    def flash_attention(
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32")
+    ):
+        body(Q, K, V, O, Lse, None, None, s.queries)
+
+    @T.prim_func
+    def packed_flash_attention(
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32"),
+        Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
+    ):  # fmt: skip
+        body(Q, K, V, O, Lse, Starts, Begins, most)
+
+    return packed_flash_attention if packed else flash_attention
+
+
+# ---- what people call
+
+
+def tile_of(dim: int) -> Tile:
+    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p."""
+    if dim <= 64:
+        return Tile(192, 128, 384)
+    return Tile(128, 128, 256) if dim <= 128 else Tile(128, 64, 256)
+
+
+def flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
+    q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: int | None = None, tile: Tile | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores), float32, which the gradients need.
+    A query that sees no key gives zeros and -inf.
+
+    Args:
+        q: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim); each of them serves heads / kv_heads
+            neighbouring heads. dim is a multiple of 8, 256 at most.
+        causal: query i sees the keys up to its own place i.
+        scale: of the scores, positive; dim ** -0.5 without.
+        q_starts, k_starts: sequences of different lengths, packed: q is (tokens, heads, dim), k and v (tokens, kv_heads, dim), the second
+            result (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the last ends. longest: the most
+            queries of a sequence. What a sequence's neighbours hold must be finite: it is multiplied by zero.
+        tile: another tile than the one for the head dimension.
+        out: takes the results.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    packed, dtype = q_starts is not None, host.dtype_name(q)
+    if dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise TileTypeError(f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}", expected="one of " + ", ".join(DTYPES))
+    shapes = f"flash_attention of q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if q.dim() != (3 if packed else 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
+        raise TileValueError(shapes, expected="k and v alike, with q's number of axes and head dimension")
+    heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[-1]
+    if heads % kv_heads or dim % 8 or dim > 256 or not packed and q.shape[0] != k.shape[0]:
+        raise TileValueError(shapes, expected="heads a multiple of k's, a head dimension that is a multiple of 8 up to 256, one batch")
+    if packed and (k_starts is None or longest is None or q_starts is None or k_starts.shape != q_starts.shape):
+        raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
+    if scale is not None and not scale > 0:
+        raise TileValueError(f"scale={scale}", expected="a positive number")
+    if not all(t.is_contiguous() for t in (q, k, v)):
+        raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
+    numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
+    given = out or (None, None)
+    o, lse = host.result(given[0], tuple(q.shape), q.dtype, q), host.result(given[1], numbers, torch.float32, q, "lse")
+    what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype, "causal": causal}
+    more = (q_starts, k_starts, longest) if packed else ()
+    host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile or tile_of(dim))
+    return o, lse
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    batch: int, heads: int, length: int, dim: int, kv_heads: int = 0, keys: int = 0, causal: bool = False, packed: bool = False,
+    dtype: str = "bfloat16", device: Any = "cpu", seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Normal random inputs. Packed: lengths from one up to ``length`` and ``keys``, one sequence without keys."""
+    g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
+    if not packed:
+        shape, other = (batch, heads, length, dim), (batch, kv_heads, keys, dim)
+        return {"q": normal(shape, dtype, g), "k": normal(other, dtype, g), "v": normal(other, dtype, g), "causal": causal}
+    counts = [_sequences(length, batch, True, g), _sequences(keys, batch, True, g)]
+    counts[1][batch // 2] = 0
+    q_starts, k_starts = (torch.tensor([0, *c], device=device).cumsum(0).to(torch.int32) for c in counts)
+    q, (k, v) = normal((sum(counts[0]), heads, dim), dtype, g), (normal((sum(counts[1]), kv_heads, dim), dtype, g) for _ in range(2))
+    return {"q": q, "k": k, "v": v, "causal": causal, "q_starts": q_starts, "k_starts": k_starts, "longest": max(counts[0])}
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, q_starts: torch.Tensor | None = None,
+    k_starts: torch.Tensor | None = None, longest: int | None = None,
+) -> tuple[Expected, ...]:  # fmt: skip
+    """In float64. Scores are off as sums in float32 and by the roundings of their scale, exponentials by those and by ex2's, and are rounded
+    to the inputs' dtype before they are multiplied, which adds up as a root."""
+    unit, scale, group = ROUNDING[q.dtype], q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
+    numbers = (q.shape[1], q.shape[0]) if q_starts is not None else q.shape[:3]
+    o, off = (torch.zeros(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))
+    lse, lse_off = (torch.zeros(numbers, dtype=torch.float64, device=q.device) for _ in range(2))
+    for b in range(len(q_starts) - 1 if q_starts is not None else q.shape[0]):
+        for h in range(q.shape[1]):
+            x = _heads(q, q_starts, b, h).double()
+            key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
+            s = x @ key.T * scale
+            hidden = _hidden(*s.shape, q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
+            rough = (summed(x.abs() @ key.abs().T * scale, x.shape[1]) + s.abs() * 2.0**-21).masked_fill(hidden, 0.0)
+            s.masked_fill_(hidden, -torch.inf)
+            total = s.logsumexp(-1)
+            p = torch.where(hidden, 0.0, (s - total[:, None]).exp())
+            most = rough.amax(-1) if s.shape[1] else total * 0
+            noise = p * (rough + most[:, None] + 2.0**-19)
+            rounded = unit * torch.minimum(p @ value.abs(), 8 * (p.square() @ value.square()).sqrt())
+            _heads(o, q_starts, b, h).copy_(p @ value)
+            _heads(off, q_starts, b, h).copy_(noise @ value.abs() + rounded + summed(p @ value.abs(), s.shape[1]))
+            _heads(lse, q_starts, b, h).copy_(total)
+            _heads(lse_off, q_starts, b, h).copy_(most + 2.0**-19 + total.nan_to_num(neginf=0.0).abs() * 2.0**-22)
+    return expected(o, q.dtype, noise=off), expected(lse, torch.float32, noise=lse_off)
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, **_: Any) -> Callable[[], Any]:
+    """cuDNN's, as torch calls it, with the log-sum-exps."""
+    forward = torch.ops.aten._scaled_dot_product_cudnn_attention
+    return lambda: forward(q, k, v, None, True, 0.0, causal, False)[:2]
+
+
+def flops(batch: int, heads: int, length: int, dim: int, keys: int = 0, causal: bool = False, **_: Any) -> float:
+    """Of the two products, half of them where a query sees half of the keys."""
+    return 4.0 * batch * heads * length * (keys or length) * dim * (0.5 if causal else 1.0)
+
+
+def _cases() -> tuple[Case, ...]:
+    small: list[dict[str, Any]] = [
+        {"batch": 1, "heads": 2, "kv_heads": 1, "length": 40, "keys": 300, "dim": 64},
+        {"batch": 2, "heads": 1, "length": 200, "dim": 32, "causal": True, "dtype": "float16"},
+        {"batch": 1, "heads": 1, "length": 150, "keys": 70, "dim": 128, "causal": True},
+        {"batch": 3, "heads": 2, "length": 140, "keys": 50, "dim": 16, "packed": True},
+        {"batch": 3, "heads": 2, "kv_heads": 1, "length": 40, "dim": 16, "packed": True, "causal": True},
+    ]
+    gpu: list[dict[str, Any]] = []
+    for dim in (64, 128, 256):
+        for causal in (False, True):
+            for dtype in DTYPES:
+                gpu.append({"batch": 2, "heads": 4, "kv_heads": 2, "length": 333, "dim": dim, "causal": causal, "dtype": dtype})
+            gpu.append({"batch": 5, "heads": 2, "length": 500, "dim": dim, "causal": causal, "packed": True})
+            gpu.append({"batch": 1, "heads": 2, "length": 1024, "dim": dim, "causal": causal})
+            gpu.append({"batch": 1, "heads": 2, "length": 300, "keys": 700, "dim": dim, "causal": causal})
+        gpu.append({"batch": 2, "heads": 2, "kv_heads": 1, "length": 1000, "keys": 77, "dim": dim})
+    gpu += [{"batch": 1, "heads": 2, "length": 200, "dim": d, "causal": True} for d in (72, 96, 192)]
+    shapes = [(1, 32, 4096, 128), (1, 32, 16384, 128), (4, 32, 4096, 128), (1, 32, 4096, 64), (1, 32, 4096, 256), (16, 16, 1024, 128)]
+    bars = {128: (1.02, 1.06)}
+    bench = [
+        Case({"batch": b, "heads": h, "length": n, "dim": d, "causal": c}, bar=1.0 if n == 1024 else bars.get(d, (1.0, 1.0))[c])
+        for b, h, n, d in shapes for c in (False, True)
+    ]  # fmt: skip
+    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *bench)
+
+
+OP = Op(
+    name="flash_attention",
+    run=flash_attention,
+    draw=draw,
+    reference=reference,
+    cases=_cases(),
+    peers={"cuDNN": cudnn},
+    flops=flops,
+)

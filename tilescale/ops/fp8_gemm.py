@@ -1,0 +1,245 @@
+"""``fp8_matmul(a, b, scale_a, scale_b)``: products of 8-bit floats that are numbers times a scale, one for a whole tensor or one a block.
+
+Hopper's tensor cores sum such products with about 13 bits behind the point of the largest of them. Where that matters the sum of every
+128 steps of k is formed by itself and added in float32: so with one scale a block, where it has to be scaled anyway, and with one a tensor
+unless ``fast`` is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+
+#: steps of k that have a scale of their own, and columns of b
+BLOCK = 128
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+RESULTS = ("bfloat16", "float16", "float32")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---- kernels
+
+
+def by_tensor(
+    M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, panel: int, left: str, right: str, out: str, fast: bool
+) -> Any:  # fmt: skip
+    """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each."""
+
+    @T.prim_func
+    def fp8_gemm(
+        A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((1,), "float32"), SB: T.Tensor((1,), "float32"),
+        C: T.Tensor((M, N), out),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+            T.use_swizzle(panel, enable=panel > 0)
+            a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            part = acc if fast else T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BLOCK), num_stages=stages):
+                T.copy(A[by * BM, k * BLOCK], a)
+                T.copy(B[bx * BN, k * BLOCK], b)
+                T.gemm(a, b, part, transpose_B=True, clear_accum=not fast)
+                if not fast:
+                    for i, j in T.Parallel(BM, BN):
+                        acc[i, j] += part[i, j]
+            for i, j in T.Parallel(BM, BN):
+                acc[i, j] *= SA[0] * SB[0]
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return fp8_gemm
+
+
+def by_block(
+    M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, panel: int, left: str, right: str, out: str, down: bool
+) -> Any:
+    """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
+    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). BN is 128 or a divisor of it."""
+    steps = ceil_div(K, BLOCK)
+
+    @T.prim_func
+    def fp8_gemm_blocks(
+        A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, M) if down else (M, steps), "float32"),
+        SB: T.Tensor((ceil_div(N, BLOCK), steps), "float32"), C: T.Tensor((M, N), out),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+            T.use_swizzle(panel, enable=panel > 0)
+            a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
+            acc, part = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(steps, num_stages=stages):
+                T.copy(A[by * BM, k * BLOCK], a)
+                T.copy(B[bx * BN, k * BLOCK], b)
+                T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(BM, BN):
+                    scale = SA[k, by * BM + i] if down else SA[by * BM + i, k]
+                    acc[i, j] += part[i, j] * (scale * SB[bx * BN // BLOCK, k])
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return fp8_gemm_blocks
+
+
+# ---- configurations
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a product is cut: tiles, stages of the ring, threads of a block, rows of tiles in a panel."""
+
+    BM: int = 128
+    BN: int = 128
+    stages: int = 6
+    threads: int = 256
+    panel: int = 8
+
+
+def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors. Two fragments of float32, one of partial sums, leave
+    registers for 128 columns alone."""
+    if M <= 64:
+        return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128, panel=0)
+    if fast and ceil_div(M, 128) * ceil_div(N, 256) >= units:
+        return Config(BN=256, stages=4)
+    return Config()
+
+
+# ---- what people call
+
+
+def fp8_matmul(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16, fast: bool = False, config: Config | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a · b, each times its scales, rounded once to the result's dtype; the same bits from run to run.
+
+    Args:
+        a, b: (M, K) and (K, N) of 8-bit floats. They are multiplied where they lie if a's rows and b's columns are contiguous, copied else.
+        scale_a, scale_b: float32, one number each; or (M, K / 128) and (K / 128, N / 128), rounded up: one for 128 steps of k of a row
+            of a, and of 128 columns of b. scale_a's rows or columns are contiguous, scale_b's columns.
+        out: (M, N), contiguous, takes the result, which is of ``out_dtype`` without: bfloat16, float16 or float32.
+        fast: with one scale each, all of k is summed by the tensor cores, on Hopper with 13 bits behind the point.
+        config: how the work is cut, where the choice by the shape's class is not wanted.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or 0 in (*a.shape, *b.shape):
+        raise TileValueError(f"fp8_matmul of {tuple(a.shape)} by {tuple(b.shape)}", expected="a (M, K), b (K, N)")
+    left, right = host.dtype_name(a), host.dtype_name(b)
+    if left not in FLOAT8 or right not in FLOAT8:
+        raise TileTypeError(f"fp8_matmul of {left} by {right}", expected=" or ".join(FLOAT8))
+    (M, K), N = a.shape, b.shape[1]
+    c = host.result(out, (M, N), out.dtype if out is not None else out_dtype, a)
+    if host.dtype_name(c) not in RESULTS:
+        raise TileTypeError(f"a result of {host.dtype_name(c)}", expected=", ".join(RESULTS))
+    if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
+        raise TileTypeError(f"scales of {host.dtype_name(scale_a)} and {host.dtype_name(scale_b)}", expected="float32")
+    whole = scale_a.numel() == scale_b.numel() == 1
+    how = config or chosen(M, N, fast and whole, host.multiprocessors(a.device))
+    what = {"M": M, "N": N, "K": K, **asdict(how), "left": left, "right": right, "out": host.dtype_name(c)}
+    rows, columns = a.contiguous(), b.T.contiguous()
+    if whole:
+        host.launch(by_tensor, (rows, columns, scale_a.reshape(1), scale_b.reshape(1), c), **what, fast=fast)
+        return c
+    steps = ceil_div(K, BLOCK)
+    if tuple(scale_a.shape) != (M, steps) or tuple(scale_b.shape) != (steps, ceil_div(N, BLOCK)):
+        raise TileValueError(
+            f"scales of {tuple(scale_a.shape)} and {tuple(scale_b.shape)}",
+            expected=f"one number each, or ({M}, {steps}) and ({steps}, {ceil_div(N, BLOCK)})",
+        )
+    if fast:
+        raise TileValueError("fast=True with scales of blocks, whose sums are formed one by one", expected="fast=False")
+    if BLOCK % how.BN:
+        raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected=f"a divisor of {BLOCK}")
+    down = scale_a.T.is_contiguous()
+    scales = scale_a.T if down else scale_a.contiguous()
+    host.launch(by_block, (rows, columns, scales, scale_b.T.contiguous(), c), **what, down=down)
+    return c
+
+
+chosen = functools.lru_cache(maxsize=None)(choose)
+
+
+# ---- what is right, and what it is measured against
+
+
+def draw(
+    M: int, N: int, K: int, left: str = FLOAT8[0], right: str = FLOAT8[0], blocks: bool = False, fast: bool = False, rows: bool = False,
+    out: str = "bfloat16", device: Any = "cpu", seed: int = 0, **config: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Normal random operands, and scales between 1/2 and 2; ``rows``: the blocks' scales of a lie row by row."""
+    g = generator(device, seed)
+    a, b = normal((M, K), left, g), normal((N, K), right, g).T
+    scales = lambda *shape: torch.exp2(torch.rand(shape, generator=g, device=device) * 2 - 1)  # noqa: E731
+    steps = ceil_div(K, BLOCK)
+    if blocks:
+        scale_a, scale_b = scales(M, steps) if rows else scales(steps, M).T, scales(ceil_div(N, BLOCK), steps).T
+    else:
+        scale_a, scale_b = scales(1), scales(1)
+    made: dict[str, Any] = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "out_dtype": getattr(torch, out), "fast": fast}
+    return made | ({"config": Config(**config)} if config else {})
+
+
+def reference(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype, fast: bool = False,
+    config: Config | None = None,
+) -> tuple[Expected, ...]:  # fmt: skip
+    """In float64. On a GPU an instruction's sum of 32 products may be off by 13 bits of its largest number, which random signs keep far
+    below 2^-13 of the sum of all magnitudes; where all of k is summed so, the sum itself grows, and what is cut off points one way."""
+    (M, K), N = a.shape, b.shape[1]
+    wide = lambda s, axis, extent: s.double().repeat_interleave(BLOCK, axis).narrow(axis, 0, extent)  # noqa: E731
+    if scale_a.numel() == 1:
+        x, y = a.double() * scale_a.double(), b.double() * scale_b.double()
+    else:
+        x, y = a.double() * wide(scale_a, 1, K), b.double() * wide(wide(scale_b, 0, K), 1, N)
+    total, magnitude = x @ y, x.abs() @ y.abs()
+    noise = summed(magnitude, K + 1) + total.abs() * 2.0**-22
+    if a.device.type == "cuda":
+        noise = noise + magnitude * 2.0 ** (-11 if fast else -13)
+    return (expected(total, out_dtype, noise=noise),)
+
+
+def scaled_mm(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype, fast: bool = False, **_: Any
+) -> Callable[[], Any]:
+    """torch._scaled_mm, with the same scales and the same way to sum."""
+    one = scale_a.numel() == 1
+    first, second = (scale_a.reshape(()), scale_b.reshape(())) if one else (scale_a, scale_b)
+    return lambda: torch._scaled_mm(a, b, scale_a=first, scale_b=second, out_dtype=out_dtype, use_fast_accum=fast)
+
+
+def _cases() -> tuple[Case, ...]:
+    """Both formats, both scalings, both ways to sum, ragged; then the shapes that are measured."""
+    tiles = {"BM": 64, "BN": 64, "stages": 2, "threads": 128}
+    small: list[dict[str, Any]] = [{"M": 33, "N": 72, "K": 104, "left": x, "right": y, **tiles} for x in FLOAT8 for y in FLOAT8]
+    small += [{"M": 33, "N": 72, "K": 144, "fast": True, "out": out, **tiles} for out in RESULTS]
+    small += [{"M": 33, "N": 136, "K": 272, "blocks": True, "rows": rows, **tiles} for rows in (False, True)]
+    gpu = [{"M": m, "N": n, "K": k, **how} for m, n, k in ((1, 128, 128), (70, 264, 208), (1000, 776, 1104), (257, 1032, 4096), (33, 40, 100))
+           for how in ({}, {"fast": True}, {"blocks": True}, {"blocks": True, "rows": True, "right": FLOAT8[1], "out": "float32"})]  # fmt: skip
+    bench = [{"M": m, "N": n, "K": k, **how} for m, n, k in ((8192, 8192, 8192), (4096, 4096, 4096), (4096, 7168, 2048), (64, 8192, 8192))
+             for how in ({"fast": True}, {}, {"blocks": True})]  # fmt: skip
+    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
+
+
+OP = Op(
+    name="fp8_matmul",
+    run=fp8_matmul,
+    draw=draw,
+    reference=reference,
+    cases=_cases(),
+    peers={"torch._scaled_mm": scaled_mm},
+    flops=lambda M, N, K, **_: 2.0 * M * N * K,
+    moved=lambda M, N, K, out="bfloat16", **_: float(M * K + K * N + M * N * (4 if out == "float32" else 2)),
+)
