@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from typing import Any
 
 import torch
@@ -72,11 +73,13 @@ def different() -> int:
 
 
 def late() -> int:
-    """The last rank ends without the launch that the others make."""
+    """The last rank does not make the launch that the others make."""
     ring = Ring()
     if comm.rank() + 1 < comm.world_size():
         ring.launch()
         torch.cuda.synchronize()
+    else:
+        time.sleep(10)  # longer than the others wait
     return 0
 
 
