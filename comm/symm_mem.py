@@ -4,6 +4,7 @@ gives the peers' addresses. Ranks may share a GPU."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 from typing import Any
@@ -19,6 +20,14 @@ class SymmMem(Arena):
     """Arenas mapped by PyTorch's symmetric memory."""
 
     name = "PyTorch's symmetric memory"
+
+    def leave(self, unmap: bool) -> None:
+        """See :meth:`Arena.leave`. Where the process ends torch must not free the arena: others may still read it, and of a GPU that a
+        failed launch has lost it would abort the process, whose last words were about that launch."""
+        super().leave(unmap)
+        if not unmap:
+            for held in (self._memory, self._handle):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 
     def _map(self) -> list[int]:
         import torch
