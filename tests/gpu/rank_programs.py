@@ -10,6 +10,8 @@ import torch
 
 import tilescale
 import tilescale.comm as comm
+import tilescale.cuda
+import tilescale.errors
 import tilescale.language as T
 
 
@@ -81,6 +83,43 @@ def late() -> int:
     else:
         time.sleep(10)  # longer than the others wait
     return 0
+
+
+def raises() -> int:
+    """The last rank fails on its host while the others' launch waits for it: that launch ends at once, and says why."""
+    ring, began = Ring(), time.monotonic()
+    if comm.rank() + 1 == comm.world_size():
+        raise ValueError("no more")
+    ring.launch()
+    try:
+        tilescale.cuda.synchronize()
+    except tilescale.errors.LaunchError as error:
+        print(f"after {'less' if time.monotonic() - began < 10 else 'more'} than 10 s: {error.message}", flush=True)
+    return 0
+
+
+def unordered() -> int:
+    """Launches without flags at their ends: the kernel's own counters, which are kept, order them."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), inbox: T.SymmTensor((2, 64), "int32"), s: T.Signal((1,), keep=True), step: T.int32,
+               B: T.Tensor((64,), "int32")):  # fmt: skip
+        with T.Kernel(1, threads=64, ordered=False):
+            with T.Scale("device") as (rank, n):
+                T.copy(A, inbox[step % 2, 0:64], dst=(rank + 1) % n, signal=s[0])
+                T.wait(s[0], step + 1)
+                T.copy(inbox[step % 2, 0:64], B)
+
+    run = tilescale.compile(kernel)
+    rank, size, wrong = comm.rank(), comm.world_size(), 0
+    inbox, s = comm.empty((2, 64), torch.int32), comm.signals(1)
+    b = torch.empty(64, device="cuda", dtype=torch.int32)
+    for step in range(30):
+        run(torch.full_like(b, 100 * step + rank), inbox, s, step, b)
+        wrong += int((b != 100 * step + (rank - 1) % size).sum())
+        if step % 2:
+            comm.barrier()  # two slots: nobody is two launches ahead of a reader
+    return wrong
 
 
 def graph() -> int:
@@ -158,7 +197,7 @@ def barriers() -> int:
 
 def main() -> int:
     comm.init()
-    wrong = {f.__name__: f for f in (lonely, far, different, late, graph, streams, teams, barriers)}[sys.argv[1]]()
+    wrong = {f.__name__: f for f in (lonely, far, different, late, raises, unordered, graph, streams, teams, barriers)}[sys.argv[1]]()
     comm.barrier()
     if comm.rank() == 0:
         print(f"{sys.argv[1]}: {wrong} wrong", flush=True)

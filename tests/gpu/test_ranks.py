@@ -49,7 +49,7 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
     assert code == 0 and said.count(", ok") == 3, said[-2000:]
 
 
-@pytest.mark.parametrize("name", ["graph", "streams", "teams", "barriers"])
+@pytest.mark.parametrize("name", ["graph", "streams", "teams", "barriers", "unordered"])
 def test_programs(clean_env: dict[str, str], name: str):
     code, said = program(clean_env, name, 3)
     assert code == 0 and f"{name}: 0 wrong" in said, said[-2000:]
@@ -69,6 +69,11 @@ def test_a_rank_that_there_is_not(clean_env: dict[str, str]):
 def test_ranks_that_launch_different_things(clean_env: dict[str, str]):
     code, said = program(clean_env, "different")
     assert code != 0 and "launched the same kernel with different code or constants" in said and "threads=128" in said, said[-2000:]
+
+
+def test_a_rank_that_fails_ends_the_others_launches(clean_env: dict[str, str]):
+    code, said = program(clean_env, "raises")
+    assert code != 0 and "after less than 10 s" in said and "rank 1 stopped the job: ValueError: no more" in said, said[-2000:]
 
 
 def test_a_rank_that_does_not_come(clean_env: dict[str, str]):
