@@ -23,7 +23,6 @@ from tilescale.errors import CommError
 
 #: arenas are whole numbers of these: a GPU's pages
 GRAIN = 2 << 20
-_RECORD = 128  # bytes in which a launch that failed says why
 
 
 class Arena:
@@ -81,19 +80,12 @@ class Arena:
         return device
 
     def _tell(self) -> None:
-        """Hands the table of arenas to the C runtime, with what a launch writes when it fails and reads while it waits."""
-        self._record = self._make_record()
+        """Hands the table of arenas to the C runtime, with the word that launches look at while they wait."""
         n, bases = self.world.size, (ctypes.c_int64 * self.world.size)(*self.bases)
         limit = int(env.WAIT_TIMEOUT.get() * 1e9)
-        words = (self.segment, self.control, self._record.data_ptr(), self._map_stop_word(), limit)
+        words = (self.segment, self.control, self._map_stop_word(), limit)
         if self._lib.ts_gpu_heap(n, self.world.rank, bases, *(ctypes.c_int64(w) for w in words)):
             raise CommError("no memory for the table of the symmetric heap")
-
-    def _make_record(self) -> Any:
-        """Memory that the host and its GPU see, as a tensor of zeros."""
-        import torch
-
-        return torch.zeros(_RECORD // 8, dtype=torch.int64, pin_memory=True)
 
     def _map_stop_word(self) -> int:
         """The address by which GPUs read the word that stops the job; 0 where they cannot."""

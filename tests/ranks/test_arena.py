@@ -9,7 +9,6 @@ import tempfile
 from typing import Any
 
 import numpy as np
-import torch
 
 from tests.ranks.harness import run_ranks
 from tilescale.comm import bootstrap, tensors
@@ -36,9 +35,6 @@ class Files(Arena):
         gathered(self, b"mapped", "init()")
         os.unlink(made.name)
         return [f.ctypes.data for f in self.files]
-
-    def _make_record(self) -> Any:
-        return torch.zeros(16, dtype=torch.int64)
 
     def _map_stop_word(self) -> int:
         return 0

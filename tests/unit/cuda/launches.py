@@ -212,7 +212,7 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     lib, segment = native.library(), 1 << 20
     arena = np.zeros(segment + 4096, np.uint8)
     base = -(-arena.ctypes.data // 4096) * 4096
-    words = [ctypes.c_int64(x) for x in (segment, 8192, 0, 0, 5_000_000_000)]
+    words = [ctypes.c_int64(x) for x in (segment, 8192, 0, 5_000_000_000)]
     lib.ts_gpu_heap(1, 0, (ctypes.c_int64 * 1)(base), *words)
     lib.ts_team_make(1, 2, (ctypes.c_int32 * 2)(0, 0), (ctypes.c_int32 * 2)(1, 1))
     lib.ts_gpu_team_at(1, ctypes.c_int64(4096))
