@@ -78,7 +78,8 @@ class Emulator:
                     mem.clear()
                 self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, seed)
 
-    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int,
+              shapes: dict[str, tuple[int, ...]]) -> None:  # fmt: skip
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
@@ -92,12 +93,12 @@ class Emulator:
                 if source.kind == "param" and tirx.is_buffer_var(var):
                     memory[var] = world.view(task, task.rank, name)
                 elif source.kind == "map":
-                    raise EmulationError("ranks with tensor maps")
+                    of = self.kernel.maps[source.index]
+                    name = self.names[of.param]
+                    values[var] = engines.TensorMap(args[task.rank][name].reshape(shapes[name]), of.box, of.swizzle)
                 else:
-                    of = {
-                        "symbol": lambda: symbols[source.index], "rank": lambda: task.rank, "world": lambda: len(args), "team": lambda: None,
-                    }  # fmt: skip  # noqa: B023
-                    value = of[source.kind]() if source.kind in of else args[task.rank][name]
+                    own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
+                    value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[var] = value if value is None else _typed(value, str(var.ty))
             (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed))
             b.world, b.task = world, task
@@ -651,11 +652,13 @@ def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], se
     """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
     bound = [_bound(kernel, program, a) for a in args]
     made = Emulator(kernel, [p.name for p in program.params])
-    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed)
+    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed, {k: v.shape for k, v in bound[0][2].items()})
     return [arrays for _, _, arrays, _ in bound]
 
 
-def _bound(kernel: ThreadKernel, program: Any, args: dict[str, Any]) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
+def _bound(
+    kernel: ThreadKernel, program: Any, args: dict[str, Any]
+) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
     """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
     from tilescale.compiler.ir import numeric
     from tilescale.language.symbolic import Sym, settle

@@ -90,8 +90,9 @@ class CudaPrinter(CPrinter):
         """One line a parameter where they do not fit into one."""
         k = self.kernel
         self.scopes[0].add(k.name)
-        params = [self._parameter(var, source.kind == "failure" or source.kind == "param" and source.index in k.written, source.kind == "team")
-                  for var, source in zip(k.func.params, k.sources, strict=True)]  # fmt: skip
+        written = [s.kind == "failure" or s.kind == "param" and s.index in k.written for s in k.sources]
+        params = [self._parameter(var, write, source.kind == "team")
+                  for var, source, write in zip(k.func.params, k.sources, written, strict=True)]  # fmt: skip
         bounds = f"{k.threads}" if k.min_blocks is None else f"{k.threads}, {k.min_blocks}"
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {k.name}('
         if len(head) + sum(len(p) + 2 for p in params) < 120:

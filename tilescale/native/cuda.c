@@ -508,7 +508,7 @@ static void set_attributes(ts_gpu* G) {
     G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     G->attrs[G->nattrs++].value.cooperative = 1;
   }
-  if (G->flags & FLAG_DEPENDENT) {
+  if (G->flags & FLAG_DEPENDENT && !(G->flags & FLAG_TEAM)) { /* in front of a team's kernel stands ts_enter, which must be over */
     G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     G->attrs[G->nattrs++].value.programmaticStreamSerializationAllowed = 1;
   }
