@@ -94,10 +94,8 @@ class Emulator:
                 elif source.kind == "map":
                     raise EmulationError("ranks with tensor maps")
                 else:
-                    of = {
-                        "symbol": lambda: symbols[source.index], "rank": lambda: task.rank, "world": lambda: len(args), "team": lambda: None,
-                    }  # fmt: skip  # noqa: B023
-                    value = of[source.kind]() if source.kind in of else args[task.rank][name]
+                    of = {"rank": task.rank, "world": len(args), "team": None, "param": args[task.rank].get(name)}
+                    value = symbols[source.index] if source.kind == "symbol" else of[source.kind]
                     values[var] = value if value is None else _typed(value, str(var.ty))
             (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed % 2 == 0))
             b.world, b.task = world, task
