@@ -268,7 +268,7 @@ class Engines:
                 raise EmulationError("a matrix descriptor reaches beyond shared memory")
             if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
                 p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
-                self.fenced(self.arena, cells)
+                self.fenced(cells)
             made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
         return made[0], made[1]
 
