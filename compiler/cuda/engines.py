@@ -550,7 +550,7 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain == "ts::cp_async_wait":
         return lambda b, m: b.engines.copies.wait(b, m, int(number))
     if plain == "ts::wgmma_wait":
-        return waited(int(number))
+        return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,

@@ -4,7 +4,7 @@
 writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A
 ring's release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways
 part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should
-run beside the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
+run beside the product: the wait names the largest tile among it, so that the machine's compiler does not move it up.
 
 **Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
 
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
@@ -125,6 +126,7 @@ class _Awaiting:
         out: list[Any] = []
         flying: list[Flight] = []
         skipped: set[int] = set()
+        since: list[Any] = []  # behind the last product
         for k, s in enumerate(stmts):
             if k in skipped:
                 continue
@@ -136,11 +138,12 @@ class _Awaiting:
                     f.held.append(stmts[k + 1])
                     f.counters.add(counter)
                 continue
-            self._land(flying, self._needed(flying, s), out, s.span, stmts[k - 1] if k else None)
+            self._land(flying, self._needed(flying, s), out, s, since)
+            since = [] if is_product(s) else [*since, s]
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
-        self._land(flying, len(flying), out, stmts[-1].span if stmts else None)
+        self._land(flying, len(flying), out, None, [])
         return sequence(out)
 
     def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
@@ -166,21 +169,29 @@ class _Awaiting:
             b = self.bases[b]
         return b
 
-    def _land(self, flying: list[Flight], count: int, out: list[Any], span: Any, before: Any = None) -> None:
-        """The first products end here, and what waited for them follows. ``before``: the statement in front, which runs beside them."""
+    def _land(self, flying: list[Flight], count: int, out: list[Any], s: Any, since: list[Any]) -> None:
+        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last product,
+        which run beside it."""
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
         tiles = list({f.result: f.call.args[2] for f in done}.values())
         operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
-        beside = [] if before is None or flying else [b for b in touched(before)[1] if _is_floats(b)]
-        out.append(await_products(tiles, span, operands, len(flying), [whole(b) for b in beside]))
+        beside = [] if flying else _beside(since)
+        out.append(await_products(tiles, done[-1].call.span, operands, len(flying), [whole(b) for b in beside], _is_straight(s)))
         out += [s for f in done for s in f.held]
 
 
-def _is_floats(b: Any) -> bool:
-    """Whether a buffer is a fragment of float32."""
-    return b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"
+def _beside(stmts: list[Any]) -> list[Any]:
+    """The largest fragment of float32 that statements write: the one whose computation takes longest."""
+    written = [b for s in stmts for b in touched(s)[1] if b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"]
+    return [max(written, key=lambda b: prod(int(e) for e in b.ty.shape))] if written else []
+
+
+def _is_straight(s: Any) -> bool:
+    """Whether a statement becomes instructions without a branch: a nest over fragments alone."""
+    nest = None if s is None else nest_of(s)
+    return nest is not None and all(a.buffer.ty.storage_scope == "local.fragment" for a in nest.accesses)
 
 
 # ---- overlapping
