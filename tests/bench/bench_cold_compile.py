@@ -2,7 +2,8 @@
 
 Each sample is a process of its own with an empty cache. In it a first kernel is compiled, with everything that is loaded on the way (Python's
 files, TVM, ours), and then the GEMM with other constants, which is what a program waits for that compiles several: ``imported``; at last
-`tilescale.compile`, with the cache and all that its first call loads. Both with nvcc and, where it is there, NVRTC (``--compilers nvcc nvrtc``). Needs no GPU. Medians and the least of ``--samples``; the figures go to
+`tilescale.compile`, with the cache and all that its first call loads. Both with nvcc and, where it is there, NVRTC (``--compilers nvcc
+nvrtc``). Needs no GPU. Medians and the least of ``--samples``; the figures go to
 $OUT/cold_compile.json, or without OUT to tests/bench/results.
 """
 
