@@ -103,7 +103,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
                 T.copy(o, O[b, h, row, 0])
                 T.copy(top, Lse[b, h, row])
 
-    rows, keys, sums = s.rows(s.queries, heads), s.rows(s.keys, kv_heads), s.sums
+    rows, keys, sums = s.rows(s.queries, heads), s.rows(s.keys, kv_heads), (heads, s.queries) if packed else (s.batch, heads, s.queries)
 
     @T.prim_func
     def flash_attention(
@@ -111,14 +111,11 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
     ):
         body(Q, K, V, O, Lse, None, None, s.queries)
 
-    ends = T.dynamic("ends")
-
     @T.prim_func
     def packed_flash_attention(
         Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32"),
-        Starts: T.Tensor((ends,), "int32"), Begins: T.Tensor((ends,), "int32"), most: T.int32,
+        Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
     ):  # fmt: skip
-        s.batch = ends - 1
         body(Q, K, V, O, Lse, Starts, Begins, most)
 
     return packed_flash_attention if packed else flash_attention
