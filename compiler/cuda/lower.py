@@ -484,8 +484,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra or self.one_block else None, maps=tuple(m for _, m in self.maps),
+            self.program.arena_bytes, launch.cluster, maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
+            min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
