@@ -46,7 +46,7 @@ class Emulator:
         self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
         #: whether executors wait for each other by counters, wherever that stands
-        self.waits = any(name.startswith("ts::shared_wait") for name in self.called)
+        self.waits = any(name.startswith("ts::shared_wait") or name == "ts::mbarrier_arrive" for name in self.called)
 
     def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
                shapes: dict[str, tuple[int, ...]] | None = None) -> None:
@@ -120,7 +120,8 @@ class Emulator:
         n = self.kernel.threads
         everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[engines.Engines] = []
-        clocks = Clocks(everyone[:, 4]) if any(name.startswith("ts::shared_") for name in self.called) else None
+        told = any(name.startswith("ts::shared_") or name == "ts::mbarrier_arrive" for name in self.called)
+        clocks = Clocks(everyone[:, 4]) if told else None
         made = []
         for rank, at in enumerate(blocks):
             cluster.append(engines.Engines(order, cluster))

@@ -57,6 +57,10 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.head: list[Any] = []
         #: counters in shared memory, with how many words they have for all executors
         self.zeroed: list[tuple[Any, int]] = []
+        #: the author's barriers, with the arrivals that each expects
+        self.by_hand: list[tuple[Any, list[int]]] = []
+        #: whether registers are moved by hand, which takes a bound on blocks
+        self.one_block = False
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
@@ -165,6 +169,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
             if b.ty.storage_scope == "shared.signal":
                 self.zeroed.append((tile, self.program.arena[b][1] // 8))
+            if b.ty.storage_scope == "shared.barrier":
+                self.by_hand.append((tile, [int(n) for n in s.annotations["ts.counts"]]))
             return NOTHING
         if self.loop is not None or b not in self.layouts:
             buf = tirx.decl_buffer((prod(shape),), dtype, b.name, scope="local", layout=None)
@@ -485,8 +491,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra else None, maps=tuple(m for _, m in self.maps),
+            self.program.arena_bytes, launch.cluster, maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
+            min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
