@@ -129,7 +129,7 @@ class Config:
 def chosen(M: int, N: int, K: int) -> Config:
     """The configuration for a class of shapes."""
     if M <= 64:
-        BM = next(b for b in (8, 16, 32, 64) if M <= b)
+        BM = next(b for b in (16, 32, 64) if M <= b)
         return Config(BM=BM, stages=8 if BM <= 32 else 4, split=2 if K >= 4096 else 1)
     return Config(BM=128, BN=64, stages=4, threads=256, split=1)
 
