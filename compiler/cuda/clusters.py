@@ -34,6 +34,7 @@ class Clusters:
     extra: int
     places: dict[Any, Any]
     zeroed: list[tuple[Any, int]]
+    by_hand: list[tuple[Any, list[int]]]
     remote: Any
     nest: Any
     once: Any
@@ -150,7 +151,9 @@ class Clusters:
 
     def cluster_ends(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: counters are zero, and the cluster meets where its blocks reach each other."""
-        begins: list[Any] = []
+        from tilescale.compiler.cuda.expert import initialised
+
+        begins = initialised(self, self.by_hand)
         threads = self.threads + self.extra
         for buffer, words in self.zeroed:
             for first in range(0, words, threads):

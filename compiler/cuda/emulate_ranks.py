@@ -1,5 +1,5 @@
-"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws, wherever one tells another something
-or waits for it.
+"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws, wherever one tells another
+something or waits for it.
 
 Memory is as it would be if every store were seen at once, so what a GPU might do otherwise is looked for instead, as it is inside a block:
 every element of a tensor remembers when which block touched it last, and an access that conflicts with another block's must know of that

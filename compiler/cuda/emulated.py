@@ -28,8 +28,16 @@ class Memory:
         self.reader = np.full(self.cells, -1, np.int64)  # below -1: several
         self.written = np.zeros((self.cells, 5), np.int64)
         self.read = np.zeros((self.cells, 5), np.int64)
+        #: where clocks are kept: when each warp read it last
+        self.by_warp: Any = None
         #: the thread whose write the asynchronous proxy does not see yet
         self.unfenced = np.full(self.cells, -1, np.int64)
+
+    def times(self, warps: int) -> Any:
+        """When each warp read each cell last; 0: never."""
+        if self.by_warp is None:
+            self.by_warp = np.zeros((self.cells, warps), np.int64)
+        return self.by_warp
 
 
 @dataclass
@@ -82,9 +90,10 @@ class Clocks:
     def meet(self, who: Any) -> None:
         self.acquire(who, self.release(who))
 
-    def before(self, who: Any, first: int, end: int, then: Any) -> Any:
-        """Whether all that the threads from ``first`` to ``end`` did until ``then`` comes before what ``who`` does."""
-        return self.known[:, first:end].min(1)[who] >= then
+    def before(self, who: Any, then: Any) -> Any:
+        """Whether all that warps did until the times ``then``, (…, warps), 0: nothing, comes before what ``who`` does."""
+        least = np.minimum.reduceat(self.known, np.arange(0, len(self.time), WARP), axis=1)
+        return ((then == 0) | (least[who] >= then)).all(-1)
 
 
 @dataclass
@@ -134,7 +143,7 @@ class Block:
         self._refuse(bad, mem, cells, last, who, "writes")
         if writes:
             last, then = mem.reader[cells], mem.read[cells]
-            bad = ((last >= 0) & (last != who) & ~self.ordered(last, who, then)) | ((last < -1) & ~self._before(last, who, then))
+            bad = ((last >= 0) & (last != who) & ~self.ordered(last, who, then)) | ((last < -1) & ~self._before(mem, cells, last, who))
             self._refuse(bad, mem, cells, last, who, "reads")
             mem.writer[cells], mem.written[cells] = who, self.everyone[who]
             mem.unfenced[cells] = who
@@ -142,24 +151,22 @@ class Block:
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:
             last, own = mem.reader[cells], -2 - self.first // self.threads
-            then = mem.read[cells]
-            alone = (last == -1) | (last == who) | self._before(last, who, then)
+            alone = (last == -1) | (last == who) | self._before(mem, cells, last, who)
             several = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
             mem.reader[cells] = np.where(alone, who, several)
             np.putmask(again := mem.reader[cells], (again != who) & (again >= 0), own)
             mem.reader[cells] = again
             mem.read[cells] = self.everyone[who]
-            mem.read[cells, 4] = np.maximum(then[..., 4], mem.read[cells, 4])
+            if self.clocks is not None:
+                mem.times(-(-len(self.everyone) // WARP))[cells, who // WARP] = self.everyone[who, 4]
 
-    def _before(self, last: Any, who: Any, then: Any) -> Any:
-        """Whether all who touched a cell at the stamps ``then`` have met this block's threads since, or ``who`` knows of it."""
+    def _before(self, mem: Memory, cells: Any, last: Any, who: Any) -> Any:
+        """Whether all who read a cell have met this block's threads since, or ``who`` knows of it."""
+        then = mem.read[cells]
         now, own = self.everyone[self.first], self.first // self.threads
         block = np.where(last >= 0, last // self.threads, -2 - last)
         met = (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
-        if self.clocks is not None:
-            for k in range(len(self.everyone) // self.threads):
-                met |= (block == k) & self.clocks.before(who, k * self.threads, (k + 1) * self.threads, then[..., 4])
-        return met
+        return met if self.clocks is None else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
 
     def ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the stamps ``then``."""

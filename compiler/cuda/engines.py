@@ -34,7 +34,8 @@ UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 @dataclass
 class Barrier:
     """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the stamps ``then``. fenced: the
-    asynchronous proxy knows."""
+    asynchronous proxy knows. ``coming``, ``over``: what threads have released in it, and in the last one that ended, where that is
+    looked at (`Clocks`)."""
 
     count: int
     pending: int
@@ -43,11 +44,18 @@ class Barrier:
     fenced: bool = False
     bytes: int = 0
     phases: int = 0
+    coming: Any = None
+    over: Any = None
 
     def settle(self) -> None:
         if self.pending == 0 and self.bytes == 0:
             self.phases += 1
             self.pending = self.count
+            self.over, self.coming = self.coming, None
+
+    def release(self, handed: Any) -> None:
+        if handed is not None:
+            self.coming = handed if self.coming is None else np.maximum(self.coming, handed)
 
 
 @dataclass
@@ -83,6 +91,7 @@ class Load:
 
     engines: Any
     own: bool
+    handed: Any
     barrier: Barrier
     cells: Any
     data: Any
@@ -93,6 +102,7 @@ class Load:
         self.engines.arena.data[self.cells] = self.data
         self.engines.arena.unfenced[self.cells] = -1
         barrier = self.barrier
+        barrier.release(self.handed)
         barrier.bytes -= self.data.size
         if barrier.bytes < 0 and (self.own or barrier.pending == 0):
             raise EmulationError("a copy brings more bytes than its barrier expects")
@@ -107,7 +117,20 @@ class Store:
     seen: Any
     tmap: TensorMap
     coordinates: list[int]
-    committed: bool = False
+    reduce: str = ""
+    #: the number of its group among those that the thread has committed; 0: of none yet
+    committed: int = 0
+
+    def land(self) -> None:
+        """What was stored is there."""
+        if (parts := self.tmap.inside(self.coordinates)) is None:
+            return
+        to, dtype = self.tmap.array, str(self.tmap.array.dtype)
+        box = np.frombuffer(self.seen.tobytes(), to.dtype).reshape(self.tmap.box)[parts[0]]
+        if self.reduce:
+            combine = {"add": np.add, "min": np.minimum, "max": np.maximum}[self.reduce]
+            box = numerics.encode(combine(numerics.decode(to[parts[1]], dtype), numerics.decode(box, dtype)), dtype)
+        to[parts[1]] = box
 
 
 @dataclass
@@ -172,6 +195,7 @@ class Engines:
         self.barriers: dict[int, Barrier] = {}
         #: by the thread that issued them
         self.stores: dict[int, list[Store]] = {}
+        self.committed: dict[int, int] = {}
         self.groups: dict[int, Group] = {}
         self.flights: dict[tuple[int, int, int], Flight] = {}
         #: copies that the threads started themselves
@@ -210,7 +234,7 @@ class Engines:
         return self.barriers[at]
 
     # -- copies -------------------------------------------------------------------------------------------------------
-    def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True) -> None:
+    def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True, handed: Any = None) -> None:
         """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
         if not barrier.fenced:
             raise EmulationError("a copy names a barrier that the asynchronous proxy does not know of (fence_mbarrier_init)")
@@ -227,25 +251,25 @@ class Engines:
                 if any(np.intersect1d(cells, operand(p, which).ravel()).size for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
-        self.turns.loads.append(Load(self, own, barrier, cells, data))
+        self.turns.loads.append(Load(self, own, handed, barrier, cells, data))
 
-    def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int) -> None:
+    def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int, reduce: str) -> None:
         cells = tmap.cells(frm)
         self.fenced(cells)
-        self.stores.setdefault(issuer, []).append(Store(cells, self.arena.data[cells].copy(), tmap, coordinates))
+        self.stores.setdefault(issuer, []).append(Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce))
 
     def commit_stores(self, issuer: int) -> None:
+        number = self.committed[issuer] = self.committed.get(issuer, 0) + 1
         for s in self.stores.get(issuer, []):
-            s.committed = True
+            s.committed = s.committed or number
 
-    def await_stores(self, issuer: int) -> None:
-        """The committed stores of a thread have read what they store."""
-        for s in [s for s in self.stores.get(issuer, []) if s.committed]:
+    def await_stores(self, issuer: int, pending: int) -> None:
+        """The stores of all but the last ``pending`` groups of a thread have read what they store."""
+        last = self.committed.get(issuer, 0) - pending
+        for s in [s for s in self.stores.get(issuer, []) if 0 < s.committed <= last]:
             if not np.array_equal(self.arena.data[s.cells], s.seen):
                 raise EmulationError("shared memory was written while a store was reading it")
-            if (parts := s.tmap.inside(s.coordinates)) is not None:
-                box = np.frombuffer(s.seen.tobytes(), s.tmap.array.dtype).reshape(s.tmap.box)
-                s.tmap.array[parts[1]] = box[parts[0]]
+            s.land()
             self.stores[issuer].remove(s)
 
     def fenced(self, cells: Any) -> None:
@@ -268,7 +292,7 @@ class Engines:
                 raise EmulationError("a matrix descriptor reaches beyond shared memory")
             if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
                 p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
-                self.fenced(self.arena, cells)
+                self.fenced(cells)
             made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
         return made[0], made[1]
 
@@ -403,6 +427,25 @@ def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
 def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
     made, p = usable(b, m, b.engines.barrier(byte(m, where))), int(one(m, parity))
     b.engines.yields(lambda: made.phases & 1 != p)
+    if b.clocks is not None and made.over is not None:
+        b.clocks.acquire(np.flatnonzero(m) + b.first, made.over)
+
+
+def barrier_arrive(b: Any, m: Any, where: Any) -> None:
+    """One arrival of each thread."""
+    made = b.engines.barrier(byte(m, where))
+    made.release(b.clocks.release(np.flatnonzero(m) + b.first))
+    made.pending -= int(m.sum())
+    if made.pending < 0:
+        raise EmulationError("more arrivals than a phase expects")
+    made.settle()
+    b.engines.yields()
+
+
+def barrier_expect_tx(b: Any, m: Any, where: Any, count: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads expect bytes")
+    b.engines.barrier(byte(m, where)).bytes += int(one(m, count))
 
 
 def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
@@ -433,19 +476,28 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
-    at = [int(one(m, c)) for c in coordinates]
-    b.engines.load(byte(m, to), tmap, b.engines.barrier(byte(m, where)), at)
+    at, handed = [int(one(m, c)) for c in coordinates], None
+    if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
+        who, arena, cells = np.flatnonzero(m), b.engines.arena, tmap.cells(byte(m, to))
+        b.touch(arena, cells, np.full(cells.shape, who[0]), True)
+        arena.unfenced[cells] = -1
+        handed = b.clocks.release(who + b.first)
+    b.engines.load(byte(m, to), tmap, b.engines.barrier(byte(m, where)), at, handed=handed)
     b.engines.yields()
 
 
-def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
-    if m.sum() != 1:
-        raise EmulationError(f"{m.sum()} threads make one store")
-    who, start = int(np.flatnonzero(m)[0]), byte(m, frm)
-    cells = tmap.cells(start)
-    b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
-    b.engines.store(start, tmap, [int(one(m, c)) for c in coordinates], who)
-    b.engines.yields()
+def storing(reduce: str) -> Callable[..., None]:
+    def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
+        if m.sum() != 1:
+            raise EmulationError(f"{m.sum()} threads make one store")
+        b.late_enough(m)
+        who, start = int(np.flatnonzero(m)[0]), byte(m, frm)
+        cells = tmap.cells(start)
+        b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
+        b.engines.store(start, tmap, [int(one(m, c)) for c in coordinates], who, reduce)
+        b.engines.yields()
+
+    return tma_store
 
 
 def bulk_commit(b: Any, m: Any) -> None:
@@ -453,9 +505,12 @@ def bulk_commit(b: Any, m: Any) -> None:
         b.engines.commit_stores(int(who))
 
 
-def bulk_wait(b: Any, m: Any) -> None:
-    for who in np.flatnonzero(m):
-        b.engines.await_stores(int(who))
+def bulk_wait(pending: int) -> Callable[..., None]:
+    def run(b: Any, m: Any) -> None:
+        for who in np.flatnonzero(m):
+            b.engines.await_stores(int(who), pending)
+
+    return run
 
 
 def fence_proxy(b: Any, m: Any) -> None:
@@ -549,13 +604,18 @@ def find(name: str) -> Callable[..., Any] | None:
         return copy(int(number))
     if plain == "ts::cp_async_wait":
         return lambda b, m: b.engines.copies.wait(b, m, int(number))
+    if plain in ("ts::bulk_wait", "ts::bulk_wait_read"):
+        return bulk_wait(int(number))
+    if plain.startswith("ts::tma_reduce_"):
+        return storing(plain.rpartition("_")[2])
     if plain == "ts::wgmma_wait":
-        return waited(int(number))
+        return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
+        "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
-        "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
+        "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
     }  # fmt: skip

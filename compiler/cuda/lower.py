@@ -26,6 +26,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops import base
@@ -56,6 +57,10 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.head: list[Any] = []
         #: counters in shared memory, with how many words they have for all executors
         self.zeroed: list[tuple[Any, int]] = []
+        #: the author's barriers, with the arrivals that each expects
+        self.by_hand: list[tuple[Any, list[int]]] = []
+        #: whether registers are moved by hand, which takes a bound on blocks
+        self.one_block = False
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
@@ -164,6 +169,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
             if b.ty.storage_scope == "shared.signal":
                 self.zeroed.append((tile, self.program.arena[b][1] // 8))
+            if b.ty.storage_scope == "shared.barrier":
+                self.by_hand.append((tile, [int(n) for n in s.annotations["ts.counts"]]))
             return NOTHING
         if self.loop is not None or b not in self.layouts:
             buf = tirx.decl_buffer((prod(shape),), dtype, b.name, scope="local", layout=None)
@@ -209,7 +216,13 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             strides = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
             self.places[b] = Global(held.buf, shape, strides, held.index, b.name)
             return NOTHING
-        raise self.refused(f"T.view of {held.name}", "views of registers, or of a tensor under another dtype")
+        if isinstance(held, Registers) and isinstance(self.layouts.get(b), Fragment):
+            layout = self.layouts[b]
+            data = tirx.reinterpret(ir.PointerType(ir.PrimType(dtype), "local"), tirx.buffer_data(held.buf))
+            made = tirx.decl_buffer((layout.slots,), dtype, name=b.name, data=data)
+            self.places[b] = Registers(made, layout, shape, b.name)
+            return tirx.DeclBuffer(made, s.span, data=data)
+        raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
 
     # -- accesses -------------------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
@@ -478,8 +491,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra else None, maps=tuple(m for _, m in self.maps),
+            self.program.arena_bytes, launch.cluster, maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
+            min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip

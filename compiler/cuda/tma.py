@@ -38,7 +38,7 @@ def load(cx: Any, call: Any) -> Any:
     stage = cx.scalar(dst.region[0].min)
     full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
     out = []
-    for tile, name, coordinates in _boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
+    for tile, name, coordinates in boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
         out.append(tirx.Evaluate(tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span))
     return sequence(out)
 
@@ -47,7 +47,7 @@ def store(cx: Any, call: Any) -> Any:
     """One store for each box of the tile, all by one thread, as one group."""
     src, dst = call.args[:2]
     out: list[Any] = []
-    for tile, name, coordinates in _boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
+    for tile, name, coordinates in boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
         out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_store", name, tile, *coordinates), call.span))
     out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
     return tirx.IfThenElse(_issuer(cx), sequence(out), None, call.span)
@@ -64,7 +64,7 @@ def _issuer(cx: Any) -> Any:
     return tirx.EQ(cx.tid, tirx.IntImm("int32", 0))
 
 
-def _boxes(
+def boxes(
     cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = ""
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor

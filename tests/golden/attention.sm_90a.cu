@@ -1,22 +1,26 @@
 extern "C" __global__ void __launch_bounds__(160, 1) main(
-    const half* __restrict__ Q,
+    const __grid_constant__ ts::TensorMap Q_map,
     const __grid_constant__ ts::TensorMap K_map,
     const __grid_constant__ ts::TensorMap V_map,
     const __grid_constant__ ts::TensorMap O_map) {
   const int tid = threadIdx.x;
-  extern __shared__ __align__(1024) uint8_t smem[];  // 41024 bytes
+  extern __shared__ __align__(1024) uint8_t smem[];  // 49232 bytes
+  half* const q = (half*)(smem + 32768);
   half* const k = (half*)smem;
   half* const v = (half*)(smem + 16384);
-  uint64_t* const full0 = (uint64_t*)(smem + 40960);
-  uint64_t* const empty0 = (uint64_t*)(smem + 40976);
-  uint64_t* const full1 = (uint64_t*)(smem + 40992);
-  uint64_t* const empty1 = (uint64_t*)(smem + 41008);
-  half* const O_staged = (half*)(smem + 32768);
-  half* const q = (half*)(smem + 32768);
+  uint64_t* const full0 = (uint64_t*)(smem + 49152);
+  uint64_t* const empty0 = (uint64_t*)(smem + 49168);
+  uint64_t* const full1 = (uint64_t*)(smem + 49184);
+  uint64_t* const empty1 = (uint64_t*)(smem + 49200);
+  uint64_t* const full2 = (uint64_t*)(smem + 49216);
+  uint64_t* const empty2 = (uint64_t*)(smem + 49224);
+  half* const O_staged = (half*)(smem + 40960);
   int ring0_filled = 0;
   int ring0_read = 0;
   int ring1_filled = 0;
   int ring1_read = 0;
+  int ring2_filled = 0;
+  int ring2_read = 0;
   if (tid == 0) {
     #pragma unroll
     for (int s = 0; s < 2; ++s) {
@@ -28,11 +32,20 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
       ts::mbarrier_init(&full1[s], 1);
       ts::mbarrier_init(&empty1[s], 4);
     }
+    #pragma unroll
+    for (int s = 0; s < 1; ++s) {
+      ts::mbarrier_init(&full2[s], 1);
+      ts::mbarrier_init(&empty2[s], 4);
+    }
     ts::fence_mbarrier_init();
   }
   __syncthreads();
   if (tid >= 128) {
     if (tid == 128) {
+      ts::mbarrier_wait(&empty2[0], (ring2_filled & 1) ^ 1);
+      ts::mbarrier_expect(&full2[0], 8192);
+      ts::tma_load(&q[0], Q_map, &full2[0], 0, 0);
+      ring2_filled = ring2_filled + 1;
       for (int t = 0; t < 5; ++t) {
         ts::mbarrier_wait(&empty0[ring0_filled & 1], ((ring0_filled >> 1) & 1) ^ 1);
         ts::mbarrier_expect(&full0[ring0_filled & 1], 8192);
@@ -51,13 +64,6 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
     float top[2];
     float before[2];
     float total[2];
-    const int i0 = tid >> 3;
-    const int j0 = (tid & 7) * 8;
-    #pragma unroll
-    for (int u0 = 0; u0 < 4; ++u0) {
-      const int i = u0 * 16 + i0;
-      *(uint4*)&q[(i * 64 + j0) ^ (i & 7) * 8] = *(const uint4*)&Q[i * 64 + j0];
-    }
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll
@@ -76,10 +82,9 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
     for (int u = 0; u < 2; ++u) {
       top[u] = __int_as_float(0xff800000);
     }
+    ts::mbarrier_wait(&full2[0], ring2_read & 1);
     if (true) {
       ts::mbarrier_wait(&full0[ring0_read & 1], (ring0_read >> 1) & 1);
-      ts::fence_proxy_async();
-      ts::barrier_sync(15, 128);  // T.gemm reads q that T.copy, line 75 writes
       const uint64_t a_desc = ts::matrix_descriptor<128>(&q[0], 16);
       const uint64_t b_desc = ts::matrix_descriptor<128>(&k[(ring0_read & 1) * 4096], 16);
       ts::wgmma_fence();
@@ -230,9 +235,11 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
           total_1 = total_1 + ts::shuffle_xor(total_1, 2);
           total[u0] = total[u0] + total_1;
         }
-        ts::wgmma_behind(&total[1], &smem[0]);
-        ts::wgmma_behind(&total[0], &smem[0]);
-        ts::wgmma_wait<0>();
+        ts::wgmma_behind(&s[31], &smem[0]);
+        ts::wgmma_behind(&s[30], &smem[0]);
+        ts::wgmma_behind(&s[29], &smem[0]);
+        ts::wgmma_behind(&s[28], &smem[0]);
+        ts::wgmma_wait<0, false>();
         ts::wgmma_arrived<32>(o);
         ts::wgmma_arrived<32>(p);
         ts::mbarrier_arrive_warp(&empty1[ring1_read & 1], true);
@@ -272,6 +279,8 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
       ts::mbarrier_arrive_warp(&empty1[ring1_read & 1], true);
       ring1_read = ring1_read + 1;
     }
+    ts::mbarrier_arrive_warp(&empty2[0], true);
+    ring2_read = ring2_read + 1;
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll
@@ -282,19 +291,18 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
         }
       }
     }
-    ts::barrier_sync(15, 128);  // T.await_stores reads O_staged, where q was, that T.copy, line 75 writes
     if (tid == 0) {
       ts::bulk_wait_read<0>();
     }
     ts::barrier_sync(15, 128);  // T.copy writes O_staged that T.await_stores, line 97 reads
-    const int i0_1 = (tid >> 5) * 16 + ((tid & 31) >> 2);
-    const int j0_1 = (tid & 3) * 2;
+    const int i0 = (tid >> 5) * 16 + ((tid & 31) >> 2);
+    const int j0 = (tid & 3) * 2;
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll
       for (int u1 = 0; u1 < 2; ++u1) {
-        const int i = u1 * 8 + i0_1;
-        const int j = u0 * 8 + j0_1;
+        const int i = u1 * 8 + i0;
+        const int j = u0 * 8 + j0;
         alignas(4) half O_staged_out[2];
         #pragma unroll
         for (int u = 0; u < 2; ++u) {
@@ -304,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
       }
     }
     ts::fence_proxy_async();
-    ts::barrier_sync(15, 128);  // T.copy reads O_staged, where q was, that T.copy, line 75 writes
+    ts::barrier_sync(15, 128);  // T.copy reads O_staged that T.copy, line 97 writes
     if (tid == 0) {
       ts::tma_store(O_map, &O_staged[0], 0, 0);
       ts::bulk_commit();

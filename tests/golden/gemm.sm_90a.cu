@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
   if (tid >= 128) {
     if (tid == 128) {
       for (int k = 0; k < 3; ++k) {
-        ts::mbarrier_wait(&empty0[ts::floormod(ring0_filled, 3)], (ts::floordiv(ring0_filled, 3) & 1) ^ 1);
-        ts::mbarrier_expect(&full0[ts::floormod(ring0_filled, 3)], 8192);
+        ts::mbarrier_wait(&empty0[ring0_filled % 3], (ring0_filled / 3 & 1) ^ 1);
+        ts::mbarrier_expect(&full0[ring0_filled % 3], 8192);
         ts::tma_load(&A_s[ring0_filled % 3 * 2048], A_map, &full0[ring0_filled % 3], k * 32, by * 64);
         ts::tma_load(&B_s[ring0_filled % 3 * 2048], B_map, &full0[ring0_filled % 3], bx * 64, k * 32);
         ring0_filled = ring0_filled + 1;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
       }
     }
     for (int k = 0; k < 3; ++k) {
-      ts::mbarrier_wait(&full0[ts::floormod(ring0_read, 3)], ts::floordiv(ring0_read, 3) & 1);
+      ts::mbarrier_wait(&full0[ring0_read % 3], ring0_read / 3 & 1);
       const uint64_t a_desc = ts::matrix_descriptor<64>(&A_s[ring0_read % 3 * 2048], 16);
       const uint64_t b_desc = ts::matrix_descriptor<128>(&B_s[ring0_read % 3 * 2048], 4096);
       ts::wgmma_fence();
@@ -54,12 +54,12 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
       ts::wgmma_m64n64k16_f16_01(&C_l[0], a_desc + 2UL, b_desc + 128UL, 1);
       ts::wgmma_commit();
       ts::wgmma_wait<1>();
-      ts::mbarrier_arrive_warp(&empty0[ts::floormod(ring0_read - 1, 3)], k > 0);
+      ts::mbarrier_arrive_warp(&empty0[(ring0_read + 2) % 3], k > 0);
       ring0_read = ring0_read + 1;
     }
     ts::wgmma_wait<0>();
     ts::wgmma_arrived<32>(C_l);
-    ts::mbarrier_arrive_warp(&empty0[ts::floormod(ring0_read - 1, 3)], true);
+    ts::mbarrier_arrive_warp(&empty0[(ring0_read + 2) % 3], true);
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll

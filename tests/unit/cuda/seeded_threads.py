@@ -120,7 +120,7 @@ def _edits(s: Any, calls: list[Any]) -> Iterator[tuple[str, Any]]:
     if plain.startswith("mbarrier_"):
         yield from _of_barriers(s, plain, args, calls)
     elif plain == "wgmma_wait":
-        pending = int(_name(s).partition("<")[2][:-1])
+        pending = int(_name(s).partition("<")[2].rstrip(">").partition(",")[0])
         yield "for a group fewer", _call(s, name=f"ts::wgmma_wait<{pending + 1}>")
     elif plain == "product":
         yield "of the columns beside", _call(s, args[0], args[1], args[2] + tirx.IntImm("uint64", 2), args[3])

@@ -19,6 +19,14 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
+// One arrival of this thread (release).
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// The phase also waits for `bytes`; this thread arrives behind it.
+__device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
 // Waits until the phase of this parity is over (acquire). The loop is PTX's own: one that the compiler sees, between products that are
 // under way, makes ptxas await each of them (warning C7514).
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
@@ -128,6 +136,11 @@ template <int pending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
+// All but the last `pending` are complete.
+template <int pending>
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
+}
 // What this thread wrote to shared memory is there for TMA and wgmma (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -153,11 +166,11 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // All but the last `pending` groups of products are complete. The loop, which ends at once unless the clock shows one value of 2^32, begins
 // a block of its own: ptxas 13.0 moves reads of accumulators out of branches (of guarded stores, say) in front of the wait when they
-// all stand in one.
-template <int pending>
+// all stand in one. Not where what follows reads them in no branch.
+template <int pending, bool apart = pending == 0>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-  if (pending == 0)
+  if (apart)
     asm volatile("{ .reg .pred p; .reg .b32 t; again: mov.u32 t, %%clock; setp.eq.u32 p, t, 0xffffffff; @p bra again; }" ::"n"(0)
                  : "memory");
 }
