@@ -98,7 +98,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = wgmma_operand(m, extents(call)[2], (down, across))
+                held = wgmma_operand(f.shape[0], extents(call)[2], (down, across))
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
@@ -123,8 +123,10 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
 
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor."""
+    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to the
+    first warpgroups, and the rows of the others are padding."""
     m, n, _ = extents(call)
+    policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
     held = in_registers(call.args[0].source)
     a, b = (swizzled(r, along) for r, along in operands_of(call))
@@ -133,14 +135,15 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     widths = dtypes.widths(element_dtype(call.args[0].source))
     for down in divisors(groups):
         across = groups // down
-        if m % (64 * down) or n % across or n // across not in widths:
+        rows = ceil_div(m, 64 * down) * 64 * down if policy == 1 and m % 64 == 0 and across == 1 else m
+        if rows % (64 * down) or n % across or n // across not in widths:
             continue
         a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
-            found.append((accumulator(m, n, (down, across)), down, across))
-    column = int(call.attrs["policy"]) == 2
-    return sorted(found, key=lambda f: f[1] if column else f[2])
+            found.append((accumulator(rows, n, (down, across)), down, across))
+    found.sort(key=lambda f: f[1] if policy == 2 else f[2])
+    return found[:1] if policy == 1 else found
 
 
 def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:

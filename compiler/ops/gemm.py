@@ -8,6 +8,7 @@ from typing import Any
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import as_expr, constant
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, show
+from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -61,6 +62,8 @@ def gemm(
 
     Args:
         A: (M, K), or (K, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
+        wg_wait: -1 on sm_90a: the product runs beside the executor, whose threads are warpgroups, until ``T.wait_wgmma`` says that it is
+            complete; its tiles in shared memory stay as they are until then, and C is not touched. Elsewhere it is complete at once.
         clear_accum: C starts from zero instead of its contents.
         precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor cores multiply.
 
@@ -91,7 +94,10 @@ def gemm(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
     flags = [as_expr(clear_accum, "bool")]
-    attrs: dict[str, Any] = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
+    if wg_wait not in (-1, 0):
+        raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")
+    attrs: dict[str, Any] = {"wgmma": FREE} if wg_wait else {}
+    attrs |= {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 

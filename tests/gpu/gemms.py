@@ -13,20 +13,21 @@ from tilescale.compiler.sim import numerics
 def gemm(
     M: int, N: int, K: int, BM: int = 128, BN: int = 256, BK: int = 64, stages: int = 4, threads: int = 256, dtype: str = "bfloat16",
     out: str = "", trans_a: bool = False, trans_b: bool = False, panel: int = 0, blocks: int = 0, right: str = "", precision: str = "",
+    cluster: Any = 1,
 ) -> Any:  # fmt: skip
     """C = op(A) · op(B), A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, the operands' dtype without; summed in float32,
     integers in int32. ``right``: B's dtype where it is another. ``precision``: T.gemm's.
     ``panel``: blocks in panels of so many rows (T.use_swizzle). ``blocks``: so many blocks that stay and take one tile after another, in
-    panels of ``panel`` rows too."""
+    panels of ``panel`` rows too. ``cluster``: blocks of a cluster, (x, y) or x; those that stay have their rows side by side."""
     if blocks:
-        return _persistent(M, N, K, BM, BN, BK, stages, threads, dtype, out or dtype, trans_b, max(1, panel), blocks)
+        return _persistent(M, N, K, BM, BN, BK, stages, threads, dtype, out or dtype, trans_b, max(1, panel), blocks, cluster)
     a_shape, b_shape = ((K, M) if trans_a else (M, K)), ((N, K) if trans_b else (K, N))
     sums = "int32" if "int" in dtype else "float32"
     a_tile, b_tile = ((BK, BM) if trans_a else (BM, BK)), ((BN, BK) if trans_b else (BK, BN))
 
     @T.prim_func
     def gemm(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, right or dtype), C: T.Tensor((M, N), out or dtype)):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads, cta_cluster=cluster) as (bx, by):
             T.use_swizzle(panel, enable=panel > 0)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, right or dtype)
             acc = T.alloc_fragment((BM, BN), sums)
@@ -47,20 +48,22 @@ def gemm(
 
 
 def _persistent(
-    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, dtype: str, out: str, trans_b: bool, panel: int, blocks: int
-) -> Any:
+    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, dtype: str, out: str, trans_b: bool, panel: int, blocks: int,
+    cluster: int,
+) -> Any:  # fmt: skip
     b_shape, b_tile = ((N, K) if trans_b else (K, N)), ((BN, BK) if trans_b else (BK, BN))
-    high, wide = -(-M // BM), -(-N // BN)
+    high, wide, panel = -(-M // (BM * cluster)), -(-N // BN), max(1, panel // cluster)
 
     @T.prim_func
     def gemm(A: T.Tensor((M, K), dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), out)):
-        with T.Kernel(blocks, threads=threads) as block:
+        with T.Kernel(blocks, threads=threads, cta_cluster=cluster) as block:
             a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
-            for tile in T.Persistent(high * wide, blocks, block):
+            for tile in T.Persistent(high * wide, blocks // cluster, block // cluster):
                 first = tile // (wide * panel) * panel
                 rows = T.min(high - first, panel)
-                row, col = first + (tile - first * wide) % rows, (tile - first * wide) // rows
+                row = (first + (tile - first * wide) % rows) * cluster + block % cluster
+                col = (tile - first * wide) // rows
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                     T.copy(A[row * BM, k * BK], a)
