@@ -213,7 +213,7 @@ def _check_readers(program: Any) -> None:
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
             continue
-        if op.name == "copy" and in_registers(call.args[1].source):
+        if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
         if op.name != "gemm":
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
