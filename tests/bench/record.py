@@ -23,6 +23,12 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def script() -> str:
+    """What was started, as it is named from the root."""
+    path = Path(sys.argv[0]).resolve()
+    return str(path.relative_to(RESULTS.parents[2])) if path.is_relative_to(RESULTS.parents[2]) else sys.argv[0]
+
+
 def graphics() -> dict[str, Any]:
     """The GPU that torch runs on, and its software; nothing where there is none."""
     torch = sys.modules.get("torch")
@@ -53,7 +59,7 @@ def record(name: str, figures: dict[str, Any]) -> Path:
             "processor": processor(), "llvm": cpu.name, "vector_bytes": cpu.vector_bytes, "cores": len(os.sched_getaffinity(0)), **graphics()
         },
         "versions": versions,
-        "command": shlex.join(["python", "-m", "pytest", *sys.argv[1:]] if "pytest" in sys.argv[0] else ["python", *sys.argv]),
+        "command": shlex.join(["python", "-m", "pytest", *sys.argv[1:]] if "pytest" in sys.argv[0] else ["python", script(), *sys.argv[1:]]),
         "figures": figures,
     }  # fmt: skip
     folder = Path(os.environ.get("OUT") or RESULTS)
