@@ -114,15 +114,16 @@ def _plain(name: str, span: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
 
 
-def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = ()) -> Any:
-    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it."""
+def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False) -> Any:
+    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it.
+    ``straight``: what follows reads them in no branch."""
     out = []
     for tile in behind:
         held = cx.places[tile.source]
         for k in range(min(held.layout.slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
-    out.append(_plain(f"wgmma_wait<{pending}>", span))
+    out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:
         held = cx.places[tile.source]
         if isinstance(held, Registers):

@@ -93,6 +93,7 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
+        self.ringed |= _by_hand(program)
         #: rings whose copies run ahead, and their tiles
         self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
         self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
@@ -157,7 +158,8 @@ class _Walk:
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar", False))
         return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
-                for k, (b, mode, owners, what, engine) in enumerate(found) if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
+                for k, (b, mode, owners, what, engine) in enumerate(found)
+                if not b.ty.storage_scope.endswith(("signal", "barrier"))]  # fmt: skip
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
@@ -367,6 +369,18 @@ def _has_engines(program: Any) -> bool:
 
     structural_walk(program.func.body, (ir.Call, look))
     return bool(found)
+
+
+def _by_hand(program: Any) -> set[Any]:
+    """Tiles that T.tma_copy fills: the author's barriers order them."""
+    found: set[Any] = set()
+
+    def look(call: Any) -> None:
+        if call.op.name == "ts.tma_copy" and len(call.args) > 2:
+            found.add(call.args[1].source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return found
 
 
 def _order(s: Any) -> tuple[bool, bool]:
