@@ -161,8 +161,8 @@ def mla_decode(
             (pages, page, width) of a multiple of 64 tokens. What lies in a tile of 64 tokens behind a sequence's last one is read, and must
             be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
-        longest: the greatest length, where it is less than the cache has room for. parts: how many parts the longest context has; what fills
-            the GPU where all are equally long, without. More of them balance contexts that differ.
+        longest: the greatest length, where it is less than the cache has room for. parts: how many parts the longest context has; what
+            fills the GPU where all are equally long, without. More of them balance contexts that differ.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
