@@ -171,8 +171,9 @@ def mla_decode(
             (pages, page, width) of a multiple of 64 tokens. What lies in a tile of 64 tokens behind a sequence's last one is read, and must
             be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
-        longest: the greatest length, where it is less than the cache has room for. parts: how many parts the longest context has; what
-            fills the GPU where all are equally long, without. More of them balance contexts that differ.
+        longest: the greatest length, where it is less than the cache has room for (what lies behind it is not read). parts: how many
+            parts the longest context has; what fills the GPU where all are equally long, without. More of them balance contexts that
+            differ.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -193,6 +194,8 @@ def mla_decode(
         raise TileTypeError("lengths or a table of another dtype", expected="int32")
     if page % TILE or not all(t.is_contiguous() for t in (q, cache, lengths) + (() if table is None else (table,))):
         raise TileValueError(f"pages of {page} tokens, or a tensor that is not contiguous", expected=f"multiples of {TILE}, contiguous")
+    if 0 in (*q.shape, *cache.shape):
+        raise TileValueError(f"q {tuple(q.shape)}, cache {tuple(cache.shape)}", expected="extents of 1 at least")
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
