@@ -19,9 +19,9 @@ tiles or counters with are the same, for any number of rounds; `_head` looks tha
 round stands alone, and the others are one loop, or several in a row where conditions such as ``n < 2`` change: inside they are decided, and
 no branch stands between products.
 
-Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`), in such loops and in those whose
-rounds are products and then what is computed from them (`_in_turns`): side by side, all would wait for the tensor cores and then all compute,
-while the tensor cores have nothing to do.
+Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`), in such loops and in those
+whose rounds are products and then what is computed from them (`_in_turns`): side by side, all would wait for the tensor cores and then
+all compute, while the tensor cores have nothing to do.
 """
 
 from __future__ import annotations
