@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.emulated import Block, Memory, Pointer
-from tilescale.compiler.cuda.engines import EmulationError, Engines
+from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.cuda.turns import Turns
 
 
 class Cells:
@@ -59,7 +60,7 @@ class World:
         self.cells = [{name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)} for of in arrays]
         self.clocks: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
-        self.turns = Engines(draw, True)
+        self.turns = Turns(draw, 0)
         self.tasks = [Task(k, k // blocks, k % blocks, np.zeros(total, np.int64)) for k in range(total)]
 
     def view(self, task: Task, rank: int, name: str) -> Memory:
