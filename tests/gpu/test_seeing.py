@@ -125,7 +125,7 @@ for call in (synchronize, lambda: f(a)):
 
 def test_it_is_told_at_the_end_where_only_torch_met_it(tmp_path: Path):
     done = run(tmp_path, ASSERTS + "torch.cuda.synchronize()\n")
-    assert done.returncode != 0 and "tilescale: " in done.stderr and TEXT in done.stderr, done.stderr[-2000:]
+    assert done.returncode != 0 and "LaunchError: " in done.stderr and TEXT in done.stderr, done.stderr[-2000:]
 
 
 def test_an_assertion_in_a_kernel_of_hoppers_engines(tmp_path: Path):
