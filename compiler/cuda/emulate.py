@@ -76,9 +76,10 @@ class Emulator:
             for z, y, x in itertools.product(*reversed(clusters)):
                 for mem in memory.values():
                     mem.clear()
-                self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, late=seed % 2 == 0)
+                self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, seed)
 
-    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int,
+              shapes: dict[str, tuple[int, ...]]) -> None:  # fmt: skip
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
@@ -92,21 +93,23 @@ class Emulator:
                 if source.kind == "param" and tirx.is_buffer_var(var):
                     memory[var] = world.view(task, task.rank, name)
                 elif source.kind == "map":
-                    raise EmulationError("ranks with tensor maps")
+                    of = self.kernel.maps[source.index]
+                    name = self.names[of.param]
+                    values[var] = engines.TensorMap(args[task.rank][name].reshape(shapes[name]), of.box, of.swizzle)
                 else:
-                    of = {"rank": task.rank, "world": len(args), "team": None, "param": args[task.rank].get(name)}
-                    value = symbols[source.index] if source.kind == "symbol" else of[source.kind]
+                    own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
+                    value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[var] = value if value is None else _typed(value, str(var.ty))
-            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed % 2 == 0))
+            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed))
             b.world, b.task = world, task
             self._block(b)
 
         with np.errstate(all="ignore"):
             world.turns.together([partial(run, t) for t in world.tasks])
 
-    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool) -> None:
+    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, seed: int) -> None:
         """Runs the blocks of a cluster, in turns."""
-        made = self._made(blocks, values, memory, turns.Turns(draw, late))
+        made = self._made(blocks, values, memory, turns.Turns(draw, seed))
         if len(made) == 1:
             self._block(made[0])
         else:
@@ -264,6 +267,13 @@ class Emulator:
 
             return twin
         arena, offset = _placed(s.data)
+        if arena.ty.storage_scope != "shared":  # a view of registers
+
+            def view(b: Block, m: Any) -> None:
+                b.memory[buf] = Registers(buf.name, b.memory[arena].data.view(numerics.storage(dtype)))
+
+            return view
+
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
             raise InternalError(f"{buf.name} lies at byte {offset}")
 
@@ -492,6 +502,16 @@ def _whole_warps(b: Block, m: Any, what: str) -> list[int]:
     return [w for w in range(len(warps)) if warps[w].all()]
 
 
+def _packed(name: str, dtype: str) -> Callable[..., None]:
+    compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def run(b: Block, m: Any, to: Pointer, *operands: Pointer) -> None:
+        x, y = (decoded(load(b, m, p.memory, p.index, 2), dtype).astype(np.float32) for p in operands)
+        store(b, m, to.memory, to.index, encoded(compute(x, y), dtype), 2)
+
+    return run
+
+
 def _ldmatrix(trans: bool) -> Callable[..., None]:
     def run(b: Block, m: Any, to: Pointer, row: Pointer) -> None:
         _whole_warps(b, m, "ldmatrix")
@@ -521,6 +541,29 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
             made = get(c_map, d).astype(wide) + x @ y
             at = np.indices(c_map.shape)
             d.memory.data[w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)] = made.astype(d.memory.data.dtype)
+
+    return run
+
+
+def _mma_sp(dtype: str) -> Callable[..., None]:
+    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
+    from tilescale.compiler.ops.gemm_sp import expanded
+
+    a_map, b_map, c_map = mma_a(16), mma_b(16), mma_accumulator()
+
+    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
+        words = np.broadcast_to(where, m.shape).astype(np.uint32)
+        for w in _whole_warps(b, m, "mma.sp"):
+            get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
+                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
+            ], dtype).astype(np.float64)  # fmt: skip
+            quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
+            rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
+            x = expanded(get(a_map, pa), rows)
+            at = np.indices(c_map.shape)
+            there = w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)
+            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_map, pb), get(b_map, next_)])
+            d.memory.data[there] = made.astype(d.memory.data.dtype)
 
     return run
 
@@ -564,10 +607,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
     "printf": _printf,
+    **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
+    "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
+    "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
     **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
        for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
@@ -607,11 +653,13 @@ def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], se
     """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
     bound = [_bound(kernel, program, a) for a in args]
     made = Emulator(kernel, [p.name for p in program.params])
-    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed)
+    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed, {k: v.shape for k, v in bound[0][2].items()})
     return [arrays for _, _, arrays, _ in bound]
 
 
-def _bound(kernel: ThreadKernel, program: Any, args: dict[str, Any]) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
+def _bound(
+    kernel: ThreadKernel, program: Any, args: dict[str, Any]
+) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
     """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
     from tilescale.compiler.ir import numeric
     from tilescale.language.symbolic import Sym, settle

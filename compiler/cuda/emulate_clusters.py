@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.engines import WARP, EmulationError, arrived, byte, one, synced
+from tilescale.compiler.cuda.engines import WARP, EmulationError, arrived, byte, one, synced, usable
 
 #: the comparisons of a wait, by number (`ops.sync.COMPARISONS`)
 COMPARED = (operator.ge, operator.eq, operator.gt, operator.ne, operator.le, operator.lt)
@@ -26,7 +26,7 @@ def barrier_arrive_blocks(blocks: int) -> Callable[..., None]:
         at, rank = byte(m, where), np.broadcast_to(rank, m.shape)
         for w in np.flatnonzero(warps.all(1)) if one(m, when) else []:
             for lane in range(blocks):
-                arrived(b.engines.peer(int(rank[w * WARP + lane])).barrier(at), b)
+                arrived(usable(b, m, b.engines.peer(int(rank[w * WARP + lane])).barrier(at)), b)
 
     return run
 

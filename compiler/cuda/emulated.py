@@ -139,11 +139,11 @@ class Block:
             self.world.touched(self, mem, cells, who, writes)
         who = who + self.first
         last = mem.writer[cells]
-        bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
+        bad = (last >= 0) & (last != who) & ~self.ordered(last, who, mem.written[cells])
         self._refuse(bad, mem, cells, last, who, "writes")
         if writes:
             last, then = mem.reader[cells], mem.read[cells]
-            bad = (last >= 0) & (last != who) & ~self._ordered(last, who, then) | (last < -1) & ~self._before(mem, cells, last, who)
+            bad = ((last >= 0) & (last != who) & ~self.ordered(last, who, then)) | ((last < -1) & ~self._before(mem, cells, last, who))
             self._refuse(bad, mem, cells, last, who, "reads")
             mem.writer[cells], mem.written[cells] = who, self.everyone[who]
             mem.unfenced[cells] = who
@@ -168,7 +168,7 @@ class Block:
         met = (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
         return met if self.clocks is None else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
 
-    def _ordered(self, first: Any, second: Any, then: Any) -> Any:
+    def ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
         now = self.everyone[second]
         same_block = first // self.threads == second // self.threads

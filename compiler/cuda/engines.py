@@ -33,11 +33,15 @@ UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
 @dataclass
 class Barrier:
-    """An mbarrier: arrivals and bytes that the current phase still expects. ``coming``, ``over``: what threads have released in it, and
-    in the last one that ended, where that is looked at (`Clocks`)."""
+    """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the stamps ``then``. fenced: the
+    asynchronous proxy knows. ``coming``, ``over``: what threads have released in it, and in the last one that ended, where that is
+    looked at (`Clocks`)."""
 
     count: int
     pending: int
+    owner: int
+    then: Any
+    fenced: bool = False
     bytes: int = 0
     phases: int = 0
     coming: Any = None
@@ -232,6 +236,8 @@ class Engines:
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True, handed: Any = None) -> None:
         """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
+        if not barrier.fenced:
+            raise EmulationError("a copy names a barrier that the asynchronous proxy does not know of (fence_mbarrier_init)")
         box = np.zeros(tmap.box, tmap.array.dtype)
         if (parts := tmap.inside(coordinates)) is not None:
             box[parts[0]] = tmap.array[parts[1]]
@@ -386,14 +392,30 @@ def _groups(b: Any, m: Any) -> list[int]:
 
 
 def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
-    n = int(one(m, count))
-    b.engines.barriers[byte(m, where)] = Barrier(n, n)
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads initialise a barrier")
+    n, owner = int(one(m, count)), int(np.flatnonzero(m)[0]) + b.first
+    b.engines.barriers[byte(m, where)] = Barrier(n, n, owner, b.everyone[owner].copy())
+
+
+def fence_init(b: Any, m: Any) -> None:
+    for made in b.engines.barriers.values():
+        made.fenced |= bool(np.isin(made.owner - b.first, np.flatnonzero(m)))
+
+
+def usable(b: Any, m: Any, made: Barrier) -> Barrier:
+    """A barrier, by threads that have met the one that initialised it since."""
+    who = np.flatnonzero(m) + b.first
+    who = who[who != made.owner]
+    if who.size and not b.ordered(np.full(who.shape, made.owner), who, np.broadcast_to(made.then, (len(who), len(made.then)))).all():
+        raise EmulationError("a barrier is used by threads that have not met the one that initialised it")
+    return made
 
 
 def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect a stage's bytes")
-    made = b.engines.barrier(byte(m, where))
+    made = usable(b, m, b.engines.barrier(byte(m, where)))
     made.pending -= 1
     made.bytes += int(one(m, count))
     if made.pending < 0:
@@ -403,7 +425,7 @@ def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
 
 
 def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
-    made, p = b.engines.barrier(byte(m, where)), int(one(m, parity))
+    made, p = usable(b, m, b.engines.barrier(byte(m, where))), int(one(m, parity))
     b.engines.yields(lambda: made.phases & 1 != p)
     if b.clocks is not None and made.over is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, made.over)
@@ -431,7 +453,7 @@ def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
     synced(b, warps)
-    made = b.engines.barrier(byte(m, where))
+    made = usable(b, m, b.engines.barrier(byte(m, where)))
     for _ in range(0 if not one(m, when) else int(warps.all(1).sum())):
         arrived(made, b)
 
@@ -587,12 +609,12 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain.startswith("ts::tma_reduce_"):
         return storing(plain.rpartition("_")[2])
     if plain == "ts::wgmma_wait":
-        return waited(int(number))
+        return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
-        "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
+        "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
         "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,

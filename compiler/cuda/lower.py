@@ -26,6 +26,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops import base
@@ -215,7 +216,13 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             strides = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
             self.places[b] = Global(held.buf, shape, strides, held.index, b.name)
             return NOTHING
-        raise self.refused(f"T.view of {held.name}", "views of registers, or of a tensor under another dtype")
+        if isinstance(held, Registers) and isinstance(self.layouts.get(b), Fragment):
+            layout = self.layouts[b]
+            data = tirx.reinterpret(ir.PointerType(ir.PrimType(dtype), "local"), tirx.buffer_data(held.buf))
+            made = tirx.decl_buffer((layout.slots,), dtype, name=b.name, data=data)
+            self.places[b] = Registers(made, layout, shape, b.name)
+            return tirx.DeclBuffer(made, s.span, data=data)
+        raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
 
     # -- accesses -------------------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:

@@ -7,7 +7,8 @@ as over (a wait for the parity of the phase before a barrier's first returns at 
 
 - What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
-  warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own.
+  warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own. Reads
+  by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.places import widened
+from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
@@ -33,13 +35,20 @@ class Barriers:
         cx.head += [full, empty]
         #: of one stage, all of its tiles
         self.bytes = 0
+        #: whether threads read its tiles themselves, and not products alone
+        self.by_threads = ring.number in read_by_threads(cx.program)
 
     def stage(self, counter: Any) -> Any:
-        return tirx.IntImm("int32", 0) if self.depth == 1 else tirx.floormod(counter, tirx.IntImm("int32", self.depth))
+        if self.depth == 1:
+            return tirx.IntImm("int32", 0)
+        by = tirx.IntImm("int32", self.depth)
+        return tirx.floormod(counter, by) if not self.depth & (self.depth - 1) else tirx.truncmod(counter, by)
 
     def phase(self, counter: Any) -> Any:
         """The parity of the round's phase."""
-        return tirx.bitwise_and(tirx.floordiv(counter, tirx.IntImm("int32", self.depth)), tirx.IntImm("int32", 1))
+        by = tirx.IntImm("int32", self.depth)
+        passes = tirx.floordiv(counter, by) if not self.depth & (self.depth - 1) else tirx.truncdiv(counter, by)
+        return tirx.bitwise_and(passes, tirx.IntImm("int32", 1))
 
 
 def at(buffer: Any, index: Any) -> Any:
@@ -60,6 +69,20 @@ def rounds_of(program: Any) -> set[Any]:
             found.add(c.args[0].source)
 
     structural_walk(program.func.body, (ir.Call, look))
+    return found
+
+
+def read_by_threads(program: Any) -> set[int]:
+    """The numbers of the rings whose tiles threads read: element by element, or by copies into registers."""
+    rings = program.schedule.ring_of
+    found: set[int] = set()
+
+    def operation(c: Any) -> None:
+        if c.op.name == "ts.copy" and "ring" not in c.attrs and c.args[0].source in rings:
+            found.add(rings[c.args[0].source])
+
+    structural_walk(program.func.body, (ir.TensorLoad, lambda e: found.add(rings[e.source]) if e.source in rings else None))
+    structural_walk(program.func.body, (ir.Call, operation))
     return found
 
 
@@ -88,12 +111,14 @@ def wait(cx: Any, token: Any) -> Any:
 def release(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
     when: Any = tirx.const(True, "bool")
+    fence = [call("fence_proxy_async", span=token.span)] if b.by_threads else []
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
-        n, when = n - 1, cx.scalar(token.args[1])
+        # counters are never negative, which makes the remainder cheap; a power of two is cheap in any case
+        n, when = n - 1 if not b.depth & (b.depth - 1) else n + (b.depth - 1), cx.scalar(token.args[1])
     if b.shared:
         target, blocks = cx.cluster_peer(b.shared, tirx.bitwise_and(cx.tid, tirx.IntImm("int32", WARP - 1))), cx.cluster_size(b.shared)
-        return call(f"mbarrier_arrive_blocks<{blocks}>", at(b.empty, b.stage(n)), target, when, span=token.span)
-    return call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)
+        return sequence([*fence, call(f"mbarrier_arrive_blocks<{blocks}>", at(b.empty, b.stage(n)), target, when, span=token.span)])
+    return sequence([*fence, call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)])
 
 
 def initialised(cx: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """Turns of an emulated cluster: its blocks, their roles and their warps are functions in threads of their own, of which one runs at a time.
-Who comes next is drawn; copies arrive in between, with an odd seed at any time, with an even one only when nobody else can go on."""
+Who comes next is drawn; copies arrive in between, with an odd seed at any time, with an even one only when nobody else can go on. Of six
+seeds the second pair lets the producer run ahead as far as it can, the third the consumers."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ class Role:
 class Turns:
     """Who of a cluster's blocks and of their roles runs: one at a time. A role may start others and goes on when they have ended."""
 
-    def __init__(self, draw: Any, late: bool):
-        self.draw, self.late = draw, late
+    def __init__(self, draw: Any, seed: int):
+        self.draw, self.late, self.haste = draw, seed % 2 == 0, seed // 2 % 3
         self.roles: list[Role] = []
         self.threads: list[threading.Thread] = []
         self.current: Role | None = None
@@ -91,12 +92,18 @@ class Turns:
                 continue
             if not ready:
                 raise EmulationError("no role of the block can go on: each waits for a phase that does not end")
-            r = self.current = ready[int(self.draw.integers(len(ready)))]
+            r = self.current = self._next(ready)
             r.turn.release()
             self.back.acquire()
             if r.error is not None:
                 raise r.error
         raise EmulationError("the roles of the block do not end")
+
+    def _next(self, ready: list[Role]) -> Role:
+        """Who comes next; now and then somebody else than who is in haste, lest others starve."""
+        if self.haste and self.draw.random() < 0.95:
+            return ready[0] if self.haste == 1 else ready[-1]
+        return ready[int(self.draw.integers(len(ready)))]
 
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
         """Gives the turn away, until ``ready``."""

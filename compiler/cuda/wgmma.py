@@ -31,7 +31,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     m, n, k = extents
     held = cx.places[call.args[2].source]
     down, across = parts(held.layout)
-    own_m, own_n = m // down, n // across
+    own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
     group = tirx.Var("warpgroup", "int32")
     binds, row, col = [], tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
@@ -62,8 +62,13 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
-    body = [*binds, _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
+    issued = [_plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
     pending = int(call.attrs["wgmma"])
+    if own_m * down > m:  # some warpgroups have padding alone; nothing is in flight where their ways meet
+        issued.append(awaited(cx, [call.args[2]], 0, call.span))
+        mine = digit(group, 1, down, across == 1) < m // own_m
+        return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
+    body = [*binds, *issued]
     if pending > 0:
         body.append(_plain(f"wgmma_wait<{pending}>", call.span))
     elif pending == 0:
@@ -109,15 +114,16 @@ def _plain(name: str, span: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
 
 
-def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = ()) -> Any:
-    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it."""
+def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False) -> Any:
+    """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it.
+    ``straight``: what follows reads them in no branch."""
     out = []
     for tile in behind:
         held = cx.places[tile.source]
         for k in range(min(held.layout.slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
-    out.append(_plain(f"wgmma_wait<{pending}>", span))
+    out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:
         held = cx.places[tile.source]
         if isinstance(held, Registers):

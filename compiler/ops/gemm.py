@@ -32,6 +32,19 @@ def _accumulates(a: str, b: str, c: str) -> bool:
     return a in ("int8", "uint8") and b in ("int8", "uint8") and c == "int32" or a == b == c == "int32"
 
 
+def check_operands(a: str, b: str, c: str, what: str, loc: Any) -> None:
+    """
+    Raises:
+        TileTypeError: dtypes that have no product.
+    """
+    if not _accumulates(a, b, c):
+        raise TileTypeError(
+            f"{what} of {a} by {b} into {c}",
+            loc=loc,
+            expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
+        )
+
+
 def gemm(
     A: Any,
     B: Any,
@@ -75,12 +88,7 @@ def gemm(
             loc=loc,
             expected=f"A (M, K), B (K, N), C (M, N); here K is {k} and {k2}, C should be ({m}, {n})",
         )
-    if not _accumulates(a.dtype, b.dtype, c.dtype):
-        raise TileTypeError(
-            f"T.gemm of {a.dtype} by {b.dtype} into {c.dtype}",
-            loc=loc,
-            expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
-        )
+    check_operands(a.dtype, b.dtype, c.dtype, "T.gemm", loc)
     if precision not in ("", "tf32") or (precision and a.dtype != "float32"):
         raise TileValueError(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'

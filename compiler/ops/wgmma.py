@@ -13,10 +13,13 @@ FREE = -1
 TURNS = ("first", "take", "pass", "last")
 
 
-def await_products(tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = ()) -> Any:
+def await_products(
+    tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = (), straight: bool = False
+) -> Any:
     """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
-    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run."""
-    attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind)}
+    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run. ``straight``: what
+    follows reads ``tiles`` in no branch."""
+    attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind), "straight": int(straight)}
     return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
@@ -39,7 +42,8 @@ class AwaitProducts(TileOp):
         from tilescale.compiler.cuda.wgmma import awaited
 
         apart = len(call.args) - int(call.attrs["behind"])
-        return awaited(cx, call.args[:apart], int(call.attrs["pending"]), call.span, call.args[apart:])
+        straight = bool(int(call.attrs["straight"]))
+        return awaited(cx, call.args[:apart], int(call.attrs["pending"]), call.span, call.args[apart:], straight)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights

@@ -99,9 +99,13 @@ class _Walk:
         self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
+        #: what engines touch outside rings
+        self.taken: set[Any] = set()
 
     def run(self) -> Any:
-        return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
+        whole = Executor("block", self.program.launch.threads)
+        self.taken = {t.memory for t in self._all(self.program.func.body, whole) if t.engine} if self.engines else set()
+        return self.visit(self.program.func.body, whole)
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def _overlap(self, a: Any, b: Any) -> bool:
@@ -234,8 +238,10 @@ class _Walk:
             return []
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
-        self.pending = self._behind(crossing is not None)
-        return [fence(ex.name, _reason(*first), first[1].node.span, crossing is not None)]
+        # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
+        fenced = crossing is not None or any(t.mode != "read" and not t.engine and t.memory in self.taken for t in self.pending)
+        self.pending = self._behind(fenced)
+        return [fence(ex.name, _reason(*first), first[1].node.span, fenced)]
 
     def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> list[tuple[Touch, Touch]] | None:
         """The pairs for which a loop has a meeting in each round that it would not have if threads met in front of it."""

@@ -3,8 +3,8 @@ wgmma, where all of a kernel's rings allow it; elsewhere one role does everythin
 why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
-most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by nothing
-but products that wgmma has; one to three warpgroups of consumers.
+most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
+or by products that wgmma has; one to three warpgroups of consumers.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -20,6 +20,7 @@ from typing import Any
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
@@ -93,7 +94,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     depth = _depth(program, limit, splitting.ROLES)
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
-    made = schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True)
+    made = _scheduled(program, depth)
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
@@ -109,11 +110,22 @@ def _with_roles(program: Any, limit: int) -> Any:
 
 def _depth(program: Any, limit: int, roles: tuple[str, ...]) -> int:
     """The most stages that fit beside everything else that the block has in shared memory."""
-    one = schedule(program, depth=1, roles=roles, by_reader=roles == splitting.ROLES)
+    one = _scheduled(program, 1) if roles == splitting.ROLES else schedule(program, depth=1)
     sizes = _shared(one.func.body)
-    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of)
+    rings = one.schedule.rings
+    ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)
     rest = sum(sizes.values()) - ring
     return int((limit - rest - BESIDE) // ring) if ring else 0
+
+
+def _scheduled(program: Any, depth: int) -> Any:
+    params = {p.var for p in program.params}
+    written = written_buffers(program)
+
+    def alone(call: Any) -> bool:
+        return call.args[0].source not in written and _unfit_copy(call, params, list(call.args[1].source.ty.shape)) is None
+
+    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone)
 
 
 def _shared(body: Any) -> dict[Any, int]:
@@ -155,41 +167,51 @@ def _check_copies(program: Any) -> None:
     params = {p.var for p in program.params}
     for call in splitting.calls(program.func.body):
         if call.op.name == "ts.copy" and "ring" in call.attrs:
-            _check_copy(call, params)
+            if why := _unfit_copy(call, params, list(call.args[1].source.ty.shape[1:])):
+                raise Unfit(why, call)
 
 
-def _check_copy(call: Any, params: set[Any]) -> None:
+def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
+    """Why TMA cannot make a copy into a tile of these extents; None where it can."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
     if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
-        raise Unfit(f"{name} is no tensor of this rank alone", call)
+        return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
-        raise Unfit(f"the copy of {name} changes the dtype", call)
+        return f"the copy of {name} changes the dtype"
     shape = list(var.ty.shape)
     if len(shape) > MOST_AXES or list(var.ty.strides):
-        raise Unfit(f"{name} has {len(shape)} axes or strides of its own", call)
-    axes, tile = long_axes(src), [int(e) for e in dst.source.ty.shape[1:]]
-    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [int(src.region[k].extent) for k in axes] != tile:
-        raise Unfit(f"the tile of {name} is no matrix of whole rows", call)
+        return f"{name} has {len(shape)} axes or strides of its own"
+    axes, tile = long_axes(src), [int(e) for e in extents]
+    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
+        return f"the tile of {name} is no matrix of whole rows"
     row = constant(shape[-1])
     if row is None or row * bits_of(var) // 8 % 16:
-        raise Unfit(f"rows of {name} are not known to be a multiple of 16 bytes", call)
+        return f"rows of {name} are not known to be a multiple of 16 bytes"
     if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
-        raise Unfit(f"a tile of {tile[0]} × {tile[1]} has no swizzle", call)
+        return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
+    return None
 
 
 def _check_readers(program: Any) -> None:
-    """Nothing but products reads a ring, and wgmma can do each of them."""
+    """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of them by the whole block."""
     rings = program.schedule.ring_of
-    loads: list[Any] = []
-    structural_walk(program.func.body, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: loads.append(s.data) if s.data.args[0] in rings else None))
-    if loads:
-        raise Unfit("a tile of a ring is read element by element, or viewed", loads[0])
+    views: list[Any] = []
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: views.append(s.data) if s.data.args[0] in rings else None))
+    if views:
+        raise Unfit("a tile of a ring is viewed", views[0])
+    scaled: list[Any] = []
+    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None))
+    for s in scaled:
+        structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
+        if views or any(a.region.source in rings for c in splitting.calls(s) for a in base.REGISTRY[c.op.name].effects(c)):
+            raise Unfit("a tile of a ring is read inside a T.Scale", s)
     for call in splitting.calls(program.func.body):
         op = base.REGISTRY[call.op.name]
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
+            continue
+        if op.name == "copy" and in_registers(call.args[1].source):
             continue
         if op.name != "gemm":
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
@@ -213,7 +235,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     for r in (a, b):
         shape = r.source.ty.shape
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
-        if not all(constant(x.min) == 0 and constant(x.extent) == int(e) for x, e in axes) or len(axes) != 2:
+        if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
@@ -224,6 +246,20 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
         m, n = (int(e) for e in c.source.ty.shape)
         return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
     return None
+
+
+def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
+    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
+    the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
+    from tilescale.compiler.cuda.gemm import swizzled
+
+    first, count = constant(part.min), constant(part.extent)
+    if first == 0 and count == extent:
+        return True
+    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
+        return False
+    unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
+    return first % unit == 0 and count % unit == 0
 
 
 # ---- products, and when they are awaited

@@ -4,7 +4,7 @@
 writes what it reads. Products are complete in the order of their issue, so the wait names how many of the later ones may still run. A
 ring's release behind a product means that its stage has been read: it goes behind that product's wait. Nothing is in flight where ways
 part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should
-run beside the product: the wait names what the statement in front of it wrote, so that the machine's compiler does not move it up.
+run beside the product: the wait names the largest tile among it, so that the machine's compiler does not move it up.
 
 **Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
 
@@ -16,15 +16,19 @@ the last product is moved into the next round, behind the issue of the first one
 
 so that the softmax of round n runs under the product of round n - 1. The statements and each one's order against those that it shares
 tiles or counters with are the same, for any number of rounds; `_head` looks that none is moved across another that it depends on. The first
-round stands alone, so conditions such as ``n == 0`` are decided in it and in the others.
+round stands alone, and the others are one loop, or several in a row where conditions such as ``n < 2`` change: inside they are decided, and
+no branch stands between products.
 
-Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`).
+Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`), in such loops and in those whose
+rounds are products and then what is computed from them (`_in_turns`): side by side, all would wait for the tensor cores and then all compute,
+while the tensor cores have nothing to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
@@ -122,6 +126,7 @@ class _Awaiting:
         out: list[Any] = []
         flying: list[Flight] = []
         skipped: set[int] = set()
+        since: list[Any] = []  # behind the last product
         for k, s in enumerate(stmts):
             if k in skipped:
                 continue
@@ -133,11 +138,12 @@ class _Awaiting:
                     f.held.append(stmts[k + 1])
                     f.counters.add(counter)
                 continue
-            self._land(flying, self._needed(flying, s), out, s.span, stmts[k - 1] if k else None)
+            self._land(flying, self._needed(flying, s), out, s, since)
+            since = [] if is_product(s) else [*since, s]
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
-        self._land(flying, len(flying), out, stmts[-1].span if stmts else None)
+        self._land(flying, len(flying), out, None, [])
         return sequence(out)
 
     def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
@@ -163,21 +169,29 @@ class _Awaiting:
             b = self.bases[b]
         return b
 
-    def _land(self, flying: list[Flight], count: int, out: list[Any], span: Any, before: Any = None) -> None:
-        """The first products end here, and what waited for them follows. ``before``: the statement in front, which runs beside them."""
+    def _land(self, flying: list[Flight], count: int, out: list[Any], s: Any, since: list[Any]) -> None:
+        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last product,
+        which run beside it."""
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
         tiles = list({f.result: f.call.args[2] for f in done}.values())
         operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
-        beside = [] if before is None or flying else [b for b in touched(before)[1] if _vector(b)]
-        out.append(await_products(tiles, span, operands, len(flying), [whole(b) for b in beside]))
+        beside = [] if flying else _beside(since)
+        out.append(await_products(tiles, done[-1].call.span, operands, len(flying), [whole(b) for b in beside], _is_straight(s)))
         out += [s for f in done for s in f.held]
 
 
-def _vector(b: Any) -> bool:
-    """Whether a buffer is a fragment of few float32 elements a thread, as what a tile was reduced to."""
-    return b.ty.storage_scope == "local.fragment" and len(b.ty.shape) == 1 and element_dtype(b) == "float32"
+def _beside(stmts: list[Any]) -> list[Any]:
+    """The largest fragment of float32 that statements write: the one whose computation takes longest."""
+    written = [b for s in stmts for b in touched(s)[1] if b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"]
+    return [max(written, key=lambda b: prod(int(e) for e in b.ty.shape))] if written else []
+
+
+def _is_straight(s: Any) -> bool:
+    """Whether a statement becomes instructions without a branch: a nest over fragments alone."""
+    nest = None if s is None else nest_of(s)
+    return nest is not None and all(a.buffer.ty.storage_scope == "local.fragment" for a in nest.accesses)
 
 
 # ---- overlapping
@@ -188,7 +202,11 @@ def overlapped(program: Any, body: Any) -> Any:
     groups = program.launch.threads // 128
 
     def visit(loop: Any) -> Any:
-        made = _overlap(loop, groups) if str((loop.annotations or {}).get("ts.kind", "")) == "pipelined" else None
+        if str((loop.annotations or {}).get("ts.kind", "")) != "pipelined" or "ts.late" in loop.annotations:
+            return loop
+        made = _overlap(loop, groups)
+        if made is None and groups > 1:
+            made = _in_turns(loop)
         return loop if made is None else made
 
     return structural_map(body, (tirx.For, visit))
@@ -206,19 +224,50 @@ def _overlap(loop: Any, groups: int) -> Any | None:
         return None
     span, var = loop.span, loop.loop_var
     count = loop.extent
-    zero, one = tirx.IntImm(str(var.ty), 0), tirx.IntImm(str(var.ty), 1)
-    more = tirx.Var(var.name, str(var.ty))
+    zero = tirx.IntImm(str(var.ty), 0)
     first = _settled(renewed(sequence(rest), {var: zero}), None, None)
     mine = groups > 1
     steady = [
         *rest[: head_end - 1], *([turn("take", span)] if mine else []), rest[head_end - 1],
         *tail[: _product_at(tail) + 1], *([turn("pass", span)] if mine else []), *tail[_product_at(tail) + 1 :], *rest[head_end:],
     ]  # fmt: skip
-    body = _settled(renewed(sequence(steady), {var: more + one}), more, count - one)
-    again = tirx.For(more, zero, count - one, loop.kind, body, annotations=dict(loop.annotations), span=span)
+    again, starts = [], [1, *_turning_points(rest, var)]
+    for k, start in enumerate(starts):
+        low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
+        rounds = count - low if k + 1 == len(starts) else tirx.min(count, tirx.IntImm(str(var.ty), starts[k + 1])) - low
+        body = _settled(renewed(sequence(steady), {var: more + low}), more, rounds)
+        rounds = rounds if start == 1 else tirx.max(rounds, zero)
+        again.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=span))
     turns = [turn("first", span)] if mine else [], [turn("last", span)] if mine else []
-    made = sequence([*flat(first), *turns[0], again, *turns[1], *flat(renewed(sequence(tail), {}))])
+    made = sequence([*flat(first), *turns[0], *again, *turns[1], *flat(renewed(sequence(tail), {}))])
     return tirx.IfThenElse(count > zero, made, None, span)
+
+
+def _in_turns(loop: Any) -> Any | None:
+    """A loop of products and what is computed from them, the warpgroups one after the other; None where it has not that form."""
+    stmts = flat(loop.body)
+    at = [k for k, s in enumerate(stmts) if is_product(s)]
+    if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != at[-1] - at[0] + 1:
+        return None
+    results, end, span = {stmts[k].value.args[2].source for k in at}, at[-1] + 1, loop.span
+    if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:]):
+        return None
+    body = sequence([*stmts[: at[0]], turn("take", span), *stmts[at[0] : end], turn("pass", span), *stmts[end:]])
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=dict(loop.annotations), span=span)
+    return sequence([turn("first", span), made, turn("last", span)])
+
+
+def _turning_points(stmts: list[Any], var: Any) -> list[int]:
+    """The rounds behind the second from which on conditions on the round's number have another value: between them a loop has none."""
+    found: set[int] = set()
+    behind = {tirx.LT: (0,), tirx.GE: (0,), tirx.LE: (1,), tirx.GT: (1,), tirx.EQ: (0, 1), tirx.NE: (0, 1)}
+
+    def compare(e: Any) -> None:
+        if isinstance(e.b, tirx.IntImm) and e.a.same_as(var):
+            found.update(int(e.b.value) + k for k in behind[type(e)])
+
+    structural_walk(sequence(stmts), (tirx.IfThenElse, lambda s: structural_walk(s.condition, (tuple(behind), compare))))
+    return sorted(n for n in found if n > 1)
 
 
 def _tail(stmts: list[Any]) -> int | None:

@@ -9,7 +9,8 @@ leading stage axis. A schedule is data (`Schedule`), asked for by a target in th
 
 and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each first reader, awaited in
 front of it and released behind their last one, so that a tile that is read early gives its stage back early. Otherwise one ring has
-all of a loop's copies.
+all of a loop's copies. ``alone`` says of a copy outside such loops whether it may go through a ring of one stage, as a tile does that is
+filled once and read by many products.
 
 The loop's body becomes, where order alone is the guard (form "turn", all that the CPU asks for, since its copies are not asynchronous),
 
@@ -22,6 +23,7 @@ A loop of which this cannot be done rightly keeps the form "turn", and the sched
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,6 +51,8 @@ class Ring:
     depth: int
     buffers: list[str]
     form: str = TURN
+    #: its one stage is filled outside pipelined loops
+    single: bool = False
     #: on GPUs: where the barriers of its stages lie in the arena, in bytes
     barriers: int = -1
     #: the cluster's axes along which blocks copy for each other (passes/multicast.py): some of "xyz"
@@ -76,8 +80,11 @@ class Schedule:
     kept: list[Kept] = field(default_factory=list)
 
 
-def schedule(program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False, by_reader: bool = False) -> Any:
-    """The program at the scheduled level. ``depth``, ``roles``, ``ahead`` and ``by_reader``: see above.
+def schedule(
+    program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False, by_reader: bool = False,
+    alone: Callable[[Any], bool] | None = None,
+) -> Any:  # fmt: skip
+    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader`` and ``alone``: see above.
 
     Raises:
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
@@ -89,6 +96,7 @@ def schedule(program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ah
     while True:
         draft = _Draft(program, depth, wanted, reasons, by_reader)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
+        body = body if alone is None else draft.singles(body, alone)
         if wanted != ROLES:
             break
         body, failed, notes = splitting.split(program, body, draft)
@@ -207,6 +215,53 @@ class _Draft:
             ]  # fmt: skip
         out = [t for i in range(len(compute) + 1) for t in (*before[i], *compute[i : i + 1], *behind[i])]
         return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
+
+    def singles(self, s: Any, alone: Callable[[Any], bool]) -> Any:
+        """A statement in which copies outside pipelined loops fill rings of one stage, where ``alone`` allows it and nothing but products
+        that have another operand in a ring reads what they fill, behind them in their sequence."""
+        if isinstance(s, tirx.AttrStmt) and s.attr_key != "ts.scale":
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone), s.span)
+        if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) in ("serial", "persistent"):
+            return _loop(s, [self.singles(s.body, alone)])
+        if not isinstance(s, tirx.SeqStmt):
+            return s
+        stmts = [self.singles(x, alone) for x in s.seq]
+        for k in reversed(range(len(stmts))):
+            buffer = _filled(stmts[k])
+            if buffer is not None and buffer not in self.views and alone(stmts[k].value) and self._only_products(stmts[k:], buffer):
+                stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer)
+        return sequence(stmts)
+
+    def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
+        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it by tiles of rings."""
+        rings = set(self.staged.values())
+        products = [c for s in stmts[1:] for c in splitting.calls(s) if c.op.name == "ts.gemm"]
+        mine = [[r.source for r in c.args[:2]] for c in products if any(r.source.same_as(buffer) for r in c.args[:2])]
+        reads = sum(b.same_as(buffer) for pair in mine for b in pair)
+        return bool(mine) and reads + 1 == self.uses[buffer] and all(any(b in rings for b in pair) for pair in mine)
+
+    def _single(self, copy: Any, rest: list[Any], buffer: Any) -> list[Any]:
+        """A copy and what follows it, with the buffer as a ring of one stage."""
+        ring, span = Ring(len(self.plan.rings), 1, [buffer.name], self.wanted, single=True), copy.span
+        self.plan.rings.append(ring)
+        staged = {buffer: _staged(buffer, 1)}
+        self.staged.update(staged)
+        self.plan.ring_of[staged[buffer]], self.plan.stages[staged[buffer]] = ring.number, 1
+        filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
+        readers = [k for k, s in enumerate(rest) if buffer in _touches(s)]
+        rest = [_in_stage(s, staged, ZERO) for s in rest]
+        attrs = {**dict(copy.value.attrs), "ring": ring.number}
+        made = tirx.Evaluate(ir.Call(copy.value.op.name, list(copy.value.args), attrs=attrs, ret_ty=VOID, span=copy.value.span), span)
+        fill = [
+            token("acquire", ring.number, now(filled), span),
+            _in_stage(made, staged, ZERO),
+            token("commit", ring.number, now(filled), span),
+            tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
+        ]
+        awaited = token("wait", ring.number, now(read), span)
+        done = [token("release", ring.number, now(read), span), tirx.BufferStore(read, now(read) + 1, [ZERO], span)]
+        first, last = readers[0], readers[-1] + 1
+        return [*fill, *rest[:first], awaited, *rest[first:last], *done, *rest[last:]]
 
     def _in_turn(self, p: Pipeline, ring: Ring, staged: dict[Any, Any]) -> Any:
         counter = self._counter(f"ring{ring.number}")

@@ -173,6 +173,15 @@ def compare(held: dict[str, Any]) -> list[dict[str, Any]]:
     return out
 
 
+def ranking() -> dict[str, float]:
+    """How long it takes to predict thousands of configurations of one GEMM."""
+    names = [name_of(c) for c in itertools.product((64, 128, 192, 256), (64, 96, 128, 192, 256), (32, 64, 128), (2, 3, 4, 5, 6), (128, 256), (0, 8), (0,))]
+    predicted((4096, 4096, 4096), names[:10])
+    start = time.perf_counter()
+    guess = predicted((4096, 4096, 4096), names)
+    return {"configurations": len(names), "seconds": time.perf_counter() - start, "cannot_run": sum(g == float("inf") for g in guess)}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true")
@@ -194,6 +203,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{name} {f['shape']}: tau {f['kendall_tau_b']:.2f}, rho {f['spearman_rho']:.2f}, the best stands at place "
                       f"{f['best_is_predicted_at_place']} of {f['configurations']}, the predicted ten reach {f['best_of_predicted_ten_over_best']:.3f}, "
                       f"rms error {f['rms_log_error']:.0%}, {f['milliseconds_a_configuration']:.1f} ms each")  # fmt: skip
+    figures["ranking"] = ranking()
+    print("ranking {configurations} configurations takes {seconds:.1f} s".format(**figures["ranking"]))
     record("cost_model", figures)
     return 0
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 import tilescale.language as T
+from tilescale.compiler.sim import numerics
 
 
 def gemm(
@@ -72,3 +75,51 @@ def _persistent(
                 T.copy(acc, C[row * BM, col * BN])
 
     return gemm
+
+
+def sparse_gemm(
+    M: int, N: int, K: int, BM: int = 64, BN: int = 64, BK: int = 64, stages: int = 3, threads: int = 64, dtype: str = "float16",
+    out: str = "float32", places: str = "int16", trans_a: bool = False, trans_b: bool = False,
+) -> Any:  # fmt: skip
+    """C = A · op(B) for A (M, K) with two numbers in each four: what it keeps (M, K / 2) or (K / 2, M), and where that is."""
+    each = {"uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32}[places]
+    half = BK // 2
+
+    @T.prim_func
+    def gemm(
+        A: T.Tensor((K // 2, M) if trans_a else (M, K // 2), dtype), E: T.Tensor((M, K // each), places),
+        B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor((M, N), out),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+            a, e = T.alloc_shared((half, BM) if trans_a else (BM, half), dtype), T.alloc_shared((BM, BK // each), places)
+            b = T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
+            acc = T.alloc_fragment((BM, BN), out)
+            T.clear(acc)
+            for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                if trans_a:
+                    T.copy(A[k * half, by * BM], a)
+                else:
+                    T.copy(A[by * BM, k * half], a)
+                T.copy(E[by * BM, k * (BK // each)], e)
+                if trans_b:
+                    T.copy(B[bx * BN, k * BK], b)
+                else:
+                    T.copy(B[k * BK, bx * BN], b)
+                T.gemm_sp(a, e, b, acc, transpose_A=trans_a, transpose_B=trans_b)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return gemm
+
+
+def sparse_operand(M: int, K: int, dtype: str, places: str, seed: int = 0) -> tuple[Any, Any, Any]:
+    """A random matrix with two numbers in each four of a row, as a whole (M, K), what it keeps (M, K / 2), and where that is."""
+    draw = np.random.default_rng(seed)
+    pairs = np.array([(p, q) for p in range(4) for q in range(p + 1, 4)])[draw.integers(0, 6, (M, K // 4))]
+    numbers = draw.integers(-5, 6, (M, K // 4, 2)) if "int" in dtype else draw.standard_normal((M, K // 4, 2))
+    kept = numerics.encode(numbers.reshape(M, K // 2).astype(np.int64 if "int" in dtype else np.float64), dtype)
+    whole = np.zeros((M, K // 4, 4), kept.dtype)
+    np.put_along_axis(whole, pairs, kept.reshape(M, K // 4, 2), axis=-1)
+    each = {"8": 2, "16": 4, "32": 8}[places.lstrip("uint")]
+    four = (pairs[..., 0] | pairs[..., 1] << 2).reshape(M, -1, each).astype(np.uint64)
+    words = np.bitwise_or.reduce(four << (np.arange(each, dtype=np.uint64) * np.uint64(4)), axis=-1)
+    return whole.reshape(M, K), kept, words.astype(f"u{each // 2}").view(places)

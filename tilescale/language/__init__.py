@@ -29,6 +29,7 @@ _EXPORTS: dict[str, str] = {
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm GemmWarpPolicy",
+    "ops.gemm_sp": "gemm_sp",
     "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod reduce_bitand reduce_bitor "
     "reduce_bitxor",
     "ops.cumsum": "cumsum cummax",

@@ -31,12 +31,14 @@ FULL_ROW = T.GemmWarpPolicy.FullRow
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries and keys of a tile, the block's threads, and how many tiles of keys and of values are under way."""
+    """Queries and keys of a tile, the block's threads, how many tiles of keys and of values are under way; with ``blocks`` so many blocks
+    share all tiles of queries, and copy what the next one needs while they finish the one before."""
 
     BM: int
     BN: int
     threads: int
     stages: int = 2
+    blocks: int = 0
 
     @property
     def hiding(self) -> int:
@@ -50,58 +52,58 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
     BM, BN, factor = tile.BM, tile.BN, scale * LOG2_E
 
     @T.macro
-    def body(Q, K, V, O, Lse, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=tile.threads) as (x, h, b):
-            q, k, v = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
-            score, p, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
-            top, base, shrink, total = (T.alloc_fragment((BM,), "float32") for _ in range(4))
-            q_first, q_count = s.span(q_starts, b, s.queries)
-            k_first, k_count = s.span(k_starts, b, s.keys)
-            row = (T.ceildiv(most, BM) - 1 - x if causal else x) * BM
-            seen = T.min(row + BM, k_count) if causal else k_count
-            tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
-            T.copy(s.tile(Q, b, h, q_first + row, BM), q)
-            T.fill(top, low)
-            T.fill(base, low)
-            T.clear(total)
-            T.clear(o)
-            for t in T.Pipelined(tiles, num_stages=tile.stages):
-                at = (tiles - 1 - t) * BN
-                T.copy(s.tile(K, b, h // (heads // kv_heads), k_first + at, BN), k)
-                T.copy(s.tile(V, b, h // (heads // kv_heads), k_first + at, BN), v)
-                T.gemm(q, k, score, transpose_B=True, clear_accum=True, policy=FULL_ROW)
-                if t < (tile.hiding if causal else 1):
-                    for i, j in T.Parallel(BM, BN):
-                        last = T.min(row + i, k_count - 1) if causal else k_count - 1
-                        score[i, j] = T.if_then_else(at + j <= last, score[i, j], low)
-                T.copy(base, shrink)
-                T.reduce_max(score, top, dim=1, clear=False)
-                for i in T.Parallel(BM):
-                    base[i] = T.if_then_else(top[i] == low, 0.0, top[i] * factor)
-                    shrink[i] = T.__exp2(shrink[i] - base[i])
-                    total[i] *= shrink[i]
+    def queries(Q, K, V, O, Lse, q_starts, k_starts, tiles_of_queries, x, h, b):
+        """One tile of queries of a head, the ``x``th but one to the last with a causal mask: the longest walk comes first."""
+        q, k, v = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
+        score, p, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
+        top, base, shrink, total = (T.alloc_fragment((BM,), "float32") for _ in range(4))
+        q_first, q_count = s.span(q_starts, b, s.queries)
+        k_first, k_count = s.span(k_starts, b, s.keys)
+        row = (tiles_of_queries - 1 - x if causal else x) * BM
+        seen = T.min(row + BM, k_count) if causal else k_count
+        tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
+        T.copy(s.tile(Q, b, h, q_first + row, BM), q)
+        T.fill(top, low)
+        T.fill(base, low)
+        T.clear(total)
+        T.clear(o)
+        for t in T.Pipelined(tiles, num_stages=tile.stages):
+            at = (tiles - 1 - t) * BN
+            T.copy(s.tile(K, b, h // (heads // kv_heads), k_first + at, BN), k)
+            T.copy(s.tile(V, b, h // (heads // kv_heads), k_first + at, BN), v)
+            T.gemm(q, k, score, transpose_B=True, clear_accum=True, policy=FULL_ROW)
+            if t < tile.hiding if causal else t < 1 and k_count % BN != 0:
                 for i, j in T.Parallel(BM, BN):
-                    score[i, j] = T.__exp2(score[i, j] * factor - base[i])
-                T.reduce_sum(score, total, dim=1, clear=False)
-                for i, j in T.Parallel(BM, dim):
-                    o[i, j] *= shrink[i]
-                T.copy(score, p)
-                T.gemm(p, v, o, policy=FULL_ROW)
+                    last = T.min(row + i, k_count - 1) if causal else k_count - 1
+                    score[i, j] = T.if_then_else(at + j <= last, score[i, j], low)
+            T.copy(base, shrink)
+            T.reduce_max(score, top, dim=1, clear=False)
             for i in T.Parallel(BM):
-                top[i] = (base[i] + T.log2(total[i])) / LOG2_E
-                total[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+                base[i] = T.if_then_else(top[i] == low, 0.0, top[i] * factor)
+                shrink[i] = T.__exp2(shrink[i] - base[i])
+                total[i] *= shrink[i]
+            for i, j in T.Parallel(BM, BN):
+                score[i, j] = T.__exp2(score[i, j] * factor - base[i])
+            T.reduce_sum(score, total, dim=1, clear=False)
             for i, j in T.Parallel(BM, dim):
-                o[i, j] *= total[i]
-            if packed:
-                for i, j in T.Parallel(BM, dim):
-                    if row + i < q_count:
-                        O[q_first + row + i, h, j] = T.cast(o[i, j], dtype)
-                for i in T.Parallel(BM):
-                    if row + i < q_count:
-                        Lse[h, q_first + row + i] = top[i]
-            else:
-                T.copy(o, O[b, h, row, 0])
-                T.copy(top, Lse[b, h, row])
+                o[i, j] *= shrink[i]
+            T.copy(score, p)
+            T.gemm(p, v, o, policy=FULL_ROW)
+        for i in T.Parallel(BM):
+            top[i] = (base[i] + T.log2(total[i])) / LOG2_E
+            total[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
+        for i, j in T.Parallel(BM, dim):
+            o[i, j] *= total[i]
+        if packed:
+            for i, j in T.Parallel(BM, dim):
+                if row + i < q_count:
+                    O[q_first + row + i, h, j] = T.cast(o[i, j], dtype)
+            for i in T.Parallel(BM):
+                if row + i < q_count:
+                    Lse[h, q_first + row + i] = top[i]
+        else:
+            T.copy(o, O[b, h, row, 0])
+            T.copy(top, Lse[b, h, row])
 
     rows, keys, sums = s.rows(s.queries, heads), s.rows(s.keys, kv_heads), (heads, s.queries) if packed else (s.batch, heads, s.queries)
 
@@ -109,14 +111,23 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
     def flash_attention(
         Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32")
     ):
-        body(Q, K, V, O, Lse, None, None, s.queries)
+        each = T.ceildiv(s.queries, BM)
+        if tile.blocks:
+            with T.Kernel(T.min(tile.blocks, each * heads * s.batch), threads=tile.threads) as block:
+                for b, h, x in T.Persistent((s.batch, heads, each), T.min(tile.blocks, each * heads * s.batch), block):
+                    # neighbouring heads begin elsewhere, so that a block whose turns are always the same x has walks of all lengths
+                    queries(Q, K, V, O, Lse, None, None, each, (x + h) % each if causal else x, h, b)
+        else:
+            with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
+                queries(Q, K, V, O, Lse, None, None, each, x, h, b)
 
     @T.prim_func
     def packed_flash_attention(
         Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32"),
         Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
     ):  # fmt: skip
-        body(Q, K, V, O, Lse, Starts, Begins, most)
+        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=tile.threads) as (x, h, b):
+            queries(Q, K, V, O, Lse, Starts, Begins, T.ceildiv(most, BM), x, h, b)
 
     return packed_flash_attention if packed else flash_attention
 

@@ -78,14 +78,17 @@ def by_block(
             T.use_swizzle(panel, enable=panel > 0)
             a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
             acc, part = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
+            row, column = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((1,), "float32")
             T.clear(acc)
             for k in T.Pipelined(steps, num_stages=stages):
+                for i in T.Parallel(BM):  # scales come while the product is computed
+                    row[i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
+                column[0] = SB[bx * BN // BLOCK, k]
                 T.copy(A[by * BM, k * BLOCK], a)
                 T.copy(B[bx * BN, k * BLOCK], b)
                 T.gemm(a, b, part, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(BM, BN):
-                    scale = SA[k, by * BM + i] if down else SA[by * BM + i, k]
-                    acc[i, j] += part[i, j] * (scale * SB[bx * BN // BLOCK, k])
+                    acc[i, j] += part[i, j] * (row[i] * column[0])
             T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm_blocks

@@ -90,7 +90,7 @@ def same(a: Any, b: Any, name: str, exact: bool) -> None:
     scale = max(1.0, float(np.nanmax(np.abs(np.where(np.isfinite(y), y, 0)))) if y.size else 1.0)
     finite = np.isfinite(x) & np.isfinite(y)
     assert np.array_equal(x[~finite], y[~finite], equal_nan=True), name
-    worst = np.abs(x - y)[finite].max() if finite.any() else 0.0
+    worst = np.abs(x[finite] - y[finite]).max() if finite.any() else 0.0
     assert worst <= TOLERANCE[dtype] * scale, f"{name}: {worst} of {scale}"
 
 

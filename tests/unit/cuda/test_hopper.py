@@ -140,6 +140,38 @@ def test_two_products_of_one_ring():
         agree(kernel(between), {**args, "n": n}, seed=n)
 
 
+@pytest.mark.parametrize("K", [64, 400])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
+    """Each block of k in a fragment of its own, warpgroups in turn; the stage is released when it has been multiplied."""
+    M, N, steps = 130, 136, -(-K // 128)
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((M, K), "float8_e4m3fn"), B: T.Tensor((N, K), "float8_e4m3fn"), S: T.Tensor((M, steps), "float32"), C: T.Tensor((M, N), "float32")
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), threads=256) as (bx, by):
+            a, b = T.alloc_shared((128, 128), "float8_e4m3fn"), T.alloc_shared((128, 128), "float8_e4m3fn")
+            acc, part, row = T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128,), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(steps, num_stages=3):
+                for i in T.Parallel(128):
+                    row[i] = S[by * 128 + i, k]
+                T.copy(A[by * 128, k * 128], a)
+                T.copy(B[bx * 128, k * 128], b)
+                T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(128, 128):
+                    acc[i, j] += part[i, j] * row[i]
+            T.copy(acc, C[by * 128, bx * 128])
+
+    made, program = lowered(kernel)
+    text = print_kernel(made).text
+    assert program.notes == [] and text.index("barrier_arrive((((tid") > text.index("ts::wgmma_commit()")
+    assert text.index("ts::mbarrier_arrive_warp") < text.index("acc[u0 * 4 + u1 * 2 + u2] + part")
+    f8 = "float8_e4m3fn"
+    agree(kernel, {"A": data((M, K), f8, 1), "B": data((N, K), f8, 2), "S": data((M, steps), "float32", 3), "C": empty((M, N), "float32")}, seed=seed)
+
+
 # ---- faults
 
 

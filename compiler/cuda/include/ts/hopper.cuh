@@ -166,11 +166,11 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // All but the last `pending` groups of products are complete. The loop, which ends at once unless the clock shows one value of 2^32, begins
 // a block of its own: ptxas 13.0 moves reads of accumulators out of branches (of guarded stores, say) in front of the wait when they
-// all stand in one.
-template <int pending>
+// all stand in one. Not where what follows reads them in no branch.
+template <int pending, bool apart = pending == 0>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-  if (pending == 0)
+  if (apart)
     asm volatile("{ .reg .pred p; .reg .b32 t; again: mov.u32 t, %%clock; setp.eq.u32 p, t, 0xffffffff; @p bra again; }" ::"n"(0)
                  : "memory");
 }
