@@ -28,8 +28,6 @@ from tilescale.errors import InternalError, TileValueError
 WARP, WARPGROUP = 32, 128
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
-#: those of warpgroups' turns (`wgmma.TURNS`)
-TURNS = range(8, 15)
 Value = Callable[["Block", Any], Any]
 
 
@@ -382,11 +380,8 @@ def _meet(column: int, width: int) -> Callable[..., None]:
 
 
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
-    """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but nothing may depend on it."""
+    """A warpgroup meets, or the consumers, who are the block's first threads."""
     count, which = int(np.asarray(threads).ravel()[0]), int(engines._one(m, number))
-    if which in TURNS:
-        b.engines.meet(which, count, m, lambda: None)
-        return
     if which != CONSUMERS:
         _meet(1, WARPGROUP)(b, m)
         return
@@ -395,11 +390,6 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
         b.stamps[:count, 0] += 1
 
     b.engines.meet(CONSUMERS, count, m, met)
-
-
-def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
-    b.engines.arrive(int(engines._one(m, number)), int(np.asarray(threads).ravel()[0]), m)
-    b.engines.yields()
 
 
 def _waits(s: Any) -> bool:
@@ -496,7 +486,6 @@ def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
     "ts::barrier_sync": _barrier_sync,
-    "ts::barrier_arrive": _barrier_arrive,
     "__syncwarp": _meet(2, WARP),
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,

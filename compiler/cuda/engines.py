@@ -250,8 +250,6 @@ class Engines:
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
-        if any(arrived for arrived, _ in self.meetings.values()):
-            raise EmulationError("a block ends while threads are awaited at a named barrier")
         if any(self.stores.values()):
             raise EmulationError("a block ends while stores read its shared memory")
 
@@ -264,20 +262,14 @@ class Engines:
     def meet(self, number: int, count: int, lanes: Any, done: Callable[[], None]) -> None:
         """Lanes arrive at a named barrier and wait for the others."""
         arrived = self.meetings.setdefault(number, [0, 0])
-        turn = arrived[1]
-        self.arrive(number, count, lanes)
-        if arrived[1] > turn:
-            done()
-        self.yields(lambda: arrived[1] > turn)
-
-    def arrive(self, number: int, count: int, lanes: Any) -> None:
-        """Lanes arrive at a named barrier."""
-        arrived = self.meetings.setdefault(number, [0, 0])
         arrived[0] += int(lanes.sum())
+        turn = arrived[1]
         if arrived[0] > count:
             raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
         if arrived[0] == count:
-            arrived[0], arrived[1] = 0, arrived[1] + 1
+            arrived[0], arrived[1] = 0, turn + 1
+            done()
+        self.yields(lambda: arrived[1] > turn)
 
     # -- copies -------------------------------------------------------------------------------------------------------
     def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:

@@ -19,8 +19,6 @@ from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.tvm_compat import tirx
 
 WARPGROUP, ROWS = 128, 64
-#: the named barrier of warpgroup 0's turns; the others' follow it
-TURNS = 8
 #: slots of a fragment behind whose computation a wait is kept
 PINNED = 4
 
@@ -125,23 +123,6 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
             function = f"ts::wgmma_arrived<{held.layout.slots}>"
             out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
     return sequence(out)
-
-
-def turned(cx: Any, what: str, span: Any) -> Any:
-    """A turn at the tensor cores taken or given (`ops.wgmma.Turn`): a named barrier for each warpgroup, at which it meets the one before
-    it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last warpgroup,
-    whose last "pass" it is that "last" waits for."""
-    groups = cx.threads // WARPGROUP
-    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
-    mine = cx.tid // WARPGROUP
-    named = lambda name, which: tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", which + TURNS, number(2 * WARPGROUP)), span)  # noqa: E731
-    if what == "take":
-        return named("barrier_sync", mine)
-    if what == "pass":
-        return named("barrier_arrive", (mine + 1) % groups)
-    if what == "first":
-        return tirx.IfThenElse(tirx.EQ(mine, number(groups - 1)), named("barrier_arrive", number(0)), None)
-    return tirx.IfThenElse(tirx.EQ(mine, number(0)), named("barrier_sync", number(0)), None)
 
 
 def function_text(name: str) -> str:

@@ -102,7 +102,7 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_copies(made)
     _check_readers(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
-    made = made.with_body(awaited(made, overlapped(made, body)))
+    made = made.with_body(awaited(made, overlapped(body)))
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 

@@ -154,9 +154,5 @@ __device__ __forceinline__ void wgmma_arrived(T* a) {
     asm volatile("" ::"r"(r) : "memory");
   }
 }
-// Arrives at a named barrier of `threads` threads without waiting for them.
-__device__ __forceinline__ void barrier_arrive(int number, int threads) {
-  asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
 
 }  // namespace ts
