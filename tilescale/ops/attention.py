@@ -112,14 +112,19 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
         Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32")
     ):
         each = T.ceildiv(s.queries, BM)
-        if tile.blocks:
-            with T.Kernel(T.min(tile.blocks, each * heads * s.batch), threads=tile.threads) as block:
-                for b, h, x in T.Persistent((s.batch, heads, each), T.min(tile.blocks, each * heads * s.batch), block):
-                    # neighbouring heads begin elsewhere, so that a block whose turns are always the same x has walks of all lengths
-                    queries(Q, K, V, O, Lse, None, None, each, (x + h) % each if causal else x, h, b)
-        else:
+        if not tile.blocks:
             with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
                 queries(Q, K, V, O, Lse, None, None, each, x, h, b)
+        elif causal:  # a long walk and a short one are as long together as any other two
+            with T.Kernel(T.min(tile.blocks, T.ceildiv(each, 2) * heads * s.batch), threads=tile.threads) as block:
+                blocks = T.min(tile.blocks, T.ceildiv(each, 2) * heads * s.batch)
+                for b, h, x in T.Persistent((s.batch, heads, T.ceildiv(each, 2)), blocks, block):
+                    for half in T.serial(2):  # of an odd number the middle one is computed twice
+                        queries(Q, K, V, O, Lse, None, None, each, T.if_then_else(half == 0, x, each - 1 - x), h, b)
+        else:
+            with T.Kernel(T.min(tile.blocks, each * heads * s.batch), threads=tile.threads) as block:
+                for b, h, x in T.Persistent((s.batch, heads, each), T.min(tile.blocks, each * heads * s.batch), block):
+                    queries(Q, K, V, O, Lse, None, None, each, x, h, b)
 
     @T.prim_func
     def packed_flash_attention(
@@ -135,11 +140,22 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
 # ---- what people call
 
 
-def tile_of(dim: int) -> Tile:
-    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p."""
+#: tiles of queries a head up to which blocks stay under a causal mask; of more the longest first, as they come, balance better
+FEW = 64
+
+
+def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> Tile:
+    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p.
+
+    Args:
+        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where a causal mask ends in the second round
+            (tiles of more queries than keys) registers do not suffice for blocks that stay.
+    """
     if dim <= 64:
-        return Tile(192, 128, 384)
-    return Tile(128, 128, 256) if dim <= 128 else Tile(128, 64, 256)
+        return Tile(192, 128, 384, blocks=0 if causal else blocks)
+    if dim <= 128:
+        return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
+    return Tile(128, 64, 256, blocks=0 if causal else blocks)
 
 
 def flash_attention(
@@ -184,7 +200,9 @@ def flash_attention(
     o, lse = host.result(given[0], tuple(q.shape), q.dtype, q), host.result(given[1], numbers, torch.float32, q, "lse")
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype, "causal": causal}
     more = (q_starts, k_starts, longest) if packed else ()
-    host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile or tile_of(dim))
+    stay = 0 if packed or q.device.type != "cuda" else host.multiprocessors(q.device)
+    tile = tile or tile_of(dim, causal, -(-q.shape[-2] // 128), stay)
+    host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile)
     return o, lse
 
 
