@@ -23,7 +23,6 @@ from tilescale.errors import CommError
 
 #: arenas are whole numbers of these: a GPU's pages
 GRAIN = 2 << 20
-_RECORD = 128  # bytes in which a launch that failed says why
 
 
 class Arena:
@@ -35,6 +34,8 @@ class Arena:
 
     #: of errors
     name = "a GPU's symmetric memory"
+    #: the page of the hosts' memory that GPUs read
+    _mapped = 0
 
     def __init__(self, world: World, segment: int):
         self.world = world
@@ -79,13 +80,10 @@ class Arena:
         return device
 
     def _tell(self) -> None:
-        """Hands the table of arenas to the C runtime, with what a launch writes when it fails and reads while it waits."""
-        import torch
-
-        self._record = torch.zeros(_RECORD // 8, dtype=torch.int64, pin_memory=True)
+        """Hands the table of arenas to the C runtime, with the word that launches look at while they wait."""
         n, bases = self.world.size, (ctypes.c_int64 * self.world.size)(*self.bases)
         limit = int(env.WAIT_TIMEOUT.get() * 1e9)
-        words = (self.segment, self.control, self._record.data_ptr(), self._map_stop_word(), limit)
+        words = (self.segment, self.control, self._map_stop_word(), limit)
         if self._lib.ts_gpu_heap(n, self.world.rank, bases, *(ctypes.c_int64(w) for w in words)):
             raise CommError("no memory for the table of the symmetric heap")
 
@@ -96,16 +94,19 @@ class Arena:
         at = int(self._lib.ts_stop_word())
         first = at // PAGE * PAGE
         if at and int(torch.cuda.cudart().cudaHostRegister(first, PAGE, 0)) == 0:
+            self._mapped = first
             return at
         log.say("info", "GPUs cannot read the word that stops a job: their waits end by their own limit", once=True)
         return 0
 
     def settle(self) -> None:
         """Returns when this rank's GPU has done all it was given. Raises CommError with what a launch said that failed."""
+        import torch
+
         try:
-            native.cuda_synchronize()
+            torch.cuda.synchronize(self.device)  # whichever thread asks, and whatever device is current there
         except RuntimeError as error:
-            why = self._says() or str(error).removeprefix("TS:run:-1:")
+            why = self._says() or str(error).split("\n")[0]
             self.host.stop(why)
             raise CommError(why) from None
 
@@ -129,6 +130,10 @@ class Arena:
         with contextlib.suppress(CommError):  # told when the process ends (tilescale/cuda.py), and to the others by now
             self.settle()
         self._lib.ts_gpu_close()
+        if self._mapped:
+            import torch
+
+            torch.cuda.cudart().cudaHostUnregister(self._mapped)
         self.host.leave(unmap)
 
     # ---- memory

@@ -71,6 +71,8 @@ def main(argv=None):
     options.add_argument("--trace", action="store_true", help="log products and puts; show when they ran and what was sent")
     args = options.parse_args(argv)
     _, world = common.ranks()
+    if args.trace and common.device().type != "cpu":
+        options.error("--trace goes with --device cpu: launches on a GPU log no events")
     error = run(args.m, args.n, args.k, args.seed)
     code = common.report(f"AG-GEMM, {world * args.m}×{args.n}×{args.k}", error, 1e-5)
     if args.trace:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 
 import torch
 
@@ -17,7 +18,10 @@ def device() -> torch.device:
 
 
 def ranks() -> tuple[int, int]:
-    """(own rank, number of ranks). Alone, without a launcher, it is (0, 1)."""
+    """(own rank, number of ranks). Alone, without a launcher, it is (0, 1). Kernels and symmetric memory go to the GPU where torch has
+    one, unless ``--device`` or TILESCALE_TARGET says otherwise."""
+    if torch.cuda.is_available():
+        os.environ.setdefault("TILESCALE_TARGET", "cuda")
     comm.init()
     device()
     return comm.rank(), comm.world_size()
@@ -66,7 +70,13 @@ def options(doc: str | None, **sizes: int) -> argparse.ArgumentParser:
     for name, default in sizes.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, default=default, metavar="N", help=f"default {default}")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random data, default 0")
+    parser.add_argument("--device", choices=("cpu", "cuda"), action=_Device, help="where kernels run, default what the machine has")
     return parser
+
+
+class _Device(argparse.Action):
+    def __call__(self, parser, namespace, value, option=None):
+        os.environ["TILESCALE_TARGET"] = value
 
 
 def positive(text: str) -> int:

@@ -108,9 +108,8 @@ def _cuda_code(facts: Fact) -> Iterator[str]:
         yield 'nvcc (CUDA 12.4 or newer) or NVRTC: pip install "tilescale[cuda]"'
 
 
-def _peers(facts: Fact) -> Iterator[str]:
-    if len(_has(facts, "nvidia", "gpus") or []) < 2:
-        yield "two NVIDIA GPUs or more"
+def _gpu_ranks(facts: Fact) -> Iterator[str]:  # one GPU will do: ranks may share it
+    yield from _shm(facts)
     yield from _as_cuda(facts)
 
 
@@ -154,8 +153,9 @@ FEATURES: list[tuple[str, Callable[[Fact], Iterator[str]], Callable[[], bool]]] 
     ("ranks: mpiexec", _mpi, _module("comm.bootstrap")),
     ("CUDA code, to read", _cuda_code, _module("compiler.cuda")),
     ("kernels on NVIDIA GPUs", _cuda, _module("compiler.cuda")),
-    ("ranks on NVIDIA GPUs, one machine", _peers, _module("comm.symm_mem")),
-    ("ranks on NVIDIA GPUs, several machines", _nvshmem, _module("comm.nvshmem")),
+    ("ranks on NVIDIA GPUs, one machine", _gpu_ranks, _module("comm.symm_mem")),
+    ("ranks on NVIDIA GPUs, one machine, by NVSHMEM", _nvshmem, _module("comm.nvshmem")),
+    ("ranks on NVIDIA GPUs, several machines", _nvshmem, lambda: False),
     ("collectives by NCCL", _nccl, _module("comm.nccl")),
     ("kernels on AMD GPUs", _hip, _module("compiler.hip")),
     ("pictures of timelines", _pictures, _module("launch.trace")),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tilescale.errors import TileError
     from tilescale.export import load
     from tilescale.kernel import Kernel
+    from tilescale.layouts import plot_layout
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
     from tilescale.tuning import autotune
@@ -45,12 +46,13 @@ _LAZY = {
     "language": "",
     "ops": "",
     "load": "tilescale.export",
+    "plot_layout": "tilescale.layouts",
     "set_log_level": "tilescale.log",
 }
 
 __all__ = [
     "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
-    "errors", "jit", "language", "load", "ops", "set_log_level",
+    "errors", "jit", "language", "load", "ops", "plot_layout", "set_log_level",
 ]  # fmt: skip
 
 

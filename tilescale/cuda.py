@@ -59,7 +59,7 @@ def _tell_at_exit() -> None:
     def tell() -> None:
         text = native.cuda_failure()
         if text:
-            print(f"tilescale: {failure(text)}", file=sys.stderr)
+            print(f"tilescale.errors.LaunchError: {failure(text)}", file=sys.stderr)  # as Python would: the launcher repeats it
 
     atexit.register(tell)
 

@@ -273,4 +273,5 @@ def _running(meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchErr
             message = message.removesuffix(f" ({file}:{line})")
     if "no kernel image" in message:
         message += f"; the kernel is compiled for {meta.get('arch')}"
-    return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]))
+    hint = 'target="cpu" or target="sim", which run it here; its code is in get_kernel_source()' if "no CUDA driver" in message else None
+    return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]), hint=hint)

@@ -431,7 +431,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
             return
         bound = self.analyzer.const_int_bound(known)
         low, high = int(bound.min_value), int(bound.max_value)
-        if -(1 << 31) <= low and high < (1 << 31) - 1:
+        if -(1 << 31) <= low and high < (1 << 31) - 1 and high - low < (1 << 31) - 1:  # an extent that wraps would prove anything
             self.analyzer.bind(var, ir.Range(tirx.IntImm(str(var.ty), low), tirx.IntImm(str(var.ty), high + 1)))
 
     def _s_IfThenElse(self, s: Any) -> Any:

@@ -49,9 +49,15 @@ class Backend(backend.Backend):
         path.write_bytes(made.code)
         path.with_suffix(".cu").write_text(printed.text)
         out = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
+        slow = []
         if made.serialised:
-            slow = f"{kernel.name} awaits each product of a warpgroup before the next: ptxas found its accumulators in use between them"
-            out["notes"] = [*dict.fromkeys(lowered.program.notes), slow]
+            why = "ptxas found its accumulators in use between them"
+            slow.append(f"{kernel.name} awaits each product of a warpgroup before the next: {why}")
+        if made.resources.spill_stores:
+            spilled = f"{made.resources.spill_stores} bytes of each thread's registers lie in memory"
+            slow.append(f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller tiles, or more threads)")
+        if slow:
+            out["notes"] = [*dict.fromkeys(lowered.program.notes), *slow]
         return out
 
     def printed(self, lowered: Lowered) -> Printed:

@@ -110,11 +110,14 @@ class Expressions:
             sign, p = _LOGIC[kind]
             return f"{self.value(e.a, p)} {sign} {self.value(e.b, p)}", p
         if kind in _BITS:
-            sign, p = _BITS[kind]
-            # Sums and other operators beside these are put in parentheses, though C needs none: nobody knows that table by heart.
-            left = p if type(e.a) is type(e) else PRODUCT
-            return self._within(e, f"{self.value(e.a, left)} {sign} {self.value(e.b, PRODUCT)}", p)
+            return self.bitwise(e)
         raise InternalError(f"no C for the expression {kind}: {e}")
+
+    def bitwise(self, e: Any) -> Text:
+        sign, p = _BITS[type(e).__name__]
+        # Sums and other operators beside these are put in parentheses, though C needs none: nobody knows that table by heart.
+        left = p if type(e.a) is type(e) else PRODUCT
+        return self._within(e, f"{self.value(e.a, left)} {sign} {self.value(e.b, PRODUCT)}", p)
 
     # -- the two forms
     def _is_stored(self, e: Any) -> bool:

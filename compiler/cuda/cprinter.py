@@ -321,8 +321,14 @@ def _moved_as_vectors(body: Any) -> dict[Any, int]:
         if isinstance(indices[0], tirx.Ramp):
             found[buffer] = max(found.get(buffer, 0), access_bytes(buffer, indices))
 
+    def view(s: Any) -> None:  # registers that are also read as wider elements
+        held = s.data.args[0].args[0] if s.data.op.name == REINTERPRET else None
+        if held is not None and isinstance(held, ir.Var):
+            found[held] = max(found.get(held, 0), access_bytes(s.buffer, [tirx.IntImm("int32", 0)]))
+
     structural_walk(body, (ir.TensorLoad, lambda e: note(e.source, e.indices)))
     structural_walk(body, (tirx.BufferStore, lambda s: note(s.buffer, s.indices)))
+    structural_walk(body, (tirx.DeclBuffer, view))
     return found
 
 

@@ -7,17 +7,18 @@ and registers begin as garbage. A barrier that not all of its threads reach is a
 
 from __future__ import annotations
 
-import functools
+import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import emulate_ranks, engines
+from tilescale.compiler.cuda import emulate_clusters, emulate_ranks, engines, turns
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
-from tilescale.compiler.cuda.emulated import Block, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
+from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
@@ -28,6 +29,8 @@ from tilescale.errors import InternalError, TileValueError
 WARP, WARPGROUP = 32, 128
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
+#: those of warpgroups' turns (`wgmma.TURNS`)
+TURNS = range(8, 15)
 Value = Callable[["Block", Any], Any]
 
 
@@ -41,6 +44,9 @@ class Emulator:
         self.kernel, self.names = kernel, names
         self.thread_vars: dict[str, Any] = {}
         self.body = self.stmt(kernel.func.body)
+        self.called = _called(kernel.func.body)
+        #: whether executors wait for each other by counters, wherever that stands
+        self.waits = any(name.startswith("ts::shared_wait") or name == "ts::mbarrier_arrive" for name in self.called)
 
     def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
                shapes: dict[str, tuple[int, ...]] | None = None) -> None:
@@ -63,16 +69,20 @@ class Emulator:
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
                 values[var] = _typed(args[self.names[source.index]], str(var.ty))
+        dims = self.kernel.cluster
+        clusters = [range(0, g, c) for g, c in zip(grid, dims, strict=True)]
+        within = list(itertools.product(*(range(c) for c in reversed(dims))))  # x counts first
         with np.errstate(all="ignore"):
-            for x, y, z in _blocks(grid):
+            for z, y, x in itertools.product(*reversed(clusters)):
                 for mem in memory.values():
                     mem.clear()
-                self._block((x, y, z), values, memory, draw, late=seed % 2 == 0)
+                self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, seed)
 
-    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int = 0) -> None:
+    def ranks(self, grid: tuple[int, int, int], args: list[dict[str, Any]], symbols: list[int], seed: int,
+              shapes: dict[str, tuple[int, ...]]) -> None:  # fmt: skip
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
         draw = np.random.default_rng(seed)
-        blocks = _blocks(grid)
+        blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
         world = emulate_ranks.World(args, len(blocks), draw)
 
         def run(task: Any) -> None:
@@ -83,26 +93,63 @@ class Emulator:
                 if source.kind == "param" and tirx.is_buffer_var(var):
                     memory[var] = world.view(task, task.rank, name)
                 elif source.kind == "map":
-                    raise EmulationError("ranks with tensor maps")
+                    of = self.kernel.maps[source.index]
+                    name = self.names[of.param]
+                    values[var] = engines.TensorMap(args[task.rank][name].reshape(shapes[name]), of.box, of.swizzle)
                 else:
-                    of = {"symbol": lambda: symbols[source.index], "rank": lambda: task.rank, "world": lambda: len(args), "team": lambda: None}  # noqa: B023
-                    value = of[source.kind]() if source.kind in of else args[task.rank][name]
+                    own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
+                    value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[var] = value if value is None else _typed(value, str(var.ty))
-            self._block(blocks[task.block], values, memory, draw, late=seed % 2 == 0, world=world, task=task)
+            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed))
+            b.world, b.task = world, task
+            self._block(b)
 
         with np.errstate(all="ignore"):
-            world.turns.together([functools.partial(run, t) for t in world.tasks])
+            world.turns.together([partial(run, t) for t in world.tasks])
 
-    def _block(self, at: tuple[int, int, int], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, late: bool,
-               world: Any = None, task: Any = None) -> None:
+    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, seed: int) -> None:
+        """Runs the blocks of a cluster, in turns."""
+        made = self._made(blocks, values, memory, turns.Turns(draw, seed))
+        if len(made) == 1:
+            self._block(made[0])
+        else:
+            made[0].engines.turns.together([partial(self._block, b) for b in made])
+
+    def _made(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], order: Any) -> list[Block]:
+        """The blocks of a cluster, by rank, before they begin."""
         n = self.kernel.threads
-        made = Block(n, dict(values), dict(memory), np.zeros((n, 3), np.int64), draw, engines.Engines(draw, late), world=world, task=task)
-        for tag, var in self.thread_vars.items():
-            made.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
-        self.body(made, np.ones(n, bool))
-        made.engines.finish()
-        if made.failed:
-            raise EmulationError(f"the launch failed: {self.kernel.sites[made.failed[0]]}")
+        everyone = np.zeros((n * len(blocks), 5), np.int64)
+        cluster: list[engines.Engines] = []
+        told = any(name.startswith("ts::shared_") or name == "ts::mbarrier_arrive" for name in self.called)
+        clocks = Clocks(everyone[:, 4]) if told else None
+        made = []
+        for rank, at in enumerate(blocks):
+            cluster.append(engines.Engines(order, cluster))
+            b = Block(n, dict(values), dict(memory), everyone, rank * n, order.draw, cluster[-1], clocks)
+            b.early = np.ones(n, bool) if self.kernel.dependent else None
+            for tag, var in self.thread_vars.items():
+                b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
+            made.append(b)
+        return made
+
+    def _block(self, b: Block) -> None:
+        if self.waits:
+            self._split(b)
+        else:
+            self.body(b, np.ones(b.threads, bool))
+        b.engines.finish()
+        if b.failed:
+            raise EmulationError(f"the launch failed: {self.kernel.sites[b.failed[0]]}")
+
+    def _split(self, b: Block) -> None:
+        """Runs the warps of a block each on its own (its warpgroups, where they multiply), since some wait for others."""
+        width = WARPGROUP if any(name.startswith("ts::wgmma") for name in self.called) else WARP
+        parts = []
+        for g in range(-(-b.threads // width)):
+            own = replace(b, values=dict(b.values), memory=dict(b.memory), split=True)
+            mine = np.arange(b.threads) // width == g
+            parts.append(lambda own=own, mine=mine: self.body(own, mine))
+        b.engines.turns.together(parts)
 
     # -- statements
     def stmt(self, s: Any) -> Callable[[Block, Any], None]:
@@ -173,7 +220,7 @@ class Emulator:
                     own = replace(b, values=dict(b.values), memory=dict(b.memory))
                     mine = mask & (np.arange(b.threads) // WARPGROUP == g)
                     parts.append(lambda body=body, own=own, mine=mine: body(own, mine))
-            b.engines.together(parts)
+            b.engines.turns.together(parts)
 
         return run
 
@@ -198,7 +245,9 @@ class Emulator:
         if buf.ty.storage_scope == "shared":
 
             def arena(b: Block, m: Any) -> None:
-                b.memory[buf] = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                if b.engines.arena is None:
+                    b.engines.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                b.memory[buf] = b.engines.arena
 
             return arena
 
@@ -213,10 +262,18 @@ class Emulator:
             pointer = self.expr(there)
 
             def twin(b: Block, m: Any) -> None:
-                b.memory[buf] = pointer(b, m).memory
+                found = pointer(b, m).memory
+                b.memory[buf] = found if not isinstance(found, Tile) else Tile(buf.name, found.arena, found.offset, dtype)
 
             return twin
         arena, offset = _placed(s.data)
+        if arena.ty.storage_scope != "shared":  # a view of registers
+
+            def view(b: Block, m: Any) -> None:
+                b.memory[buf] = Registers(buf.name, b.memory[arena].data.view(numerics.storage(dtype)))
+
+            return view
+
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
             raise InternalError(f"{buf.name} lies at byte {offset}")
 
@@ -310,7 +367,7 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
-            function = FUNCTIONS.get(name) or emulate_ranks.FUNCTIONS.get(name) or engines.find(name)
+            function = FUNCTIONS.get(name) or emulate_ranks.FUNCTIONS.get(name) or engines.find(name) or emulate_clusters.find(name)
             args = [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
@@ -345,11 +402,6 @@ def _typed(value: Any, dtype: str) -> Any:
     return np.asarray(value).astype(numerics.compute(dtype))[()] if dtype not in ("bool",) else np.bool_(value)
 
 
-def _blocks(grid: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """All blocks of a grid, the first axis fastest."""
-    return [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
-
-
 def _elsewhere(data: Any) -> Any:
     """The call that gives an address in another rank's memory; None where a DeclBuffer lies in the arena."""
     inner = data.args[0] if data.op.name == REINTERPRET else data
@@ -372,31 +424,59 @@ def _meet(column: int, width: int) -> Callable[..., None]:
     def run(b: Block, m: Any, *_: Any) -> None:
         groups = np.arange(b.threads) // (width or b.threads)
         for g in np.unique(groups[m]):
-            if not m[groups == g].all():
+            mine = groups == g
+            if m[mine].all():
+                b.met(mine, column)
+            elif b.split:
+                b.engines.turns.meet((b.engines, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
+            else:
                 raise EmulationError("a barrier that not all of its threads reach")
-            b.stamps[groups == g, column] += 1
 
     return run
 
 
+def _await_launches(b: Block, m: Any) -> None:
+    assert b.early is not None, "a launch that does not begin early"
+    b.early[m] = False
+
+
+def _cluster_address(b: Block, m: Any, where: Pointer, rank: Any) -> Pointer:
+    """The same place of another block's shared memory."""
+    tile = where.memory
+    return Pointer(Tile(tile.name, emulate_clusters.peer_arena(b, m, rank), tile.offset, "uint8"), where.index)
+
+
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
-    """A warpgroup meets, or the consumers, who are the block's first threads."""
-    count, which = int(np.asarray(threads).ravel()[0]), int(engines._one(m, number))
+    """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but nothing may depend on it."""
+    count, which = int(np.asarray(threads).ravel()[0]), int(engines.one(m, number))
+    if which in TURNS:
+        b.engines.turns.meet((b.engines, which), count, int(m.sum()), lambda: None)
+        return
     if which != CONSUMERS:
         _meet(1, WARPGROUP)(b, m)
         return
 
     def met() -> None:
-        b.stamps[:count, 0] += 1
+        b.met(np.arange(b.threads) < count, 0)
 
-    b.engines.meet(CONSUMERS, count, m, met)
+    b.engines.turns.meet((b.engines, CONSUMERS), count, int(m.sum()), met)
+
+
+def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
+    b.engines.turns.arrive((b.engines, int(engines.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
+    b.engines.yields()
 
 
 def _waits(s: Any) -> bool:
     """Whether a statement waits for a phase of a barrier."""
+    return "ts::mbarrier_wait" in _called(s)
+
+
+def _called(s: Any) -> set[str]:
+    """The functions that a statement calls."""
     names: set[str] = set()
     structural_walk(s, (ir.Call, lambda c: names.add(str(c.args[0].value)) if c.op.name in EXTERN_CALLS else None))
-    return "ts::mbarrier_wait" in names
+    return names
 
 
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
@@ -420,6 +500,16 @@ def _whole_warps(b: Block, m: Any, what: str) -> list[int]:
     if not (warps.all(1) | ~warps.any(1)).all() or not len(warps):
         raise EmulationError(f"{what} in part of a warp")
     return [w for w in range(len(warps)) if warps[w].all()]
+
+
+def _packed(name: str, dtype: str) -> Callable[..., None]:
+    compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def run(b: Block, m: Any, to: Pointer, *operands: Pointer) -> None:
+        x, y = (decoded(load(b, m, p.memory, p.index, 2), dtype).astype(np.float32) for p in operands)
+        store(b, m, to.memory, to.index, encoded(compute(x, y), dtype), 2)
+
+    return run
 
 
 def _ldmatrix(trans: bool) -> Callable[..., None]:
@@ -455,6 +545,29 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     return run
 
 
+def _mma_sp(dtype: str) -> Callable[..., None]:
+    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
+    from tilescale.compiler.ops.gemm_sp import expanded
+
+    a_map, b_map, c_map = mma_a(16), mma_b(16), mma_accumulator()
+
+    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
+        words = np.broadcast_to(where, m.shape).astype(np.uint32)
+        for w in _whole_warps(b, m, "mma.sp"):
+            get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
+                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
+            ], dtype).astype(np.float64)  # fmt: skip
+            quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
+            rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
+            x = expanded(get(a_map, pa), rows)
+            at = np.indices(c_map.shape)
+            there = w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)
+            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_map, pb), get(b_map, next_)])
+            d.memory.data[there] = made.astype(d.memory.data.dtype)
+
+    return run
+
+
 def _atomic(kind: str) -> Callable[..., Any]:
     from tilescale.compiler.sim.tiles import updated
 
@@ -486,14 +599,21 @@ def _printf(b: Block, m: Any, text: str, *values: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "__syncthreads": _meet(0, 0),
     "ts::barrier_sync": _barrier_sync,
+    "ts::barrier_arrive": _barrier_arrive,
     "__syncwarp": _meet(2, WARP),
+    "ts::cluster_address": _cluster_address,
+    "ts::await_launches": _await_launches,
+    "ts::admit_launches": lambda b, m: None,
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
     "printf": _printf,
+    **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
+    "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
+    "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
     **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
        for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
@@ -533,11 +653,13 @@ def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], se
     """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
     bound = [_bound(kernel, program, a) for a in args]
     made = Emulator(kernel, [p.name for p in program.params])
-    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed)
+    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed, {k: v.shape for k, v in bound[0][2].items()})
     return [arrays for _, _, arrays, _ in bound]
 
 
-def _bound(kernel: ThreadKernel, program: Any, args: dict[str, Any]) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
+def _bound(
+    kernel: ThreadKernel, program: Any, args: dict[str, Any]
+) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
     """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
     from tilescale.compiler.ir import numeric
     from tilescale.language.symbolic import Sym, settle

@@ -1,5 +1,5 @@
-"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws, wherever one tells another something
-or waits for it.
+"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws, wherever one tells another
+something or waits for it.
 
 Memory is as it would be if every store were seen at once, so what a GPU might do otherwise is looked for instead, as it is inside a block:
 every element of a tensor remembers when which block touched it last, and an access that conflicts with another block's must know of that
@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.emulated import Block, Memory, Pointer
-from tilescale.compiler.cuda.engines import EmulationError, Engines
+from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.cuda.turns import Turns
 
 
 class Cells:
@@ -59,7 +60,7 @@ class World:
         self.cells = [{name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)} for of in arrays]
         self.clocks: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
-        self.turns = Engines(draw, True)
+        self.turns = Turns(draw, 0)
         self.tasks = [Task(k, k // blocks, k % blocks, np.zeros(total, np.int64)) for k in range(total)]
 
     def view(self, task: Task, rank: int, name: str) -> Memory:

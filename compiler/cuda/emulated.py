@@ -11,6 +11,9 @@ from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.sim import numerics
 
 WARP, WARPGROUP = 32, 128
+#: readers of a cell: several threads of more than one block (-2 - n: of block n alone)
+OF_SEVERAL = -(1 << 20)
+
 
 class Memory:
     """A flat array of elements, and who touched each *cell* (a byte of shared memory, an element of global memory) when."""
@@ -22,11 +25,19 @@ class Memory:
     def clear(self) -> None:
         """A new block begins."""
         self.writer = np.full(self.cells, -1, np.int64)
-        self.reader = np.full(self.cells, -1, np.int64)  # -2: several
-        self.written = np.zeros((self.cells, 3), np.int64)
-        self.read = np.zeros((self.cells, 3), np.int64)
+        self.reader = np.full(self.cells, -1, np.int64)  # below -1: several
+        self.written = np.zeros((self.cells, 5), np.int64)
+        self.read = np.zeros((self.cells, 5), np.int64)
+        #: where clocks are kept: when each warp read it last
+        self.by_warp: Any = None
         #: the thread whose write the asynchronous proxy does not see yet
         self.unfenced = np.full(self.cells, -1, np.int64)
+
+    def times(self, warps: int) -> Any:
+        """When each warp read each cell last; 0: never."""
+        if self.by_warp is None:
+            self.by_warp = np.zeros((self.cells, warps), np.int64)
+        return self.by_warp
 
 
 @dataclass
@@ -53,51 +64,118 @@ class Tile:
         self.data = arena.data[offset : offset + (len(arena.data) - offset) // self.size * self.size].view(numerics.storage(dtype))
 
 
+class Clocks:
+    """What each thread of a cluster knows of each other's accesses, where threads order them by more than meetings: vector clocks. A time
+    counts releases and meetings of the whole cluster."""
+
+    OWN = 1 << 60
+
+    def __init__(self, time: Any):
+        self.time, self.now = time, 1
+        self.known = np.zeros((len(time), len(time)), np.int64)
+        np.fill_diagonal(self.known, self.OWN)
+        time[:] = 1
+
+    def release(self, who: Any) -> Any:
+        """What threads that do the same at once hand on; what they do behind it is later."""
+        made = self.known[who].max(0)
+        made[who] = self.time[who]
+        self.now += 1
+        self.time[who] = self.now
+        return made
+
+    def acquire(self, who: Any, handed: Any) -> None:
+        self.known[who] = np.maximum(self.known[who], handed)
+
+    def meet(self, who: Any) -> None:
+        self.acquire(who, self.release(who))
+
+    def before(self, who: Any, then: Any) -> Any:
+        """Whether all that warps did until the times ``then``, (…, warps), 0: nothing, comes before what ``who`` does."""
+        least = np.minimum.reduceat(self.known, np.arange(0, len(self.time), WARP), axis=1)
+        return ((then == 0) | (least[who] >= then)).all(-1)
+
+
 @dataclass
 class Block:
-    """One block that runs."""
+    """One block that runs. ``everyone``: (threads of the cluster, 5), how often the thread's block, its warpgroup, its warp and its cluster
+    have met, and its time; this block's threads begin at ``first``. ``split``: its warps run each on its own."""
 
     threads: int
     values: dict[Any, Any]
     memory: dict[Any, Any]
-    stamps: Any  # (threads, 3): how often the block, the thread's warpgroup and its warp have met
+    everyone: Any
+    first: int
     draw: Any
     engines: Any
+    clocks: Clocks | None = None
+    split: bool = False
+    #: the threads that have not awaited the launches in front yet; None where there are none
+    early: Any = None
     failed: list[int] = field(default_factory=list)
     #: where several blocks run in turns: all ranks, and which block this is (`emulate_ranks`)
     world: Any = None
     task: Any = None
 
+    @property
+    def stamps(self) -> Any:
+        """Those of this block's threads."""
+        return self.everyone[self.first : self.first + self.threads]
+
+    def late_enough(self, who: Any) -> None:
+        """Threads touch global memory."""
+        if self.early is not None and self.early[who].any():
+            raise EmulationError("a tensor is touched before the launches in front have been awaited")
+
+    def met(self, lanes: Any, column: int) -> None:
+        """Threads have met."""
+        self.stamps[lanes, column] += 1
+        if self.clocks is not None:
+            self.clocks.meet(np.flatnonzero(lanes) + self.first)
+
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
         if self.world is not None:
             self.world.touched(self, mem, cells, who, writes)
+        who = who + self.first
         last = mem.writer[cells]
-        bad = (last >= 0) & (last != who) & ~self._ordered(last, who, mem.written[cells])
+        bad = (last >= 0) & (last != who) & ~self.ordered(last, who, mem.written[cells])
         self._refuse(bad, mem, cells, last, who, "writes")
         if writes:
-            last = mem.reader[cells]
-            met = self._ordered(last, who, mem.read[cells])
-            bad = ((last >= 0) & (last != who) & ~met) | ((last == -2) & (mem.read[cells][..., 0] == self.stamps[0, 0]))
+            last, then = mem.reader[cells], mem.read[cells]
+            bad = ((last >= 0) & (last != who) & ~self.ordered(last, who, then)) | ((last < -1) & ~self._before(mem, cells, last, who))
             self._refuse(bad, mem, cells, last, who, "reads")
-            mem.writer[cells], mem.written[cells] = who, self.stamps[who]
+            mem.writer[cells], mem.written[cells] = who, self.everyone[who]
             mem.unfenced[cells] = who
             again = mem.writer[cells]
             self._refuse(again != who, mem, cells, again, who, "also writes")
         else:
-            last = mem.reader[cells]
-            fresh = mem.read[cells][..., 0] != self.stamps[0, 0]
-            mem.reader[cells] = np.where((last == -1) | fresh | (last == who), who, -2)
-            np.putmask(again := mem.reader[cells], again != who, -2)
+            last, own = mem.reader[cells], -2 - self.first // self.threads
+            alone = (last == -1) | (last == who) | self._before(mem, cells, last, who)
+            several = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
+            mem.reader[cells] = np.where(alone, who, several)
+            np.putmask(again := mem.reader[cells], (again != who) & (again >= 0), own)
             mem.reader[cells] = again
-            mem.read[cells] = self.stamps[who]
+            mem.read[cells] = self.everyone[who]
+            if self.clocks is not None:
+                mem.times(-(-len(self.everyone) // WARP))[cells, who // WARP] = self.everyone[who, 4]
 
-    def _ordered(self, first: Any, second: Any, then: Any) -> Any:
+    def _before(self, mem: Memory, cells: Any, last: Any, who: Any) -> Any:
+        """Whether all who read a cell have met this block's threads since, or ``who`` knows of it."""
+        then = mem.read[cells]
+        now, own = self.everyone[self.first], self.first // self.threads
+        block = np.where(last >= 0, last // self.threads, -2 - last)
+        met = (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
+        return met if self.clocks is None else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
+
+    def ordered(self, first: Any, second: Any, then: Any) -> Any:
         """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
-        now = self.stamps[second]
+        now = self.everyone[second]
+        same_block = first // self.threads == second // self.threads
         same_group, same_warp = first // WARPGROUP == second // WARPGROUP, first // WARP == second // WARP
-        met = (then[..., 0] != now[..., 0]) | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
-        return met
+        met = (same_block & (then[..., 0] != now[..., 0])) | (then[..., 3] != now[..., 3])
+        met = met | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
+        return met if self.clocks is None else met | (self.clocks.known[second, first] >= then[..., 4])
 
     def _refuse(self, bad: Any, mem: Memory, cells: Any, first: Any, second: Any, verb: str) -> None:
         if bad.any():
@@ -162,6 +240,8 @@ def inside(mem: Any, at: Any, lanes: int) -> None:
 
 
 def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
+    if not isinstance(mem, Tile):
+        b.late_enough(who)
     if isinstance(mem, Tile):
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
         b.engines.copies.touched(cells)

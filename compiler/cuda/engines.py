@@ -10,7 +10,6 @@ fence of the writer and a meeting with it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ import numpy as np
 
 from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
+from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.sim import numerics, tiles
 
@@ -27,28 +27,35 @@ SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 #: an instruction's word for an operand's dtype
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
 MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
-STEPS = 1_000_000
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
 
-class _Ended(BaseException):
-    """Another role failed."""
-
-
 @dataclass
 class Barrier:
-    """An mbarrier: arrivals and bytes that the current phase still expects."""
+    """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the stamps ``then``. fenced: the
+    asynchronous proxy knows. ``coming``, ``over``: what threads have released in it, and in the last one that ended, where that is
+    looked at (`Clocks`)."""
 
     count: int
     pending: int
+    owner: int
+    then: Any
+    fenced: bool = False
     bytes: int = 0
     phases: int = 0
+    coming: Any = None
+    over: Any = None
 
     def settle(self) -> None:
         if self.pending == 0 and self.bytes == 0:
             self.phases += 1
             self.pending = self.count
+            self.over, self.coming = self.coming, None
+
+    def release(self, handed: Any) -> None:
+        if handed is not None:
+            self.coming = handed if self.coming is None else np.maximum(self.coming, handed)
 
 
 @dataclass
@@ -80,11 +87,26 @@ class TensorMap:
 
 @dataclass
 class Load:
-    """A copy under way: its bytes and where each goes."""
+    """A copy under way: its bytes and where each goes. ``own``: it was issued by the block that it goes to."""
 
+    engines: Any
+    own: bool
+    handed: Any
     barrier: Barrier
     cells: Any
     data: Any
+
+    def arrive(self) -> None:
+        """A copy's bytes are there. Those that another block sent may come before this block has announced them, though not once its phase
+        expects nothing else."""
+        self.engines.arena.data[self.cells] = self.data
+        self.engines.arena.unfenced[self.cells] = -1
+        barrier = self.barrier
+        barrier.release(self.handed)
+        barrier.bytes -= self.data.size
+        if barrier.bytes < 0 and (self.own or barrier.pending == 0):
+            raise EmulationError("a copy brings more bytes than its barrier expects")
+        barrier.settle()
 
 
 @dataclass
@@ -95,7 +117,20 @@ class Store:
     seen: Any
     tmap: TensorMap
     coordinates: list[int]
-    committed: bool = False
+    reduce: str = ""
+    #: the number of its group among those that the thread has committed; 0: of none yet
+    committed: int = 0
+
+    def land(self) -> None:
+        """What was stored is there."""
+        if (parts := self.tmap.inside(self.coordinates)) is None:
+            return
+        to, dtype = self.tmap.array, str(self.tmap.array.dtype)
+        box = np.frombuffer(self.seen.tobytes(), to.dtype).reshape(self.tmap.box)[parts[0]]
+        if self.reduce:
+            combine = {"add": np.add, "min": np.minimum, "max": np.maximum}[self.reduce]
+            box = numerics.encode(combine(numerics.decode(to[parts[1]], dtype), numerics.decode(box, dtype)), dtype)
+        to[parts[1]] = box
 
 
 @dataclass
@@ -150,106 +185,45 @@ class Group:
     committed: list[list[Product]] = field(default_factory=list)
 
 
-@dataclass
-class Role:
-    run: Callable[[], None]
-    turn: Any = field(default_factory=lambda: threading.Semaphore(0))
-    ready: Callable[[], bool] | None = None
-    ended: bool = False
-    error: Exception | None = None
-
-
 class Engines:
-    """Those of one block."""
+    """Those of one block. ``cluster``: of all its blocks, by rank; one list, which they share."""
 
-    def __init__(self, draw: Any, late: bool):
-        self.draw, self.late = draw, late
+    def __init__(self, turns: Turns, cluster: list[Engines] | None = None):
+        self.turns, self.draw = turns, turns.draw
+        self.cluster = [self] if cluster is None else cluster
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
-        self.loads: list[Load] = []
         #: by the thread that issued them
         self.stores: dict[int, list[Store]] = {}
+        self.committed: dict[int, int] = {}
         self.groups: dict[int, Group] = {}
         self.flights: dict[tuple[int, int, int], Flight] = {}
-        self.roles: list[Role] = []
-        self.current: Role | None = None
-        self.back = threading.Semaphore(0)
-        self.meetings: dict[int, list[Any]] = {}
-        self.stop = False
         #: copies that the threads started themselves
         self.copies = Copies()
-
-    # -- turns --------------------------------------------------------------------------------------------------------
-    def together(self, functions: list[Callable[[], None]]) -> None:
-        """Runs roles until all have ended."""
-        self.roles = [Role(f) for f in functions]
-        threads = [threading.Thread(target=self._role, args=(r,), daemon=True) for r in self.roles]
-        for t in threads:
-            t.start()
-        try:
-            self._schedule()
-        finally:
-            self.stop = True
-            for r in self.roles:
-                if not r.ended:
-                    r.turn.release()
-            for t in threads:
-                t.join()
-            self.stop = False
-        self.roles = []
-
-    def _role(self, r: Role) -> None:
-        r.turn.acquire()
-        try:
-            if not self.stop:
-                with np.errstate(all="ignore"):
-                    r.run()
-        except _Ended:
-            pass
-        except Exception as error:  # noqa: BLE001 (raised again where the block runs)
-            r.error = error
-        r.ended = True
-        self.back.release()
-
-    def _schedule(self) -> None:
-        for _ in range(STEPS):
-            ready = [r for r in self.roles if not r.ended and (r.ready is None or r.ready())]
-            if all(r.ended for r in self.roles):
-                return
-            deliver = bool(self.loads) and (not ready or not self.late and self.draw.random() < 0.3)
-            if deliver:
-                self._arrive(self.loads.pop(int(self.draw.integers(len(self.loads)))))
-                continue
-            if not ready:
-                raise EmulationError("no role of the block can go on: each waits for a phase that does not end")
-            r = self.current = ready[int(self.draw.integers(len(ready)))]
-            r.turn.release()
-            self.back.acquire()
-            if r.error is not None:
-                raise r.error
-        raise EmulationError("the roles of the block do not end")
+        self.ended = False
 
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
-        """Gives the turn away, until ``ready``."""
-        r = self.current
-        if r is None or not self.roles:
-            if ready is not None and not ready():
-                raise EmulationError("a wait outside the roles of a block")
-            return
-        r.ready = ready
-        self.back.release()
-        r.turn.acquire()
-        if self.stop:
-            raise _Ended
-        r.ready = None
+        self.turns.yields(ready)
+
+    def peer(self, rank: int) -> Engines:
+        """The engines of another block of the cluster, which has begun and not ended."""
+        if not 0 <= rank < len(self.cluster):
+            raise EmulationError(f"block {rank} of a cluster of {len(self.cluster)}")
+        other = self.cluster[rank]
+        if other.ended:
+            raise EmulationError("a block reaches into another that has ended")
+        return other
 
     def finish(self) -> None:
         """The block is over."""
+        self.ended = True
         self.copies.finish()
-        if self.loads:
+        if any(x.engines is self for x in self.turns.loads):
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
+        if any(arrived for key, (arrived, _) in self.turns.meetings.items() if key[0] is self):
+            raise EmulationError("a block ends while threads are awaited at a named barrier")
         if any(self.stores.values()):
             raise EmulationError("a block ends while stores read its shared memory")
 
@@ -259,66 +233,49 @@ class Engines:
             raise EmulationError(f"a barrier at byte {at} that nobody initialised")
         return self.barriers[at]
 
-    def meet(self, number: int, count: int, lanes: Any, done: Callable[[], None]) -> None:
-        """Lanes arrive at a named barrier and wait for the others."""
-        arrived = self.meetings.setdefault(number, [0, 0])
-        arrived[0] += int(lanes.sum())
-        turn = arrived[1]
-        if arrived[0] > count:
-            raise EmulationError(f"{arrived[0]} threads meet at a barrier of {count}")
-        if arrived[0] == count:
-            arrived[0], arrived[1] = 0, turn + 1
-            done()
-        self.yields(lambda: arrived[1] > turn)
-
     # -- copies -------------------------------------------------------------------------------------------------------
-    def load(self, arena: Any, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int]) -> None:
+    def load(self, to: int, tmap: TensorMap, barrier: Barrier, coordinates: list[int], own: bool = True, handed: Any = None) -> None:
+        """A box of a tensor on its way to byte ``to`` of this block's shared memory."""
+        if not barrier.fenced:
+            raise EmulationError("a copy names a barrier that the asynchronous proxy does not know of (fence_mbarrier_init)")
         box = np.zeros(tmap.box, tmap.array.dtype)
         if (parts := tmap.inside(coordinates)) is not None:
             box[parts[0]] = tmap.array[parts[1]]
         data = np.frombuffer(box.tobytes(), np.uint8)
         cells = tmap.cells(to)
-        for other in self.loads:
-            if np.intersect1d(cells, other.cells).size:
+        for other in self.turns.loads:
+            if other.engines is self and np.intersect1d(cells, other.cells).size:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
                 if any(np.intersect1d(cells, operand(p, which).ravel()).size for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
-        arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
-        self.loads.append(Load(barrier, cells, data))
+        self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
+        self.turns.loads.append(Load(self, own, handed, barrier, cells, data))
 
-    def store(self, arena: Any, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int) -> None:
+    def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int, reduce: str) -> None:
         cells = tmap.cells(frm)
-        self.fenced(arena, cells)
-        self.stores.setdefault(issuer, []).append(Store(cells, arena.data[cells].copy(), tmap, coordinates))
+        self.fenced(cells)
+        self.stores.setdefault(issuer, []).append(Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce))
 
     def commit_stores(self, issuer: int) -> None:
+        number = self.committed[issuer] = self.committed.get(issuer, 0) + 1
         for s in self.stores.get(issuer, []):
-            s.committed = True
+            s.committed = s.committed or number
 
-    def await_stores(self, arena: Any, issuer: int) -> None:
-        """The committed stores of a thread have read what they store."""
-        for s in [s for s in self.stores.get(issuer, []) if s.committed]:
-            if not np.array_equal(arena.data[s.cells], s.seen):
+    def await_stores(self, issuer: int, pending: int) -> None:
+        """The stores of all but the last ``pending`` groups of a thread have read what they store."""
+        last = self.committed.get(issuer, 0) - pending
+        for s in [s for s in self.stores.get(issuer, []) if 0 < s.committed <= last]:
+            if not np.array_equal(self.arena.data[s.cells], s.seen):
                 raise EmulationError("shared memory was written while a store was reading it")
-            if (parts := s.tmap.inside(s.coordinates)) is not None:
-                box = np.frombuffer(s.seen.tobytes(), s.tmap.array.dtype).reshape(s.tmap.box)
-                s.tmap.array[parts[1]] = box[parts[0]]
+            s.land()
             self.stores[issuer].remove(s)
 
-    def fenced(self, arena: Any, cells: Any) -> None:
+    def fenced(self, cells: Any) -> None:
         """What threads wrote to ``cells`` is there for the asynchronous proxy."""
-        if (arena.unfenced[cells] >= 0).any():
+        if (self.arena.unfenced[cells] >= 0).any():
             raise EmulationError("an engine reads what a thread wrote, without fence.proxy.async between them")
-
-    def _arrive(self, load: Load) -> None:
-        self.arena.data[load.cells] = load.data
-        self.arena.unfenced[load.cells] = -1
-        load.barrier.bytes -= load.data.size
-        if load.barrier.bytes < 0:
-            raise EmulationError("a copy brings more bytes than its barrier expects")
-        load.barrier.settle()
 
     # -- products -----------------------------------------------------------------------------------------------------
     def group(self, number: int) -> Group:
@@ -335,7 +292,7 @@ class Engines:
                 raise EmulationError("a matrix descriptor reaches beyond shared memory")
             if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
                 p.block.touch(self.arena, cells, np.full(cells.shape, p.key[1] * WARPGROUP), False)
-                self.fenced(self.arena, cells)
+                self.fenced(cells)
             made.append(np.ascontiguousarray(self.arena.data[cells]).view(numerics.storage(dtype))[..., 0])
         return made[0], made[1]
 
@@ -414,7 +371,7 @@ def operand(p: Product, which: int) -> Any:
 # ---- the instructions, as `emulate.FUNCTIONS` has them
 
 
-def _one(m: Any, value: Any) -> Any:
+def one(m: Any, value: Any) -> Any:
     """What all running lanes agree on."""
     values = np.unique(np.broadcast_to(value, m.shape)[m])
     if len(values) != 1:
@@ -422,9 +379,9 @@ def _one(m: Any, value: Any) -> Any:
     return values[0]
 
 
-def _byte(m: Any, pointer: Any) -> int:
+def byte(m: Any, pointer: Any) -> int:
     tile = pointer.memory
-    return int(tile.offset + _one(m, pointer.index) * tile.size)
+    return int(tile.offset + one(m, pointer.index) * tile.size)
 
 
 def _groups(b: Any, m: Any) -> list[int]:
@@ -435,17 +392,32 @@ def _groups(b: Any, m: Any) -> list[int]:
 
 
 def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
-    b.engines.arena = where.memory.arena
-    n = int(_one(m, count))
-    b.engines.barriers[_byte(m, where)] = Barrier(n, n)
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads initialise a barrier")
+    n, owner = int(one(m, count)), int(np.flatnonzero(m)[0]) + b.first
+    b.engines.barriers[byte(m, where)] = Barrier(n, n, owner, b.everyone[owner].copy())
+
+
+def fence_init(b: Any, m: Any) -> None:
+    for made in b.engines.barriers.values():
+        made.fenced |= bool(np.isin(made.owner - b.first, np.flatnonzero(m)))
+
+
+def usable(b: Any, m: Any, made: Barrier) -> Barrier:
+    """A barrier, by threads that have met the one that initialised it since."""
+    who = np.flatnonzero(m) + b.first
+    who = who[who != made.owner]
+    if who.size and not b.ordered(np.full(who.shape, made.owner), who, np.broadcast_to(made.then, (len(who), len(made.then)))).all():
+        raise EmulationError("a barrier is used by threads that have not met the one that initialised it")
+    return made
 
 
 def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads expect a stage's bytes")
-    made = b.engines.barrier(_byte(m, where))
+    made = usable(b, m, b.engines.barrier(byte(m, where)))
     made.pending -= 1
-    made.bytes += int(_one(m, count))
+    made.bytes += int(one(m, count))
     if made.pending < 0:
         raise EmulationError("more arrivals than a phase expects")
     made.settle()
@@ -453,40 +425,79 @@ def barrier_expect(b: Any, m: Any, where: Any, count: Any) -> None:
 
 
 def barrier_wait(b: Any, m: Any, where: Any, parity: Any) -> None:
-    made, p = b.engines.barrier(_byte(m, where)), int(_one(m, parity))
+    made, p = usable(b, m, b.engines.barrier(byte(m, where))), int(one(m, parity))
     b.engines.yields(lambda: made.phases & 1 != p)
+    if b.clocks is not None and made.over is not None:
+        b.clocks.acquire(np.flatnonzero(m) + b.first, made.over)
+
+
+def barrier_arrive(b: Any, m: Any, where: Any) -> None:
+    """One arrival of each thread."""
+    made = b.engines.barrier(byte(m, where))
+    made.release(b.clocks.release(np.flatnonzero(m) + b.first))
+    made.pending -= int(m.sum())
+    if made.pending < 0:
+        raise EmulationError("more arrivals than a phase expects")
+    made.settle()
+    b.engines.yields()
+
+
+def barrier_expect_tx(b: Any, m: Any, where: Any, count: Any) -> None:
+    if m.sum() != 1:
+        raise EmulationError(f"{m.sum()} threads expect bytes")
+    b.engines.barrier(byte(m, where)).bytes += int(one(m, count))
 
 
 def barrier_arrive_warp(b: Any, m: Any, where: Any, when: Any) -> None:
     warps = m.reshape(-1, WARP)
     if not (warps.all(1) | ~warps.any(1)).all():
         raise EmulationError("an arrival of part of a warp")
-    b.stamps[np.repeat(warps.all(1), WARP), 2] += 1  # __syncwarp
-    made = b.engines.barrier(_byte(m, where))
-    for _ in range(0 if not _one(m, when) else int(warps.all(1).sum())):
-        made.pending -= 1
-        if made.pending < 0:
-            raise EmulationError("more arrivals than a phase expects")
-        made.settle()
-        b.engines.yields()
+    synced(b, warps)
+    made = usable(b, m, b.engines.barrier(byte(m, where)))
+    for _ in range(0 if not one(m, when) else int(warps.all(1).sum())):
+        arrived(made, b)
+
+
+def synced(b: Any, warps: Any) -> None:
+    """__syncwarp of whole warps."""
+    for w in np.flatnonzero(warps.all(1)):
+        b.met(np.arange(b.threads) // WARP == w, 2)
+
+
+def arrived(made: Barrier, b: Any) -> None:
+    made.pending -= 1
+    if made.pending < 0:
+        raise EmulationError("more arrivals than a phase expects")
+    made.settle()
+    b.engines.yields()
 
 
 def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
-    at = [int(_one(m, c)) for c in coordinates]
-    b.engines.load(to.memory.arena, _byte(m, to), tmap, b.engines.barrier(_byte(m, where)), at)
+    b.late_enough(m)
+    at, handed = [int(one(m, c)) for c in coordinates], None
+    if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
+        who, arena, cells = np.flatnonzero(m), b.engines.arena, tmap.cells(byte(m, to))
+        b.touch(arena, cells, np.full(cells.shape, who[0]), True)
+        arena.unfenced[cells] = -1
+        handed = b.clocks.release(who + b.first)
+    b.engines.load(byte(m, to), tmap, b.engines.barrier(byte(m, where)), at, handed=handed)
     b.engines.yields()
 
 
-def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
-    if m.sum() != 1:
-        raise EmulationError(f"{m.sum()} threads make one store")
-    who, start = int(np.flatnonzero(m)[0]), _byte(m, frm)
-    cells = tmap.cells(start)
-    b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
-    b.engines.store(frm.memory.arena, start, tmap, [int(_one(m, c)) for c in coordinates], who)
-    b.engines.yields()
+def storing(reduce: str) -> Callable[..., None]:
+    def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
+        if m.sum() != 1:
+            raise EmulationError(f"{m.sum()} threads make one store")
+        b.late_enough(m)
+        who, start = int(np.flatnonzero(m)[0]), byte(m, frm)
+        cells = tmap.cells(start)
+        b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
+        b.engines.store(start, tmap, [int(one(m, c)) for c in coordinates], who, reduce)
+        b.engines.yields()
+
+    return tma_store
 
 
 def bulk_commit(b: Any, m: Any) -> None:
@@ -494,15 +505,17 @@ def bulk_commit(b: Any, m: Any) -> None:
         b.engines.commit_stores(int(who))
 
 
-def bulk_wait(b: Any, m: Any) -> None:
-    arena = next(x.arena for x in b.memory.values() if hasattr(x, "arena"))
-    for who in np.flatnonzero(m):
-        b.engines.await_stores(arena, int(who))
+def bulk_wait(pending: int) -> Callable[..., None]:
+    def run(b: Any, m: Any) -> None:
+        for who in np.flatnonzero(m):
+            b.engines.await_stores(int(who), pending)
+
+    return run
 
 
 def fence_proxy(b: Any, m: Any) -> None:
-    arena = next(x.arena for x in b.memory.values() if hasattr(x, "arena"))
-    arena.unfenced[np.isin(arena.unfenced, np.flatnonzero(m))] = -1
+    unfenced = b.engines.arena.unfenced
+    unfenced[np.isin(unfenced, np.flatnonzero(m) + b.first)] = -1
 
 
 def descriptor(swizzle: int) -> Callable[..., Any]:
@@ -512,7 +525,7 @@ def descriptor(swizzle: int) -> Callable[..., Any]:
         at = (start.memory.offset + start.index * start.memory.size).astype(np.uint64)
         if (at[m] % 16).any():
             raise EmulationError("a matrix descriptor of an address that is no multiple of 16 bytes")
-        rest = np.uint64(int(_one(m, leading)) >> 4 << 16 | 8 * swizzle >> 4 << 32 | mode << 62)
+        rest = np.uint64(int(one(m, leading)) >> 4 << 16 | 8 * swizzle >> 4 << 32 | mode << 62)
         return (at >> np.uint64(4)) | rest
 
     return run
@@ -529,17 +542,17 @@ def product(name: str) -> Callable[..., None]:
         for g in _groups(b, m):
             mine = np.zeros(m.shape, bool)
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
-            base = int(_one(mine, d.index))
+            base = int(one(mine, d.index))
             key = (id(d.memory), g, base)
-            right = (int(_one(mine, bb)), n, trans[1] == "1")
+            right = (int(one(mine, bb)), n, trans[1] == "1")
             left: Any = None
             if trans[0] == "r":
                 f = wgmma_a(16)
                 index = np.indices(f.shape)
-                left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(_one(mine, a.index)) + f.slot(*index))
+                left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index))
             else:
-                left = (int(_one(mine, a)), 64, trans[0] == "1")
-            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(_one(mine, keep)), (None, None), dtypes, sums, b))
+                left = (int(one(mine, a)), 64, trans[0] == "1")
+            b.engines.issue(g, d.memory.data, base, n, Product(key, left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b))
 
     return run
 
@@ -591,13 +604,18 @@ def find(name: str) -> Callable[..., Any] | None:
         return copy(int(number))
     if plain == "ts::cp_async_wait":
         return lambda b, m: b.engines.copies.wait(b, m, int(number))
+    if plain in ("ts::bulk_wait", "ts::bulk_wait_read"):
+        return bulk_wait(int(number))
+    if plain.startswith("ts::tma_reduce_"):
+        return storing(plain.rpartition("_")[2])
     if plain == "ts::wgmma_wait":
         return waited(int(number.partition(",")[0]))
     plain_ones: dict[str, Callable[..., Any]] = {
         "ts::cp_async_commit": lambda b, m: b.engines.copies.commit(m),
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
-        "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": _nothing, "ts::tma_load": tma_load,
-        "ts::tma_store": tma_store, "ts::bulk_commit": bulk_commit, "ts::bulk_wait_read": bulk_wait, "ts::fence_proxy_async": fence_proxy,
+        "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
+        "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
+        "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
     }  # fmt: skip

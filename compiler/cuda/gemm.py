@@ -18,6 +18,7 @@ from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.instructions import WARP, accumulator, mma_a, mma_accumulator, wgmma_operand
@@ -29,16 +30,6 @@ from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)
-
-
-def matrix_axes(region: Any) -> tuple[int, int]:
-    """The two axes of a region that are the matrix: those longer than one, filled up from the back."""
-    keep = [k for k, r in enumerate(region.region) if int(r.extent) != 1]
-    for k in reversed(range(len(region.region))):
-        if len(keep) < 2 and k not in keep:
-            keep.append(k)
-    a, b = sorted(keep)
-    return a, b
 
 
 def extents(call: Any) -> tuple[int, int, int]:
@@ -107,7 +98,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = wgmma_operand(m, extents(call)[2], (down, across))
+                held = wgmma_operand(f.shape[0], extents(call)[2], (down, across))
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
@@ -132,8 +123,10 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
 
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor."""
+    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to the
+    first warpgroups, and the rows of the others are padding."""
     m, n, _ = extents(call)
+    policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
     held = in_registers(call.args[0].source)
     a, b = (swizzled(r, along) for r, along in operands_of(call))
@@ -142,14 +135,15 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     widths = dtypes.widths(element_dtype(call.args[0].source))
     for down in divisors(groups):
         across = groups // down
-        if m % (64 * down) or n % across or n // across not in widths:
+        rows = ceil_div(m, 64 * down) * 64 * down if policy == 1 and m % 64 == 0 and across == 1 else m
+        if rows % (64 * down) or n % across or n // across not in widths:
             continue
         a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
-            found.append((accumulator(m, n, (down, across)), down, across))
-    column = int(call.attrs["policy"]) == 2
-    return sorted(found, key=lambda f: f[1] if column else f[2])
+            found.append((accumulator(rows, n, (down, across)), down, across))
+    found.sort(key=lambda f: f[1] if policy == 2 else f[2])
+    return found[:1] if policy == 1 else found
 
 
 def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
@@ -281,16 +275,16 @@ def emit_gemm(cx: Any, call: Any) -> Any:
     elif acc is not c.buf:
         start = held
     if start is not None:
-        head.append(_unrolled(u, slots, start))
+        head.append(unrolled(u, slots, start))
     body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
     tail = []
     if acc is not c.buf:
         v = tirx.Var("u", "int32")
-        tail = [_unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
+        tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
     return sequence([*head, body, *tail])
 
 
-def _unrolled(var: Any, extent: int, body: Any) -> Any:
+def unrolled(var: Any, extent: int, body: Any) -> Any:
     return tirx.For(var, ZERO, tirx.IntImm("int32", extent), tirx.ForKind.UNROLLED, body)
 
 
@@ -326,7 +320,7 @@ def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: s
         index = _clamped(cx, cx.analyzer.simplify(begin + _offset(digits, u)), o.rows)
         value = tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(index, step))])
         value = value if str(value.ty) == inner else tirx.Cast(inner, value)
-        loaded += [tirx.AllocBuffer(buf), _unrolled(u, count, tirx.BufferStore(buf, value, [u], call.span))]
+        loaded += [tirx.AllocBuffer(buf), unrolled(u, count, tirx.BufferStore(buf, value, [u], call.span))]
         counters.append((buf, count))
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     (a_buf, a_count), (b_buf, b_count) = counters
@@ -334,7 +328,7 @@ def _simt(cx: Any, call: Any, a: Operand, b: Operand, c: Any, acc: Any, inner: s
     cx.bind_range(j, b_count)
     slot = cx.analyzer.simplify(_slots(rows, i) + _slots(cols, j))
     total = tirx.BufferLoad(acc, [slot]) + tirx.BufferLoad(a_buf, [i]) * tirx.BufferLoad(b_buf, [j])
-    product = _unrolled(i, a_count, _unrolled(j, b_count, tirx.BufferStore(acc, total, [slot], call.span)))
+    product = unrolled(i, a_count, unrolled(j, b_count, tirx.BufferStore(acc, total, [slot], call.span)))
     loop = tirx.For(step, ZERO, tirx.IntImm("int32", k), tirx.ForKind.SERIAL, sequence([*loaded, product]), span=call.span)
     return sequence([*stmts, loop])
 
@@ -376,13 +370,13 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     PTX ISA 9.0, "mma.m16n8k8", "mma.m16n8k16", "mma.m16n8k32"."""
     bits = bits_of(b.place.buf)
     depth, each = 256 // bits, 32 // bits
-    down, across = _tiles(c.layout, 0, 16), _tiles(c.layout, 1, 8)
+    down, across = tiles_along(c.layout, 0, 16), tiles_along(c.layout, 1, 8)
     lane = tirx.Var("lane", "int32")
     row0, col0 = tirx.Var("row0", "int32"), tirx.Var("col0", "int32")
     binds = [tirx.Bind(lane, cx.thread() % WARP)]
     cx.bind_range(lane, WARP)
     for var, axis, size in ((row0, 0, 16), (col0, 1, 8)):
-        begin = _warp_start(cx, c.layout, axis, size)
+        begin = warp_start(cx, c.layout, axis, size)
         cx.bound(var, begin)
         binds.append(tirx.Bind(var, begin))
     held = isinstance(a, Registers)
@@ -392,8 +386,8 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     step = tirx.Var("k", "int32")
     cx.bind_range(step, ceil_div(k, depth))
     k0 = step * depth
-    load_a = [] if held else [tirx.AllocBuffer(a_regs), *_load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
-    load_b = _load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
+    load_a = [] if held else [tirx.AllocBuffer(a_regs), *load_tiles(cx, a, a_regs, row0, k0, k, down, lane, each, is_a=True)]
+    load_b = load_tiles(cx, b, b_regs, col0, k0, k, across, lane, each, is_a=False)
     i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
     name = f"ts::mma_m16n8k{depth}_{kind_of(call)}"
     address = lambda buf, at: tirx.address_of(tirx.BufferLoad(buf, [at]))  # noqa: E731
@@ -402,14 +396,14 @@ def _mma(cx: Any, call: Any, a: Any, b: Operand, c: Any, acc: Any, k: int) -> An
     product = tirx.Evaluate(
         tirx.call_extern("void", name, address(acc, slot), address(a_regs, left), address(b_regs, j * (2 * each))), call.span
     )
-    products = _unrolled(i, down, _unrolled(j, across, product))
+    products = unrolled(i, down, unrolled(j, across, product))
     body = sequence([*load_a, tirx.AllocBuffer(b_regs), *load_b, products])
     kind = tirx.ForKind.UNROLLED if held else tirx.ForKind.SERIAL  # registers have constant indices alone
     loop = tirx.For(step, ZERO, tirx.IntImm("int32", ceil_div(k, depth)), kind, body, span=call.span)
     return sequence([*binds, loop])
 
 
-def _tiles(fragment: Fragment, axis: int, size: int) -> int:
+def tiles_along(fragment: Fragment, axis: int, size: int) -> int:
     """How many of the instruction's tiles a warp has along an axis."""
     warps = 1
     for p in fragment.pieces:
@@ -418,7 +412,7 @@ def _tiles(fragment: Fragment, axis: int, size: int) -> int:
     return fragment.shape[axis] // (size * warps)
 
 
-def _warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
+def warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
     total: Any = ZERO
     for p in fragment.pieces:
         if p.axis == axis and p.to == "thread" and p.stride * p.extent > WARP:
@@ -430,7 +424,7 @@ def _warp_start(cx: Any, fragment: Fragment, axis: int, size: int) -> Any:
     return cx.analyzer.simplify(total)
 
 
-def _load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool) -> list[Any]:
+def load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, count: int, lane: Any, each: int, is_a: bool) -> list[Any]:
     """This warp's tiles of an operand for one step: 16 rows of A, 8 columns of B each."""
     size = 16 if is_a else 8
     if o.chunked and k % (8 * each) == 0 and (is_a or count % 2 == 0):
@@ -452,7 +446,7 @@ def _load_tiles(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, k: int, cou
     value: Any = tirx.BufferLoad(o.place.buf, [cx.analyzer.simplify(o.at(index, safe))])
     if not inside:
         value = tirx.if_then_else(deep < k, value, tirx.const(0, str(value.ty)))
-    return [_unrolled(t, count, _unrolled(u, number, tirx.BufferStore(regs, value, [t * number + u])))]
+    return [unrolled(t, count, unrolled(u, number, tirx.BufferStore(regs, value, [t * number + u])))]
 
 
 def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int, lane: Any, each: int, is_a: bool) -> Any:
@@ -481,4 +475,4 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     name = "ts::ldmatrix_x4_trans" if stored_by_k else "ts::ldmatrix_x4"
     if not isinstance(o.place.layout, Shared):
         raise InternalError("ldmatrix from elsewhere than shared memory")
-    return _unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))
+    return unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.ranks import Ranks
-from tilescale.compiler.cuda.rings import Barriers, call, initialised, rounds_of
+from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.frontend.builder import sequence
@@ -25,6 +26,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops import base
@@ -40,7 +42,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks):
+class Lowering(Scalars, NestLowering, Ranks, Clusters):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -53,6 +55,12 @@ class Lowering(Scalars, NestLowering, Ranks):
         self.params: list[tuple[Any, Source]] = []
         self.ranked = []
         self.head: list[Any] = []
+        #: counters in shared memory, with how many words they have for all executors
+        self.zeroed: list[tuple[Any, int]] = []
+        #: the author's barriers, with the arrivals that each expects
+        self.by_hand: list[tuple[Any, list[int]]] = []
+        #: whether registers are moved by hand, which takes a bound on blocks
+        self.one_block = False
         #: names of the program that stand for integer expressions
         self.definitions: dict[Any, Any] = {}
         self.written = written_buffers(program)
@@ -74,6 +82,7 @@ class Lowering(Scalars, NestLowering, Ranks):
         self.role: str | None = None
         self.maps: list[tuple[Any, TensorMap]] = []
         self.barriers: dict[int, Barriers] = {}
+        self.dependent = bool(program.launch.pdl) and self.capability >= 90
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
         #: threads beside the block's own
@@ -141,9 +150,7 @@ class Lowering(Scalars, NestLowering, Ranks):
         if name in ("grid", "block"):
             return _linear(self.block, grid, which)
         if name == "cta_cluster":
-            dims = list(self.program.launch.cluster)
-            local = [b % d if d != g else b for b, d, g in zip(self.block, dims, grid, strict=True)]
-            return _linear(local, dims, which)
+            return tirx.IntImm("int32", self.cluster_size("xyz")) if which else self.cluster_rank("xyz")
         return self.of_launch("world" if which else "rank")
 
     def refused(self, what: str, missing: str) -> TileSyntaxError:
@@ -161,7 +168,9 @@ class Lowering(Scalars, NestLowering, Ranks):
             self.head.append(declared)
             self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
             if b.ty.storage_scope == "shared.signal":
-                raise self.refused("T.alloc_signal", "signals inside the block")
+                self.zeroed.append((tile, self.program.arena[b][1] // 8))
+            if b.ty.storage_scope == "shared.barrier":
+                self.by_hand.append((tile, [int(n) for n in s.annotations["ts.counts"]]))
             return NOTHING
         if self.loop is not None or b not in self.layouts:
             buf = tirx.decl_buffer((prod(shape),), dtype, b.name, scope="local", layout=None)
@@ -207,7 +216,13 @@ class Lowering(Scalars, NestLowering, Ranks):
             strides = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
             self.places[b] = Global(held.buf, shape, strides, held.index, b.name)
             return NOTHING
-        raise self.refused(f"T.view of {held.name}", "views of registers, or of a tensor under another dtype")
+        if isinstance(held, Registers) and isinstance(self.layouts.get(b), Fragment):
+            layout = self.layouts[b]
+            data = tirx.reinterpret(ir.PointerType(ir.PrimType(dtype), "local"), tirx.buffer_data(held.buf))
+            made = tirx.decl_buffer((layout.slots,), dtype, name=b.name, data=data)
+            self.places[b] = Registers(made, layout, shape, b.name)
+            return tirx.DeclBuffer(made, s.span, data=data)
+        raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
 
     # -- accesses -------------------------------------------------------------------------------------------------
     def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
@@ -317,10 +332,14 @@ class Lowering(Scalars, NestLowering, Ranks):
             shape = [int(e) for e in b.ty.shape[1:]]
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
         head = initialised(self)
+        if self.dependent:  # setting up is what may go on before the launch in front has ended
+            self.head += [*head, *_awaits_launches()]
+            head = []
         moved = REGISTERS[self.threads]
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
-        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), self.stmt(producer.body), None)
+        fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
+        fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
         rest: Any = self.stmt(consumer.body)
         self.role = None
@@ -427,27 +446,38 @@ class Lowering(Scalars, NestLowering, Ranks):
         """T.use_swizzle: blocks that start together lie in a panel of a few rows ("row"; of columns with "column"), one column after the
         other, so that they share what they read in the L2 cache. The last panel may be lower."""
         panel, order = self.program.hints.get("swizzle", (0, "row"))
-        grid = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3]
-        if panel < 2 or grid[2] != 1 or tuple(self.program.launch.cluster) != (1, 1, 1):
+        grid, dims = [*(self.extent(e) for e in self.program.launch.grid), 1, 1][:3], self.program.launch.cluster
+        across, down = (0, 1) if order == "row" else (1, 0)  # the axis along a panel, the one that is cut into panels
+        if panel < 2 or grid[2] != 1:
             return []
+        # blocks of a cluster stay together: what is ordered is clusters, as high as they are
+        panel = max(1, panel // dims[down])
         self.raw = [tirx.Var(f"block_{axis}", "int32") for axis in "xyz"]
         self.block = [*self.block[:2], self.raw[2]]
-        across, down = (0, 1) if order == "row" else (1, 0)  # the axis along a panel, the one that is cut into panels
-        wide, high = widened(grid[across], "int32"), widened(grid[down], "int32")
+        wide, high = (self._clusters(grid[k], k) for k in (across, down))
         names = {n: tirx.Var(n, "int32") for n in ("panel", "first", "rows", "within")}
-        flat = self.raw[0] + self.raw[1] * widened(grid[0], "int32")
+        flat = self._clusters(self.raw[0], 0) + self._clusters(self.raw[1], 1) * self._clusters(grid[0], 0)
         values = {
             "panel": flat // (wide * panel), "first": names["panel"] * panel,
             "rows": tirx.min(high - names["first"], widened(panel, "int32")), "within": flat - names["first"] * wide,
         }  # fmt: skip
         ends = {down: names["first"] + tirx.truncmod(names["within"], names["rows"]), across: tirx.truncdiv(names["within"], names["rows"])}
+        ends = {k: e * dims[k] + self._rank_along(k) if dims[k] > 1 else e for k, e in ends.items()}
         return [*(tirx.Bind(names[n], v) for n, v in values.items()), *(tirx.Bind(self.block[k], ends[k]) for k in (0, 1))]
+
+    def _clusters(self, blocks: Any, axis: int) -> Any:
+        """How many clusters so many blocks along an axis are, or the cluster of such a block."""
+        return self.analyzer.simplify(tirx.floordiv(widened(blocks, "int32"), tirx.IntImm("int32", self.program.launch.cluster[axis])))
 
     # -- the whole ------------------------------------------------------------------------------------------------
     def run(self) -> ThreadKernel:
         """The kernel's function and what its launcher must know."""
         order = self._panels()
         body = self.stmt(self.program.func.body)
+        begins, ends = self.cluster_ends()
+        if self.dependent and not self.barriers:
+            begins += _awaits_launches()
+        body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch
@@ -463,10 +493,18 @@ class Lowering(Scalars, NestLowering, Ranks):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster, min_blocks=1 if self.extra else None, maps=tuple(m for _, m in self.maps),
-            cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), device=self.device, ordered=launch.ordered,
+            self.program.arena_bytes, launch.cluster, maps=tuple(m for _, m in self.maps),
+            cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
+            min_blocks=1 if self.extra or self.one_block else None,
+            device=self.device, ordered=launch.ordered,
             team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
+
+
+def _awaits_launches() -> list[Any]:
+    """Every thread that touches memory must have awaited the launches in front for itself; then the launch behind may begin, which does
+    the same with this one, so nothing that it touches is earlier than this launch's end."""
+    return [call("await_launches"), call("admit_launches")]
 
 
 def zeroed(p: Any) -> bool:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda import packed
 from tilescale.compiler.cuda.places import Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
-from tilescale.compiler.tvm_compat import ir, sym, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
@@ -21,6 +23,16 @@ UNROLLED = 16
 
 class _Irregular(Exception):
     """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
+
+
+def idle(loop: Loop, axis: int) -> Any | None:
+    """The digit of the threads of which some have nothing but padding along an axis, and all others none; None where padding lies
+    otherwise, or inside a warp."""
+    extent, reach = loop.extents[axis], loop.fragment.shape[axis]
+    top = max((p for p in loop.thread_digits if p.axis == axis), key=lambda p: p.unit, default=None)
+    if top is None or loop.shifts[axis] or reach <= extent or top.unit * top.extent != reach or top.stride < 32 or extent % top.unit:
+        return None
+    return top
 
 
 class NestLowering:
@@ -63,14 +75,38 @@ class NestLowering:
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
-        if (vectors := plan(self, nest, loop)) is not None:
-            return self._vectorised(nest, loop, vectors)
+        inner, test = _guarded(nest, loop)
+        if (vectors := plan(self, inner, loop)) is not None:
+            return self._vectorised(inner, loop, vectors, test)
+        if (two := packed.pairs(self, nest, loop)) is not None:
+            return self._packed(nest, loop, two)
         starts, binds = self._starts(loop)
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         body = self._round(nest, loop, starts, counters, None)
-        return sequence([*binds, self._loops(nest, body, list(zip(counters, loop.counts, strict=True)))])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, list(zip(counters, loop.counts, strict=True))))])
+
+    def _by_those(self, loop: Loop, body: Any) -> Any:
+        """The body for the warps that have any of a nest's iterations."""
+        for axis in range(len(loop.vars)):
+            p = idle(loop, axis)
+            if p is not None:
+                mine = digit(self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
+                body = tirx.IfThenElse(mine < loop.extents[axis] // p.unit, body, None)
+        return body
+
+    def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
+        """The innermost digit two by two, one instruction each."""
+        starts, binds = self._starts(loop)
+        counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
+        extents = [*loop.counts[:-1], loop.counts[-1] // 2]
+        for var, n in zip(counters, extents, strict=True):
+            self.bind_range(var, n)
+        around = list(zip(counters, extents, strict=True))
+        first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
+        body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
+        return sequence([*binds, self._loops(nest, body, around if extents[-1] > 1 else around[:-1])])
 
     def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""
@@ -82,8 +118,8 @@ class NestLowering:
         return body
 
     # -- several neighbours at once ---------------------------------------------------------------------------------
-    def _vectorised(self, nest: Nest, loop: Loop, vectors: Plan) -> Any:
-        """The innermost digit in groups of neighbours."""
+    def _vectorised(self, nest: Nest, loop: Loop, vectors: Plan, test: Any = None) -> Any:
+        """The innermost digit in groups of neighbours; a group runs where ``test`` holds."""
         starts, binds = self._starts(loop)
         chunks = loop.digits[-1].extent // vectors.count
         counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
@@ -91,10 +127,11 @@ class NestLowering:
         for var, n in zip(counters, extents, strict=True):
             self.bind_range(var, n)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
-        make = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
+        plain = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
+        make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))
         body = self._round(nest, loop, starts, [*counters[:-1], group], None, make)
         around = list(zip(counters, extents, strict=True))
-        return sequence([*binds, self._loops(nest, body, around if chunks > 1 else around[:-1])])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if chunks > 1 else around[:-1]))])
 
     def _step(self, nest: Nest, vectors: Plan, group: Any, first: Any, offset: Any) -> None:
         """Turns to the element ``offset`` behind the first of the group."""
@@ -209,7 +246,7 @@ class NestLowering:
             total = self.analyzer.simplify(total)
             extent, reach = loop.extents[axis], loop.fragment.shape[axis]
             mine = [total >= 0] if loop.shifts[axis] else []
-            mine += [total < extent] if reach - loop.shifts[axis] > extent else []
+            mine += [total < extent] if reach - loop.shifts[axis] > extent and idle(loop, axis) is None else []
             tests += [t for t in mine if not self.analyzer.can_prove(t)]
             if isinstance(total, tirx.IntImm) or not hasattr(total, "a"):
                 made = total if str(var.ty) == "int32" else widened(total, str(var.ty))
@@ -320,6 +357,19 @@ class NestLowering:
                 one = tirx.EQ(mine, 0)
                 test = one if test is None else tirx.And(test, one)
         return test
+
+
+def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:
+    """A nest without a condition around its whole body that is the same for all neighbours of the innermost digit, and that condition."""
+    s = nest.body
+    axis = loop.digits[-1].axis if loop.digits else None
+    if not isinstance(s, tirx.IfThenElse) or s.else_case is not None or axis is None or axis >= len(nest.vars):
+        return nest, None
+    found: list[Any] = []
+    structural_walk(s.condition, (ir.Var, lambda v: found.append(v) if v.same_as(nest.vars[axis]) else None))
+    structural_walk(s.condition, (ir.TensorLoad, found.append))
+    structural_walk(s.condition, (ir.Call, lambda c: found.append(c) if c.op.name in EXTERN_CALLS else None))
+    return (nest, None) if found else (replace(nest, body=s.then_case), s.condition)
 
 
 def _with(test: Any, value: Any, name: Any) -> Any:

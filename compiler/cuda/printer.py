@@ -10,7 +10,7 @@ from tilescale.compiler.cuda.cprinter import CPrinter
 from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.wgmma import function_text
-from tilescale.compiler.tvm_compat import ir, is_buffer_var
+from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
 
 
 class CudaPrinter(CPrinter):
@@ -58,8 +58,16 @@ class CudaPrinter(CPrinter):
         if any(name.startswith("ts::cp_async") for name in self.called):
             yield "#include <ts/ampere.cuh>"
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
-        if self.kernel.maps or products:
+        if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
+            yield "#include <ts/packed.cuh>"
+        if self.kernel.maps or products or any(name.startswith("ts::mbarrier_") for name in self.called):
             yield "#include <ts/hopper.cuh>"
+        if any(name.startswith(("ts::cluster_", "ts::shared_")) for name in self.called):
+            yield "#include <ts/cluster.cuh>"
+        if any(name.startswith("ts::tma_reduce_") for name in self.called):
+            yield "#include <ts/tma_reduce.cuh>"
+        if self.kernel.dependent:
+            yield "#include <ts/dependent.cuh>"
         if self.kernel.team:
             yield "#include <ts/team.cuh>"
         yield ""
@@ -70,12 +78,23 @@ class CudaPrinter(CPrinter):
             yield "}  // namespace ts"
             yield ""
 
+    def x_BitwiseOr(self, e: Any) -> Text:
+        """``x & mask | set`` of 32 bits with two constants is one instruction, which ptxas does not see by itself."""
+        dtype = dtype_of(e)
+        both = dtype in ("int32", "uint32") and isinstance(e.b, tirx.IntImm) and isinstance(e.a, tirx.BitwiseAnd)
+        if not both or not isinstance(e.a.b, tirx.IntImm):
+            return self.bitwise(e)
+        mask, bits = (f"{int(x.value) & 0xFFFFFFFF:#x}u" for x in (e.a.b, e.b))
+        text = f"ts::and_or({self.value(e.a.a)}, {mask}, {bits})"
+        return (f"int({text})" if dtype == "int32" else text), POSTFIX
+
     def signature(self) -> Iterable[str]:
         """One line a parameter where they do not fit into one."""
         k = self.kernel
         self.scopes[0].add(k.name)
-        params = [self._parameter(var, source.kind == "failure" or source.kind == "param" and source.index in k.written, source.kind == "team")
-                  for var, source in zip(k.func.params, k.sources, strict=True)]  # fmt: skip
+        written = [s.kind == "failure" or s.kind == "param" and s.index in k.written for s in k.sources]
+        params = [self._parameter(var, write, source.kind == "team")
+                  for var, source, write in zip(k.func.params, k.sources, written, strict=True)]  # fmt: skip
         bounds = f"{k.threads}" if k.min_blocks is None else f"{k.threads}, {k.min_blocks}"
         head = f'extern "C" __global__ void __launch_bounds__({bounds}) {k.name}('
         if len(head) + sum(len(p) + 2 for p in params) < 120:
@@ -99,7 +118,9 @@ class CudaPrinter(CPrinter):
         ctype = self.ctype(str(var.ty.dtype))
         if written or var.ty.storage_scope == "global.signal":
             return f"{ctype}* {self.declare(var)}"
-        return f"const {ctype}* {'' if var.ty.storage_scope != 'global' else '__restrict__ '}{self.declare(var)}"
+        # of a launch that begins early, memory does change: its loads must not move in front of the wait
+        lasting = var.ty.storage_scope == "global" and not self.kernel.dependent
+        return f"const {ctype}* {'__restrict__ ' if lasting else ''}{self.declare(var)}"
 
     def arena(self, name: str, size: int) -> str:
         return f"extern __shared__ __align__({ARENA_ALIGN}) uint8_t {name}[];  // {size} bytes"

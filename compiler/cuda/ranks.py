@@ -32,6 +32,7 @@ class Ranks:
     proven: Any
     refused: Any
     access: Any
+    cluster_copy: Any
     #: parameters that the launcher adds where the code uses them
     ranked: list[tuple[Any, Source]]
     #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
@@ -68,6 +69,8 @@ class Ranks:
 
     def remote_copy(self, call: Any, nest: Any) -> Any:
         """A nest one side of which is another rank's memory. Every thread awaits that rank's entry for itself (``ts::peer``)."""
+        if str(call.attrs["reach"]) == "cta_cluster":
+            return self.cluster_copy(call, nest)
         side = str(call.attrs["side"])
         param = call.args[1 if side == "dst" else 0].source
         own = self.places[param]

@@ -7,7 +7,8 @@ as over (a wait for the parity of the phase before a barrier's first returns at 
 
 - What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
-  warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own.
+  warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own. Reads
+  by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.places import widened
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 WARP = 32
@@ -26,19 +29,26 @@ class Barriers:
     def __init__(self, cx: Any, ring: Any):
         from tilescale.compiler.cuda.kernel import placed
 
-        self.depth = ring.depth
+        self.depth, self.shared = ring.depth, ring.shared
         self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
         self.empty, empty = placed(cx.arena, f"empty{ring.number}", "uint64", ring.depth, ring.barriers + 8 * ring.depth)
         cx.head += [full, empty]
         #: of one stage, all of its tiles
         self.bytes = 0
+        #: whether threads read its tiles themselves, and not products alone
+        self.by_threads = ring.number in read_by_threads(cx.program)
 
     def stage(self, counter: Any) -> Any:
-        return tirx.IntImm("int32", 0) if self.depth == 1 else tirx.floormod(counter, tirx.IntImm("int32", self.depth))
+        if self.depth == 1:
+            return tirx.IntImm("int32", 0)
+        by = tirx.IntImm("int32", self.depth)
+        return tirx.floormod(counter, by) if not self.depth & (self.depth - 1) else tirx.truncmod(counter, by)
 
     def phase(self, counter: Any) -> Any:
         """The parity of the round's phase."""
-        return tirx.bitwise_and(tirx.floordiv(counter, tirx.IntImm("int32", self.depth)), tirx.IntImm("int32", 1))
+        by = tirx.IntImm("int32", self.depth)
+        passes = tirx.floordiv(counter, by) if not self.depth & (self.depth - 1) else tirx.truncdiv(counter, by)
+        return tirx.bitwise_and(passes, tirx.IntImm("int32", 1))
 
 
 def at(buffer: Any, index: Any) -> Any:
@@ -59,6 +69,20 @@ def rounds_of(program: Any) -> set[Any]:
             found.add(c.args[0].source)
 
     structural_walk(program.func.body, (ir.Call, look))
+    return found
+
+
+def read_by_threads(program: Any) -> set[int]:
+    """The numbers of the rings whose tiles threads read: element by element, by copies into registers, or by mma.sync."""
+    rings = program.schedule.ring_of
+    found: set[int] = set()
+
+    def operation(c: Any) -> None:
+        if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
+            found.update(rings[r.source] for r in c.args[:2] if r.source in rings)
+
+    structural_walk(program.func.body, (ir.TensorLoad, lambda e: found.add(rings[e.source]) if e.source in rings else None))
+    structural_walk(program.func.body, (ir.Call, operation))
     return found
 
 
@@ -87,19 +111,42 @@ def wait(cx: Any, token: Any) -> Any:
 def release(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
     when: Any = tirx.const(True, "bool")
+    fence = [call("fence_proxy_async", span=token.span)] if b.by_threads else []
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
-        n, when = n - 1, cx.scalar(token.args[1])
-    return call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)
+        # counters are never negative, which makes the remainder cheap; a power of two is cheap in any case
+        n, when = n - 1 if not b.depth & (b.depth - 1) else n + (b.depth - 1), cx.scalar(token.args[1])
+    if b.shared:
+        target, blocks = cx.cluster_peer(b.shared, tirx.bitwise_and(cx.tid, tirx.IntImm("int32", WARP - 1))), cx.cluster_size(b.shared)
+        return sequence([*fence, call(f"mbarrier_arrive_blocks<{blocks}>", at(b.empty, b.stage(n)), target, when, span=token.span)])
+    return sequence([*fence, call("mbarrier_arrive_warp", at(b.empty, b.stage(n)), when, span=token.span)])
 
 
 def initialised(cx: Any) -> list[Any]:
     """One thread sets up all barriers. The fences make that visible to TMA (the asynchronous proxy) and the meeting behind them to all
     threads, before anyone waits or arrives."""
-    warps = tirx.IntImm("int32", cx.threads // WARP)
     made = []
     for b in cx.barriers.values():
+        warps = tirx.IntImm("int32", cx.threads // WARP * cx.cluster_size(b.shared))
         s = tirx.Var("s", "int32")
         body = tirx.SeqStmt([call("mbarrier_init", at(b.full, s), widened(1, "int32")), call("mbarrier_init", at(b.empty, s), warps)])
         made.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.UNROLLED, body))
     one = tirx.IfThenElse(tirx.EQ(cx.tid, widened(0, "int32")), tirx.SeqStmt([*made, call("fence_mbarrier_init")]), None)
-    return [one, tirx.Evaluate(tirx.call_extern("void", "__syncthreads"))]
+    meeting = "ts::cluster_begins" if any(b.shared for b in cx.barriers.values()) else "__syncthreads"
+    return [one, tirx.Evaluate(tirx.call_extern("void", meeting))]
+
+
+def ended(cx: Any, producer: Any) -> list[Any]:
+    """Behind the last round, where other blocks arrive at this one's barriers: they all have."""
+    counters: dict[int, Any] = {}
+    for c in calls(producer):
+        if c.op.name == "ts.ring_acquire":
+            counters[int(c.attrs["ring"])] = c.args[0]
+    out = []
+    for number, counter in counters.items():
+        b = cx.barriers[number]
+        if b.shared:
+            s = tirx.Var("s", "int32")
+            n = cx.scalar(counter) + s
+            waited = call("mbarrier_wait", at(b.empty, b.stage(n)), tirx.bitwise_xor(b.phase(n), tirx.IntImm("int32", 1)))
+            out.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.SERIAL, waited))
+    return out

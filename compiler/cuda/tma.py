@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.cuda.kernel import TensorMap
+from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
@@ -18,9 +19,9 @@ from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
 
 
-def box_rows(rows: int) -> int:
-    """Rows of one box: the most that divide a tile's, at most 256, whole groups of the swizzle."""
-    return max(n for n in range(8, 257, 8) if rows % n == 0)
+def box_rows(rows: int, shares: int = 1) -> int:
+    """Rows of one box: the most that divide a tile's into as many equal shares, at most 256, whole groups of the swizzle."""
+    return max(n for n in range(8, 257, 8) if rows % (n * shares) == 0)
 
 
 def stored(region: Any) -> Shared:
@@ -30,13 +31,15 @@ def stored(region: Any) -> Shared:
 
 
 def load(cx: Any, call: Any) -> Any:
-    """One copy for each box of the tile."""
+    """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's share, into all of them."""
     src, dst = call.args[:2]
+    shared = str(call.attrs.get("multicast", ""))
+    function, blocks = ("ts::tma_load_multicast", [cx.cluster_mask(shared)]) if shared else ("ts::tma_load", [])
     stage = cx.scalar(dst.region[0].min)
     full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
     out = []
-    for tile, name, coordinates in _boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage]):
-        out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_load", tile, name, full, *coordinates), call.span))
+    for tile, name, coordinates in boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span))
     return sequence(out)
 
 
@@ -44,7 +47,7 @@ def store(cx: Any, call: Any) -> Any:
     """One store for each box of the tile, all by one thread, as one group."""
     src, dst = call.args[:2]
     out: list[Any] = []
-    for tile, name, coordinates in _boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
+    for tile, name, coordinates in boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
         out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_store", name, tile, *coordinates), call.span))
     out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
     return tirx.IfThenElse(_issuer(cx), sequence(out), None, call.span)
@@ -61,22 +64,29 @@ def _issuer(cx: Any) -> Any:
     return tirx.EQ(cx.tid, tirx.IntImm("int32", 0))
 
 
-def _boxes(cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any]) -> Iterator[tuple[Any, Any, list[Any]]]:
+def boxes(
+    cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = ""
+) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
-    map, and its coordinates, the innermost first."""
+    map, and its coordinates, the innermost first. ``shared``: axes of the cluster along which blocks share the tile: its own part."""
     place, tensor = cx.places[tile], region.source
     layout, (rows, cols) = place.layout, shape
     if not layout.swizzle:
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
-    wide, down = layout.swizzle * 8 // layout.bits, box_rows(rows)
+    wide, blocks = layout.swizzle * 8 // layout.bits, cx.cluster_size(shared)
+    by_columns = cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or some of those one below the other
+    down = box_rows(rows, 1 if by_columns else blocks)
+    high, broad = (rows, cols // blocks) if by_columns else (rows // blocks, cols)
+    own = cx.cluster_rank(shared)
+    first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
     axes = long_axes(region)
     box = tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region)))
     param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
     name = cx.tensor_map(TensorMap(param, box, layout.swizzle), f"{tensor.name}_map")
     starts = [cx.scalar(r.min) for r in region.region]
-    for r in range(0, rows, down):
-        for c in range(0, cols, wide):
-            where = list(starts)
-            where[axes[0]], where[axes[1]] = where[axes[0]] + r, where[axes[1]] + c
-            linear = place.linear([*stage, tirx.IntImm("int32", r), tirx.IntImm("int32", c)])
-            yield at(place.buf, cx.analyzer.simplify(linear)), name, [cx.analyzer.simplify(w) for w in reversed(where)]
+    for r in range(0, high, down):
+        for c in range(0, broad, wide):
+            where, row, col = list(starts), first_row + widened(r, "int32"), first_col + widened(c, "int32")
+            where[axes[0]], where[axes[1]] = where[axes[0]] + row, where[axes[1]] + col
+            linear = cx.analyzer.simplify(place.linear([*stage, row, col]))
+            yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]

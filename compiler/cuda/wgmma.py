@@ -19,6 +19,8 @@ from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.tvm_compat import tirx
 
 WARPGROUP, ROWS = 128, 64
+#: the named barrier of warpgroup 0's turns; the others' follow it
+TURNS = 8
 #: slots of a fragment behind whose computation a wait is kept
 PINNED = 4
 
@@ -29,7 +31,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     m, n, k = extents
     held = cx.places[call.args[2].source]
     down, across = parts(held.layout)
-    own_m, own_n = m // down, n // across
+    own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
     group = tirx.Var("warpgroup", "int32")
     binds, row, col = [], tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
@@ -60,8 +62,13 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
-    body = [*binds, _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
+    issued = [_plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
     pending = int(call.attrs["wgmma"])
+    if own_m * down > m:  # some warpgroups have padding alone; nothing is in flight where their ways meet
+        issued.append(awaited(cx, [call.args[2]], 0, call.span))
+        mine = digit(group, 1, down, across == 1) < m // own_m
+        return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
+    body = [*binds, *issued]
     if pending > 0:
         body.append(_plain(f"wgmma_wait<{pending}>", call.span))
     elif pending == 0:
@@ -123,6 +130,23 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
             function = f"ts::wgmma_arrived<{held.layout.slots}>"
             out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
     return sequence(out)
+
+
+def turned(cx: Any, what: str, span: Any) -> Any:
+    """A turn at the tensor cores taken or given (`ops.wgmma.Turn`): a named barrier for each warpgroup, at which it meets the one before
+    it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last warpgroup,
+    whose last "pass" it is that "last" waits for."""
+    groups = cx.threads // WARPGROUP
+    number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
+    mine = cx.tid // WARPGROUP
+    named = lambda name, which: tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", which + TURNS, number(2 * WARPGROUP)), span)  # noqa: E731
+    if what == "take":
+        return named("barrier_sync", mine)
+    if what == "pass":
+        return named("barrier_arrive", (mine + 1) % groups)
+    if what == "first":
+        return tirx.IfThenElse(tirx.EQ(mine, number(groups - 1)), named("barrier_arrive", number(0)), None)
+    return tirx.IfThenElse(tirx.EQ(mine, number(0)), named("barrier_sync", number(0)), None)
 
 
 def function_text(name: str) -> str:

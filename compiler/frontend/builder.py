@@ -36,6 +36,7 @@ class Launch:
     cluster: tuple[int, int, int] = (1, 1, 1)
     max_blocks: int = 0
     ordered: bool = True
+    pdl: bool = False
     loc: Loc | None = None
     block_vars: list[Any] = field(default_factory=list)
     hints: dict[str, Any] = field(default_factory=dict)

@@ -41,6 +41,8 @@ class Kernel:
         cta_cluster: blocks of a cluster along x, or a tuple; must divide the grid.
         max_blocks: an SM budget: at most so many blocks are resident at once.
         ordered: False gives up the entry and exit flags of a launch (see docs/LANGUAGE.md).
+        pdl: on GPUs from sm_90 on, blocks may start before the kernel in front of them on the stream has ended (programmatic dependent
+            launch): they set themselves up and await its end before they touch a tensor. Results never depend on it.
 
     Raises:
         TileValueError, TileTypeError: extents that are not positive integers, more than three axes, a second launch.
@@ -55,6 +57,7 @@ class Kernel:
         cluster_dims: Any = None,
         max_blocks: int = 0,
         ordered: bool = True,
+        pdl: bool = False,
         is_cpu: bool = False,
         prelude: str | None = None,
     ):
@@ -79,7 +82,7 @@ class Kernel:
                 raise TileValueError(
                     f"a cluster of {c} blocks does not divide the grid's axis {AXES[axis]} of {g}", loc=source.current()
                 )
-        self.launch = bld.Launch(extents, count, dims, int(max_blocks), bool(ordered), source.current())
+        self.launch = bld.Launch(extents, count, dims, int(max_blocks), bool(ordered), bool(pdl), source.current())
         self.names: tuple[str, ...] = ()
 
     def name_targets(self, names: tuple[str, ...]) -> None:

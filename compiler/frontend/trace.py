@@ -82,6 +82,18 @@ class TensorArg:
     dtype: str | None
     kind: str
 
+    def __repr__(self) -> str:
+        return f"{self.name}, which the kernel has not declared"
+
+    def __getitem__(self, index: Any) -> Any:
+        raise TileTypeError(
+            f"{self.name} is not declared", loc=source.current(), expected="a declaration in the kernel's body, before the first use",
+            hint=f'{self.name}: T.Tensor((…,), "{self.dtype or "float32"}")',
+        )  # fmt: skip
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self[index]
+
 
 def _run(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return rewritten(func, _hooks)(*args, **kwargs)

@@ -154,6 +154,16 @@ def indexed(region: Any, indices: list[Any], kept: list[int]) -> list[Any]:
     return out
 
 
+def matrix_axes(region: Any) -> tuple[int, int]:
+    """The two axes of a region that are the matrix: those longer than one, filled up from the back."""
+    keep = [k for k, r in enumerate(region.region) if int(r.extent) != 1]
+    for k in reversed(range(len(region.region))):
+        if len(keep) < 2 and k not in keep:
+            keep.append(k)
+    a, b = sorted(keep)
+    return a, b
+
+
 def long_axes(region: Any) -> list[int]:
     """The axes of a region whose extent is not one."""
     return [k for k, r in enumerate(region.region) if constant_extent(r.extent) != 1]

@@ -17,7 +17,7 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, struct
 from tilescale.errors import InternalError
 
 TILE, SCHEDULED, THREAD = "tile", "scheduled", "thread"
-SCOPES = ("global", "global.symm", "global.signal", "shared", "shared.signal", "local.fragment", "local", "local.var")
+SCOPES = ("global", "global.symm", "global.signal", "shared", "shared.signal", "shared.barrier", "local.fragment", "local", "local.var")
 LOOPS = ("serial", "parallel", "pipelined", "persistent", "unroll", "vectorized")
 #: who may own a role region; regions of different roles that stand next to each other run at once, behind them all have ended
 ROLES = ("all", "producer", "consumer")

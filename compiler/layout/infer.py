@@ -18,8 +18,9 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
 from tilescale.compiler.layout import loops
 from tilescale.compiler.layout.fragment import Fragment
-from tilescale.compiler.layout.loops import bits_of, fragments_of, in_registers
+from tilescale.compiler.layout.loops import bits_of, element_dtype, fragments_of, in_registers
 from tilescale.compiler.layout.spread import best, replicated
+from tilescale.compiler.layout.viewed import viewed
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import Loc, TileValueError
@@ -81,6 +82,8 @@ class Uses:
     arch: str
     owners: dict[Any, Executor] = field(default_factory=dict)
     items: list[Use] = field(default_factory=list)
+    #: views of tiles in registers, each with what it views
+    views: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
@@ -130,6 +133,10 @@ def gather(program: Any) -> Uses:
     for s, ex in walk(program.func.body, Executor("block", threads)):
         if isinstance(s, tirx.AllocBuffer):
             uses.owners[s.buffer] = ex
+            continue
+        if isinstance(s, tirx.DeclBuffer):
+            if in_registers(s.buffer):
+                uses.views.append((s.buffer, s.data.args[0]))
             continue
         nest = nest_of(s)
         if nest is not None:
@@ -188,6 +195,9 @@ class Solver:
         changed = True
         while changed:
             before = len(self.known)
+            for view, held in self.uses.views:
+                self._through_view(view, held)
+                self._through_view(held, view)
             for u in self.uses.items:
                 if u.nest is not None:
                     self._through_nest(u)
@@ -198,6 +208,14 @@ class Solver:
                             self.known.setdefault(d.buffer, d.layout)
                         break
             changed = len(self.known) > before
+
+    def _through_view(self, view: Any, held: Any) -> None:
+        """What the layout of a tile says of a view of it, or the other way round."""
+        if view in self.known or not isinstance(self.known.get(held), Fragment) or _shape(view)[:-1] != _shape(held)[:-1]:
+            return
+        made = viewed(self.known[held], bits_of(held), bits_of(view))
+        if made is not None:
+            self.known[view] = made
 
     def _through_nest(self, u: Use) -> None:
         assert u.nest is not None
@@ -308,6 +326,14 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
             break
     if found is None:
         raise refusal if refusal is not None else TileValueError("no layout was found", loc=program.loc)
+    for view, held in uses.views:
+        if view not in found.known:
+            raise TileValueError(
+                f"a view of {held.name} of {_shape(held)} {element_dtype(held)} as {_shape(view)} {element_dtype(view)}: the elements that "
+                f"become one do not lie side by side in one thread, {show(found.known[held])}",
+                loc=program.loc, expected="a view that changes the last axis alone, of a tile whose neighbours lie in one thread",
+                hint="T.alloc_shared, or T.reinterpret of each element",
+            )  # fmt: skip
     return found.known
 
 

@@ -19,37 +19,40 @@ LABELLED = 64 * 32
 
 
 def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "") -> Path:
-    """Draws a layout of one or two axes and returns the file's path.
+    """Draws a layout and returns the file's path. Of more than two axes (a ring's stages) the first of all but the last two is drawn.
 
     A fragment's cells show ``thread:slot``, coloured by thread (of several copies the first). A shared tile's cells show the element's
     place in its swizzled memory, in elements, coloured by the bank of its first byte.
 
     Args:
-        path: ends in ``.png`` or ``.svg``. title: by default what the layout is.
+        path: ends in ``.png`` or ``.svg``. title: stands in front of what the layout is.
 
     Raises:
-        TileValueError: another file type, or more than two axes. TileTypeError: matplotlib is not installed.
+        TileValueError: another file type. TileTypeError: matplotlib is not installed.
     """
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png or .svg")
-    if len(layout.shape) > 2:
-        raise TileValueError(f"a picture of a tile with {len(layout.shape)} axes", expected="one or two axes")
     values, label, what = _fragment(layout) if isinstance(layout, Fragment) else _shared(layout)
-    return _draw(values, label, path, title or what)
+    return _draw(values, label, path, f"{title}: {what}" if title else what)
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[Any, ...]:
-    rows, columns = shape if len(shape) == 2 else (1, shape[0])
+    rows, columns = _last_two(shape)
     columns = min(columns, MOST)
     rows = min(rows, max(1, MOST // columns))
     index = np.indices((rows, columns))
-    return tuple(index) if len(shape) == 2 else (index[1],)
+    return (*(np.zeros_like(index[0]) for _ in shape[:-2]), *index) if len(shape) > 1 else (index[1],)
+
+
+def _last_two(shape: tuple[int, ...]) -> tuple[int, int]:
+    return (shape[-2], shape[-1]) if len(shape) > 1 else (1, shape[0])
 
 
 def _cut(shape: tuple[int, ...], shown: tuple[int, ...]) -> str:
-    whole = shape if len(shape) == 2 else (1, *shape)
-    return "" if whole == shown else f" (rows 0:{shown[0]}, columns 0:{shown[1]})"
+    """What of a tile is shown, where that is not all of it."""
+    first = f" [{', '.join('0' * (len(shape) - 2))}]" if len(shape) > 2 else ""
+    return first if _last_two(shape) == shown else f"{first} (rows 0:{shown[0]}, columns 0:{shown[1]})"
 
 
 def _fragment(layout: Fragment) -> tuple[Any, Callable[[int, int], str], str]:
@@ -71,6 +74,7 @@ def _shared(layout: Shared) -> tuple[Any, Callable[[int, int], str], str]:
 
 def _draw(values: Any, label: Callable[[int, int], str], path: Path, title: str) -> Path:
     try:
+        import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
@@ -89,5 +93,6 @@ def _draw(values: Any, label: Callable[[int, int], str], path: Path, title: str)
                 axes.text(c, r, label(r, c), ha="center", va="center", fontsize=6)
     axes.set_title(title, fontsize=9, wrap=True)
     axes.xaxis.tick_top()
-    figure.savefig(path, dpi=120)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text that can be read and searched, not outlines
+        figure.savefig(path, dpi=120)
     return path

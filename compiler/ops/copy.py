@@ -134,8 +134,8 @@ class Copy(TileOp):
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
         src, dst = call.args[:2]
-        if "ring" in call.attrs or "bulk" in call.attrs or str(call.attrs["side"]) and str(call.attrs["reach"]) != "device":
-            return None  # a copy into a ring is an engine's, as is one by TMA; other blocks' shared memory is no loop of this one
+        if "ring" in call.attrs or "bulk" in call.attrs:
+            return None  # a copy into a ring is an engine's, as is one by TMA
         from_axes, to_axes = long_axes(src), long_axes(dst)
         sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
                  for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip

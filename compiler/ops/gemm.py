@@ -8,6 +8,7 @@ from typing import Any
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import as_expr, constant
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, show
+from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -31,6 +32,19 @@ def _accumulates(a: str, b: str, c: str) -> bool:
     return a in ("int8", "uint8") and b in ("int8", "uint8") and c == "int32" or a == b == c == "int32"
 
 
+def check_operands(a: str, b: str, c: str, what: str, loc: Any) -> None:
+    """
+    Raises:
+        TileTypeError: dtypes that have no product.
+    """
+    if not _accumulates(a, b, c):
+        raise TileTypeError(
+            f"{what} of {a} by {b} into {c}",
+            loc=loc,
+            expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
+        )
+
+
 def gemm(
     A: Any,
     B: Any,
@@ -48,6 +62,8 @@ def gemm(
 
     Args:
         A: (M, K), or (K, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
+        wg_wait: -1 on sm_90a: the product runs beside the executor, whose threads are warpgroups, until ``T.wait_wgmma`` says that it is
+            complete; its tiles in shared memory stay as they are until then, and C is not touched. Elsewhere it is complete at once.
         clear_accum: C starts from zero instead of its contents.
         precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor cores multiply.
 
@@ -72,18 +88,16 @@ def gemm(
             loc=loc,
             expected=f"A (M, K), B (K, N), C (M, N); here K is {k} and {k2}, C should be ({m}, {n})",
         )
-    if not _accumulates(a.dtype, b.dtype, c.dtype):
-        raise TileTypeError(
-            f"T.gemm of {a.dtype} by {b.dtype} into {c.dtype}",
-            loc=loc,
-            expected="equal floating operands into float32 (float64 into float64), 8-bit integers into int32",
-        )
+    check_operands(a.dtype, b.dtype, c.dtype, "T.gemm", loc)
     if precision not in ("", "tf32") or (precision and a.dtype != "float32"):
         raise TileValueError(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
     flags = [as_expr(clear_accum, "bool")]
-    attrs: dict[str, Any] = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
+    if wg_wait not in (-1, 0):
+        raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")
+    attrs: dict[str, Any] = {"wgmma": FREE} if wg_wait else {}
+    attrs |= {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 

@@ -154,8 +154,8 @@ class Barrier(TileOp):
         reach = str(call.attrs["reach"])
         if reach in ("grid", "device"):
             return cx.barrier(call)
-        if reach != "block":
-            raise cx.refused(f"T.barrier at the scale of the {reach}", "blocks that meet on a GPU")
+        if reach == "cta_cluster":
+            return cx.cluster_barrier(call)
         return cx.sync(str(call.attrs["executor"]), "T.barrier")
 
     def order(self, call: Any) -> tuple[bool, bool]:
@@ -206,12 +206,10 @@ class Signal(TileOp):
         return bld.sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
 
     def order(self, call: Any) -> tuple[bool, bool]:
-        return _is_global(call.args[0]), False
+        return True, False
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        if not _is_global(call.args[0]):
-            raise cx.refused("T.signal of T.alloc_signal", "signals inside the block")
-        return cx.signal(call)
+        return cx.signal(call) if _is_global(call.args[0]) else cx.shared_signal(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
@@ -235,12 +233,10 @@ class Wait(TileOp):
         return cx.observed(waiting, site)
 
     def order(self, call: Any) -> tuple[bool, bool]:
-        return False, _is_global(call.args[0])
+        return False, True
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        if not _is_global(call.args[0]):
-            raise cx.refused("T.wait for T.alloc_signal", "signals inside the block")
-        return cx.wait(call)
+        return cx.wait(call) if _is_global(call.args[0]) else cx.shared_wait(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])

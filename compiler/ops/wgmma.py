@@ -1,4 +1,4 @@
-"""The wait for products that run beside the threads (scheduled level of a GPU only)."""
+"""What stands beside products that run by themselves (scheduled level of a GPU only): the wait for them, and turns at the tensor cores."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 #: ``attrs["wgmma"]`` of a product that no wait of its own follows
 FREE = -1
+#: what is done about turns: see `Turn`
+TURNS = ("first", "take", "pass", "last")
 
 
 def await_products(
     tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = (), straight: bool = False
 ) -> Any:
     """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
-    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run. ``straight``: what
-    follows reads ``tiles`` in no branch."""
+    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run.
+    ``straight``: what follows reads ``tiles`` in no branch."""
     attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind), "straight": int(straight)}
     return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
+
+
+def turn(what: str, span: Any) -> Any:
+    """``ts.turn()``, one of `TURNS`."""
+    return tirx.Evaluate(ir.Call("ts.turn", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)
 
 
 @register
@@ -43,3 +50,23 @@ class AwaitProducts(TileOp):
 
         pending = int(call.attrs["pending"])
         return lambda ex: flights.wait(ex, flights.PRODUCT, pending)
+
+
+@register
+class Turn(TileOp):
+    """The warpgroups of a block issue their products one after the other, in a circle: the softmax of one runs while the tensor cores
+    work for another. "first": the turn is warpgroup 0's. "take": waits for the own turn. "pass": gives it on. "last": takes it back,
+    so that there is none. Nothing depends on turns but time."""
+
+    name = "turn"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda.wgmma import turned
+
+        return turned(cx, str(call.attrs["what"]), call.span)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None

@@ -93,14 +93,19 @@ class _Walk:
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
+        self.ringed |= _by_hand(program)
         #: rings whose copies run ahead, and their tiles
         self.ahead = {r.number for r in plan.rings if r.form == AHEAD} if plan is not None else set()
         self.staged = {b for b, number in plan.ring_of.items() if number in self.ahead} if plan is not None else set()
         self.pending: list[Touch] = []
         self.engines = _has_engines(program)
+        #: what engines touch outside rings
+        self.taken: set[Any] = set()
 
     def run(self) -> Any:
-        return self.visit(self.program.func.body, Executor("block", self.program.launch.threads))
+        whole = Executor("block", self.program.launch.threads)
+        self.taken = {t.memory for t in self._all(self.program.func.body, whole) if t.engine} if self.engines else set()
+        return self.visit(self.program.func.body, whole)
 
     # -- memory -------------------------------------------------------------------------------------------------------
     def _overlap(self, a: Any, b: Any) -> bool:
@@ -153,7 +158,8 @@ class _Walk:
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar", False))
         return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
-                for k, (b, mode, owners, what, engine) in enumerate(found) if not b.ty.storage_scope.endswith("signal")]  # fmt: skip
+                for k, (b, mode, owners, what, engine) in enumerate(found)
+                if not b.ty.storage_scope.endswith(("signal", "barrier"))]  # fmt: skip
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
@@ -232,8 +238,10 @@ class _Walk:
             return []
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
-        self.pending = self._behind(crossing is not None)
-        return [fence(ex.name, _reason(*first), first[1].node.span, crossing is not None)]
+        # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
+        fenced = crossing is not None or any(t.mode != "read" and not t.engine and t.memory in self.taken for t in self.pending)
+        self.pending = self._behind(fenced)
+        return [fence(ex.name, _reason(*first), first[1].node.span, fenced)]
 
     def _outside(self, loop: Any, ex: Executor, start: list[Touch], made: Any) -> list[tuple[Touch, Touch]] | None:
         """The pairs for which a loop has a meeting in each round that it would not have if threads met in front of it."""
@@ -361,6 +369,18 @@ def _has_engines(program: Any) -> bool:
 
     structural_walk(program.func.body, (ir.Call, look))
     return bool(found)
+
+
+def _by_hand(program: Any) -> set[Any]:
+    """Tiles that T.tma_copy fills: the author's barriers order them."""
+    found: set[Any] = set()
+
+    def look(call: Any) -> None:
+        if call.op.name == "ts.tma_copy" and len(call.args) > 2:
+            found.add(call.args[1].source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return found
 
 
 def _order(s: Any) -> tuple[bool, bool]:

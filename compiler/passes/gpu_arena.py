@@ -104,7 +104,7 @@ class _Lifetimes:
         if self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1:
             self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
         # others may reach a signal from the first statement to the last
-        if s.buffer.ty.storage_scope == "shared.signal" or each * ex.count <= SMALL:
+        if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
     def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.infer import Demand, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
-from tilescale.compiler.layout.shared import strided
+from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileTypeError, TileValueError
@@ -34,9 +34,18 @@ def gpu_layouts(program: Any) -> Any:
                 shared.setdefault(b, layout)
     for b in uses.owners:
         if not in_registers(b):
-            chosen[b] = shared.get(b) or strided(tuple(int(e) for e in b.ty.shape), bits_of(b))
+            chosen[b] = shared.get(b) or _ring_layout(program, b) or strided(tuple(int(e) for e in b.ty.shape), bits_of(b))
     program.layouts = chosen
     return program
+
+
+def _ring_layout(program: Any, buffer: Any) -> Shared | None:
+    """A ring's tile that TMA fills and threads read: boxes under the widest swizzle, as TMA writes them. None for any other tile."""
+    plan = program.schedule
+    if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
+        return None
+    stages, *shape = (int(e) for e in buffer.ty.shape)
+    return boxed(tuple(shape), bits_of(buffer), widest_swizzle(shape[-1], bits_of(buffer))).staged(stages)
 
 
 def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:

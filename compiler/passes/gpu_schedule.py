@@ -3,8 +3,8 @@ wgmma, where all of a kernel's rings allow it; elsewhere one role does everythin
 why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
-most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by nothing
-but products that wgmma has; one to three warpgroups of consumers.
+most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
+or by products that wgmma has; one to three warpgroups of consumers.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -31,6 +31,7 @@ from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
@@ -40,6 +41,8 @@ WARPGROUP = 128
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: columns of a product that mma.sync does as well where its left operand lies in registers
+NARROW = 16
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
 #: bytes of shared memory beside the tiles: barriers
@@ -57,7 +60,7 @@ class Unfit(Exception):
 
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
-    program = replace(program, notes=list(program.notes))
+    program = without_reach(replace(program, notes=list(program.notes)))
     stages = _stages(program.func.body)
     limit = limit_of(arch)
     if arch == "sm_90a" and stages:
@@ -101,8 +104,9 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    made = multicast(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
-    made = made.with_body(awaited(made, overlapped(body)))
+    made = made.with_body(awaited(made, overlapped(made, body)))
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
@@ -192,17 +196,24 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
 
 
 def _check_readers(program: Any) -> None:
-    """Nothing but products reads a ring, and wgmma can do each of them."""
+    """Rings are read element by element, by copies into registers, and by products that wgmma can do, all of them by the whole block."""
     rings = program.schedule.ring_of
-    loads: list[Any] = []
-    structural_walk(program.func.body, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: loads.append(s.data) if s.data.args[0] in rings else None))
-    if loads:
-        raise Unfit("a tile of a ring is read element by element, or viewed", loads[0])
+    views: list[Any] = []
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: views.append(s.data) if s.data.args[0] in rings else None))
+    if views:
+        raise Unfit("a tile of a ring is viewed", views[0])
+    scaled: list[Any] = []
+    structural_walk(program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None))
+    for s in scaled:
+        structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
+        if views or any(a.region.source in rings for c in splitting.calls(s) for a in base.REGISTRY[c.op.name].effects(c)):
+            raise Unfit("a tile of a ring is read inside a T.Scale", s)
     for call in splitting.calls(program.func.body):
         op = base.REGISTRY[call.op.name]
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
+            continue
+        if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
         if op.name != "gemm":
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
@@ -226,7 +237,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     for r in (a, b):
         shape = r.source.ty.shape
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
-        if not all(constant(x.min) == 0 and constant(x.extent) == int(e) for x, e in axes) or len(axes) != 2:
+        if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
@@ -239,6 +250,20 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     return None
 
 
+def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
+    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
+    the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
+    from tilescale.compiler.cuda.gemm import swizzled
+
+    first, count = constant(part.min), constant(part.extent)
+    if first == 0 and count == extent:
+        return True
+    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
+        return False
+    unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
+    return first % unit == 0 and count % unit == 0
+
+
 # ---- products, and when they are awaited
 
 
@@ -247,11 +272,19 @@ def _products(program: Any) -> Any:
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _no_wgmma(c, program) is not None:
+        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))
+
+
+def _narrow(call: Any) -> bool:
+    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
+    computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
+    a, _, c = call.args[:3]
+    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    return computed and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
 def _marked(call: Any, span: Any, pending: int) -> Any:

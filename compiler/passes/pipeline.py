@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.ir import spec
+from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
@@ -47,6 +48,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("schedule", schedule, spec.SCHEDULED),
     # Behind the schedule, whose rings decide how much shared memory a block has and so how many blocks are resident.
     Pass("residency", residency, spec.SCHEDULED),
+    # Products of what is kept of a sparse operand are those of a whole tile on the CPU; its layout is chosen with the others'.
+    Pass("written_out", written_out, spec.SCHEDULED),
     # Layouts behind the rings: a stage axis is part of a tile's shape by now.
     Pass("layouts", layouts, spec.SCHEDULED),
 )

@@ -19,8 +19,10 @@ tiles or counters with are the same, for any number of rounds; `_head` looks tha
 round stands alone, and the others are one loop, or several in a row where conditions such as ``n < 2`` change: inside they are decided, and
 no branch stands between products.
 
-Several warpgroups of consumers fall into turns by themselves, since they compete for the tensor cores. Turns that named barriers force
-were tried on an H200 and cost 1 to 3 % (attention forward; head dimension 256 without a mask gained 1.5 %).
+Where a block has several warpgroups of consumers, loops whose rounds are products and then what is computed from them take turns at
+issuing products (`ops.wgmma.Turn`, `_in_turns`): side by side, all would wait for the tensor cores and then all compute, while the tensor
+cores have nothing to do. Overlapped loops fall into turns by themselves: forced ones cost attention forward 1 to 3 % on an H200 (head
+dimension 256 without a mask gained 1.5 %).
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops import base
-from tilescale.compiler.ops.wgmma import FREE, await_products
+from tilescale.compiler.ops.wgmma import FREE, await_products, turn
 from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -169,8 +171,8 @@ class _Awaiting:
         return b
 
     def _land(self, flying: list[Flight], count: int, out: list[Any], s: Any, since: list[Any]) -> None:
-        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last product,
-        which run beside it."""
+        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last
+        product, which run beside it."""
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
@@ -196,11 +198,16 @@ def _is_straight(s: Any) -> bool:
 # ---- overlapping
 
 
-def overlapped(body: Any) -> Any:
+def overlapped(program: Any, body: Any) -> Any:
     """The body, its loops overlapped where they have that form."""
+    groups = program.launch.threads // 128
 
     def visit(loop: Any) -> Any:
-        made = _overlap(loop) if str((loop.annotations or {}).get("ts.kind", "")) == "pipelined" else None
+        if str((loop.annotations or {}).get("ts.kind", "")) != "pipelined" or "ts.late" in loop.annotations:
+            return loop
+        made = _overlap(loop)
+        if made is None and groups > 1:
+            made = _in_turns(loop)
         return loop if made is None else made
 
     return structural_map(body, (tirx.For, visit))
@@ -230,6 +237,24 @@ def _overlap(loop: Any) -> Any | None:
         again.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=span))
     made = sequence([*flat(first), *again, *flat(renewed(sequence(tail), {}))])
     return tirx.IfThenElse(count > zero, made, None, span)
+
+
+def _in_turns(loop: Any) -> Any | None:
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form."""
+    stmts, span = flat(loop.body), loop.span
+    at = [k for k, s in enumerate(stmts) if is_product(s)]
+    if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != len(at):
+        return None
+    firsts = [k for k in at if k - 1 not in at]
+    body = stmts[: at[0]]
+    for k, after in zip(firsts, [*firsts[1:], len(stmts)], strict=True):
+        end = next(n for n in range(k, after + 1) if n not in at)
+        results = {s.value.args[2].source for s in stmts[k:end]}
+        if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:after]):
+            return None
+        body += [turn("take", span), *stmts[k:end], turn("pass", span), *stmts[end:after]]
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
+    return sequence([turn("first", span), made, turn("last", span)])
 
 
 def _turning_points(stmts: list[Any], var: Any) -> list[int]:

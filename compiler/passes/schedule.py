@@ -55,6 +55,8 @@ class Ring:
     single: bool = False
     #: on GPUs: where the barriers of its stages lie in the arena, in bytes
     barriers: int = -1
+    #: the cluster's axes along which blocks copy for each other (passes/multicast.py): some of "xyz"
+    shared: str = ""
 
 
 @dataclass(frozen=True)

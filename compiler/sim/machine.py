@@ -181,6 +181,7 @@ class Block:
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[int, Any] = {}
         self.rings: dict[int, Any] = {}
+        self.mbarriers: dict[tuple[int, int], Any] = {}  # see mbarriers.py
         self.flights: dict[tuple[int, str], Any] = {}  # (executor, kind) → its queue, see flights.py
 
     def tile(self, slot: int) -> Any:

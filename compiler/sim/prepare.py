@@ -106,6 +106,7 @@ class Preparation(Expressions):
         self.first: dict[tuple[tuple[str, int], ...], int] = {}
         self.queues: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
         self.quiet = False
+        self.barrier_counts: dict[Any, list[int]] = {}
 
     def run(self) -> Prepared:
         func, program = self.program.func, self.program
@@ -377,6 +378,8 @@ class Preparation(Expressions):
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles))
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
+        if scope == "shared.barrier":
+            self.barrier_counts[s.buffer] = [int(n) for n in s.annotations["ts.counts"]]
         info.ring = self.program.schedule.ring_of.get(s.buffer) if self.program.schedule is not None else None
 
         def run(ex: Any) -> None:

@@ -4,7 +4,8 @@ Random bf16 data. Both are captured in CUDA graphs of several launches that walk
 all, so that the L2 cache holds none of the next launch's; graphs are replayed in turn, at least 30 times each, and timed by events. The
 medians are compared; ratios are taken pair by pair (tests/bench/gpu.py).
 
-Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0,0 …`` (BM,BN,BK,stages,threads,panel,blocks), ``--rounds 40``,
+Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0,0 …`` (BM,BN,BK,stages,threads,panel,
+blocks, and a cluster's blocks along M where there are more), ``--rounds 40``,
 ``--transposed`` (B as (N, K)), ``--float16``. The figures go to $OUT/hopper_gemm.json, or without OUT to tests/bench/results.
 """
 
@@ -48,7 +49,10 @@ def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int, trans
     graphs, resources, errors = {"torch.mm": captured(over(theirs, sets))}, {}, {}
     for tile in tiles:
         name = "×".join(map(str, tile[:3])) + f" {tile[3]} stages {tile[4]} threads panel {tile[5]} blocks {tile[6]}"
-        made = tilescale.compile(gemm(M, N, K, *tile[:5], dtype=dtype, trans_b=transposed, panel=tile[5], blocks=tile[6]), target="cuda")
+        rows = tile[7] if len(tile) > 7 else 1
+        name += f" cluster {rows}" if rows > 1 else ""
+        options = {"panel": tile[5], "blocks": tile[6], "cluster": rows if tile[6] else (1, rows)}
+        made = tilescale.compile(gemm(M, N, K, *tile[:5], dtype=dtype, trans_b=transposed, **options), target="cuda")
         made(*sets[0])
         errors[name] = ((sets[0][2].float() - want).abs().max() / want.abs().max()).item()
         if errors[name] > 2e-2:

@@ -4,7 +4,7 @@ Random data. Peers and ours are captured in CUDA graphs over the same sets of ar
 compared with the first peer's result first. The figures go to ops_NAME.json in tests/bench/results, or in $OUT.
 
 Options: names of modules of tilescale.ops, all without; ``--cases M=16 …``: only cases whose text has one of these; ``--rounds 40``;
-``--config BM=128,BN=256 …``: those that take a ``config``, once with each beside the choice of their own (matmul).
+``--config BM=128,BN=256 …``: those that take a ``config`` (their module's Config), once with each beside the choice of their own.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def variants(op: Op, texts: list[str]) -> dict[str, dict[str, Any]]:
     """What is measured of ours: name → more arguments."""
     found: dict[str, dict[str, Any]] = {"tilescale": {}}
     for text in texts:
-        from tilescale.ops.gemm import Config
-
+        Config = sys.modules[op.run.__module__].Config  # type: ignore[attr-defined]
         fields = dict(part.split("=") for part in text.split(","))
         found[f"tilescale {text}"] = {"config": Config(**{k: bool(int(v)) if k == "swap" else int(v) for k, v in fields.items()})}
     return found

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 import tilescale.language as T
 from tests.golden.test_ir import gemm
+from tests.kernels import run
 from tests.unit.cuda import thread_kernels
+from tests.unit.cuda.emulated import data, same
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
+from tilescale.compiler.sim.run import launch
 
 KERNELS = ("scale", "staged")
 
@@ -42,8 +47,37 @@ def vector_add(A: T.Tensor((1000,), "float32"), B: T.Tensor((1000,), "float32"),
             C[bx * 512 + i] = A[bx * 512 + i] + B[bx * 512 + i]
 
 
-@pytest.mark.parametrize("kernel", [vector_add, softmax, gemm], ids=lambda k: k.name)
+KERNELS_OF_TILES = [vector_add, softmax, gemm]
+
+
+@pytest.mark.parametrize("kernel", KERNELS_OF_TILES, ids=lambda k: k.name)
 def test_lowered(kernel, golden: Callable[[str, str], None]):
     """Layouts, fences, vectors and instructions of whole kernels: what an author sees of them."""
     program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_80"))
     golden(f"{kernel.name}.cu", print_kernel(Lowering(program, "sm_80").run()).text)
+
+
+def attention() -> Any:
+    from tests.unit.passes.seeded_gpu import attention
+
+    return attention()
+
+
+@pytest.mark.parametrize("name, build", [("gemm", lambda: gemm), ("attention", attention)])
+def test_on_hopper(name: str, build: Callable[[], Any], golden: Callable[[str, str], None]):
+    """Roles, barriers, TMA and wgmma; without the comments that name lines, which other tests' kernels share."""
+    program, _ = pipeline.run(build().trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert not program.notes
+    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    kept = [line for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// \w+\.py:\d+", line)]
+    golden(f"{name}.sm_90a.cu", "\n".join(kept))
+
+
+@pytest.mark.parametrize("kernel", KERNELS_OF_TILES, ids=lambda k: k.name)
+def test_the_same_kernels_on_the_cpu(kernel: Any):
+    args = {p.name: data(tuple(130 if str(e) == "m" else int(e) for e in p.spec.shape), str(p.spec.dtype), k) for k, p in enumerate(kernel.trace().params)}
+    want = launch(kernel, 1, args).arrays[0]
+    given = {name: array.copy() for name, array in args.items()}
+    run(kernel)(**given)
+    for name, array in given.items():
+        same(array, want[name], name, False)

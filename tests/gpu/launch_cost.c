@@ -33,14 +33,17 @@ int prepare(const void* code, const char* symbol) {
   return resolve(&function, kernel) ? __LINE__ : 0;
 }
 
-enum { PLAIN_FUNCTION, EX_FUNCTION, PLAIN_KERNEL, EX_KERNEL, GET_DEVICE };
+enum { PLAIN_FUNCTION, EX_FUNCTION, PLAIN_KERNEL, EX_KERNEL, BUFFER_FUNCTION, BUFFER_KERNEL, GET_DEVICE };
 
-static int once(int what, const CUlaunchConfig* c, void** values) {
-  void* code = what == PLAIN_FUNCTION || what == EX_FUNCTION ? function : kernel;
+/* values: pointers to the arguments; buffer: the arguments themselves, as cuLaunchKernel's `extra` takes them (CUDA Driver API). */
+static int once(int what, const CUlaunchConfig* c, void** values, void* buffer, size_t size) {
+  void* code = what == PLAIN_FUNCTION || what == EX_FUNCTION || what == BUFFER_FUNCTION ? function : kernel;
+  void* extra[] = {(void*)1 /* CU_LAUNCH_PARAM_BUFFER_POINTER */, buffer, (void*)2 /* …_SIZE */, &size, NULL /* …_END */};
   int device;
   if (what == GET_DEVICE) return CtxGetDevice(&device);
   if (what == EX_FUNCTION || what == EX_KERNEL) return LaunchKernelEx(c, code, values, NULL);
-  return LaunchKernel(code, c->gridDimX, 1, 1, c->blockDimX, 1, 1, c->sharedMemBytes, c->hStream, values, NULL);
+  int packed = what == BUFFER_FUNCTION || what == BUFFER_KERNEL;
+  return LaunchKernel(code, c->gridDimX, 1, 1, c->blockDimX, 1, 1, c->sharedMemBytes, c->hStream, packed ? NULL : values, packed ? extra : NULL);
 }
 
 static int by_size(const void* a, const void* b) {
@@ -49,7 +52,8 @@ static int by_size(const void* a, const void* b) {
 }
 
 /* Nanoseconds a call: the median and, in *least, the least of `rounds` bursts of `burst` calls; negative where a call failed. */
-double cost(int what, unsigned grid, unsigned block, unsigned shared, void* stream, void** values, int burst, int rounds, double* least) {
+double cost(int what, unsigned grid, unsigned block, unsigned shared, void* stream, void** values, void* buffer, size_t size, int burst,
+            int rounds, double* least) {
   CUlaunchConfig c = {grid, 1, 1, block, 1, 1, shared, stream, NULL, 0};
   double* samples = malloc((size_t)rounds * sizeof *samples);
   double out = -1;
@@ -59,7 +63,7 @@ double cost(int what, unsigned grid, unsigned block, unsigned shared, void* stre
     if (CtxSynchronize()) goto end;
     clock_gettime(CLOCK_MONOTONIC, &a);
     for (int k = 0; k < burst; k++)
-      if (once(what, &c, values)) goto end;
+      if (once(what, &c, values, buffer, size)) goto end;
     clock_gettime(CLOCK_MONOTONIC, &b);
     samples[r] = ((double)(b.tv_sec - a.tv_sec) * 1e9 + (double)(b.tv_nsec - a.tv_nsec)) / burst;
   }

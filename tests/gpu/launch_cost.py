@@ -3,8 +3,8 @@
 Three kinds of rows, each the median (and the least) of bursts that fit the GPU's queue:
 
 - the driver alone, called from C: cuLaunchKernel and cuLaunchKernelEx, of a CUkernel (what the launcher holds: it serves every context)
-  and of the CUfunction that it resolves to, on the default stream and on one of its own; and cuCtxGetDevice, which the launcher asks
-  in every call;
+  and of the CUfunction that it resolves to, the arguments one by one or packed in one buffer, on the default stream and on one of its
+  own; and cuCtxGetDevice, which the launcher asks in every call;
 - a call of a kernel with tensors of no elements: all that is ours (Python, tvm-ffi, the checks), without the launch;
 - the whole call, a loop in Python around nothing, and torch's own addition.
 """
@@ -30,7 +30,10 @@ from tilescale.cuda import architecture
 
 HERE = Path(__file__).resolve().parent
 BURST, ROUNDS = 400, 50
-CALLS = ("cuLaunchKernel(CUfunction)", "cuLaunchKernelEx(CUfunction)", "cuLaunchKernel(CUkernel)", "cuLaunchKernelEx(CUkernel)", "cuCtxGetDevice")
+CALLS = (
+    "cuLaunchKernel(CUfunction)", "cuLaunchKernelEx(CUfunction)", "cuLaunchKernel(CUkernel)", "cuLaunchKernelEx(CUkernel)",
+    "cuLaunchKernel(CUfunction, packed)", "cuLaunchKernel(CUkernel, packed)", "cuCtxGetDevice",
+)  # fmt: skip
 
 
 def library(folder: str) -> Any:
@@ -53,6 +56,10 @@ def of_the_driver() -> None:
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
     given = [n if source.kind == "symbol" else pointers[source.index] for source in kernel.sources]
     values = (ctypes.c_void_p * len(given))(*(ctypes.addressof(v) for v in given))
+    packed = b""
+    for v in given:  # each at a multiple of its size
+        packed += bytes(-len(packed) % ctypes.sizeof(v)) + bytes(v)
+    buffer = ctypes.create_string_buffer(packed, len(packed))
     with tempfile.TemporaryDirectory() as folder:
         lib = library(folder)
         failed = lib.prepare(code, kernel.name.encode())
@@ -63,7 +70,8 @@ def of_the_driver() -> None:
             for what, name in enumerate(CALLS if stream == 0 else CALLS[:-1]):
                 least = ctypes.c_double()
                 median = lib.cost(
-                    what, 1, kernel.threads, kernel.shared_bytes, ctypes.c_void_p(stream), values, BURST, ROUNDS, ctypes.byref(least)
+                    what, 1, kernel.threads, kernel.shared_bytes, ctypes.c_void_p(stream), values, buffer, ctypes.c_size_t(len(packed)), BURST,
+                    ROUNDS, ctypes.byref(least),
                 )
                 if median < 0:
                     raise RuntimeError(f"{name} failed")

@@ -1,13 +1,14 @@
 """compute-sanitizer over small launches of every kernel, on a GPU machine:
 
-    python -m tests.gpu.sanitize [--tool memcheck racecheck synccheck] [--only TEXT …]
+    python -m tests.gpu.sanitize [--tool memcheck racecheck synccheck] [--only TEXT …] [--most N] [--jobs N]
 
 compute-sanitizer comes with the CUDA toolkit, or with the wheel nvidia-cuda-sanitizer-api; SANITIZER names it where it is not found. memcheck
 finds accesses outside allocations and misaligned ones, racecheck hazards of shared memory, synccheck barriers that not all of their
 threads reach. What TMA and wgmma touch racecheck does not see: that is the emulator's and the simulator's to judge.
 
 Each tool gets one process, which launches all kernels one after the other and prints the name of each; its exit status is that of the
-tool. Arguments are made on the host, so that no kernel but ours is looked at.
+tool. Arguments are made on the host, so that no kernel but ours is looked at. Before that, ``--jobs`` processes launch everything without
+a tool, which leaves all compiled kernels in the disk cache. ``--most``: so many of an operation's small cases.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SMALL_GEMMS: dict[str, dict[str, Any]] = {
 }
 
 
-def launches() -> dict[str, Callable[[], None]]:
+def launches(most: int) -> dict[str, Callable[[], None]]:
     """Name → one small launch, whose result is looked at."""
     from tests.gpu.device import run
     from tests.gpu.gemms import gemm
@@ -75,11 +76,11 @@ def launches() -> dict[str, Callable[[], None]]:
             name, lambda n=name, c=constants, o=options: example(n, c, o),
             lambda shapes=shapes: {p: data(s, f32, k) for k, (p, s) in enumerate(shapes.items())},
         )  # fmt: skip
-    return {**made, **_of_ops()}
+    return {**made, **_of_ops(most)}
 
 
-def _of_ops() -> dict[str, Callable[[], None]]:
-    """The small cases of tilescale.ops."""
+def _of_ops(most: int) -> dict[str, Callable[[], None]]:
+    """The small cases of tilescale.ops, ``most`` of each from all over its list."""
     import torch
 
     from tilescale.ops import MODULES, load
@@ -87,9 +88,8 @@ def _of_ops() -> dict[str, Callable[[], None]]:
     made: dict[str, Callable[[], None]] = {}
     for module in MODULES:
         op = load(module)
-        for case in op.cases:
-            if not case.small:
-                continue
+        small = [c for c in op.cases if c.small]
+        for case in small[:: -(-len(small) // most)]:
 
             def once(op: Any = op, case: Any = case) -> None:
                 from tilescale.ops.case import as_tuple, worst
@@ -103,18 +103,18 @@ def _of_ops() -> dict[str, Callable[[], None]]:
     return made
 
 
-def child(only: list[str]) -> int:
-    """All launches in this process; how many went wrong."""
+def child(only: list[str], most: int, share: int = 0, jobs: int = 1) -> int:
+    """All launches (or every ``jobs``-th) in this process; how many went wrong."""
     import torch
 
     bad = 0
-    for name, once in launches().items():
-        if only and not any(text in name for text in only):
-            continue
+    wanted = [(name, once) for name, once in launches(most).items() if not only or any(text in name for text in only)]
+    for name, once in wanted[share::jobs]:
         try:
             once()
             torch.cuda.synchronize()
-            print(f"  {name}: ran", flush=True)
+            if jobs == 1:
+                print(f"  {name}: ran", flush=True)
         except Exception as error:  # noqa: BLE001  # the next kernel shall have its turn
             bad += 1
             print(f"  {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
@@ -133,18 +133,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tool", nargs="+", choices=TOOLS, default=list(TOOLS))
     parser.add_argument("--only", nargs="+", default=[])
-    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--child", type=int, default=-1, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child:
-        return min(child(args.only), FOUND - 1)
+    if args.child >= 0:
+        return min(child(args.only, args.most, args.child, args.jobs), FOUND - 1)
     program = find_sanitizer()
     if program is None:
         print("there is no compute-sanitizer here: pip install nvidia-cuda-sanitizer-api, or set SANITIZER to its path", file=sys.stderr)
         return 2
-    worst = 0
+    again = [sys.executable, "-m", "tests.gpu.sanitize", "--most", str(args.most), *(["--only", *args.only] if args.only else [])]
+    first = [subprocess.Popen([*again, "--child", str(k), "--jobs", str(args.jobs)]) for k in range(args.jobs)]
+    worst = max(p.wait() for p in first)
+    print(f"without a tool: {'right' if worst == 0 else f'{worst} launches of a process went wrong'}", flush=True)
     for tool in args.tool:
-        command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all", "--print-limit", "20"]
-        command += [sys.executable, "-m", "tests.gpu.sanitize", "--child", *(["--only", *args.only] if args.only else [])]
+        command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all", "--print-limit", "20", *again]
+        command += ["--child", "0", "--jobs", "1"]
         print(f"{tool}:", flush=True)
         try:
             code = subprocess.run(command, timeout=LIMIT, check=False).returncode

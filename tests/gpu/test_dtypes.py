@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 import tilescale
-from tests.gpu.gemms import gemm
+from tests.gpu.gemms import gemm, sparse_gemm, sparse_operand
 
 torch: Any = pytest.importorskip("torch")
+
+from tests.gpu.device import to_gpu  # noqa: E402
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
@@ -52,6 +55,20 @@ def check(shape: tuple[int, int, int], pair: tuple[str, str], instruction: str, 
 @pytest.mark.parametrize("shape", [(130, 264, 208), (1024, 776, 4096)], ids=str)
 def test_wgmma(pair: tuple[str, str], shape: tuple[int, int, int]):
     check(shape, pair, "ts::wgmma_m64n128", BM=128, BN=128, BK=32 if pair[0] == "float32" else 128, stages=3, trans_b=True)
+
+
+@pytest.mark.parametrize("places", ["uint8", "int16", "int32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_two_of_four(dtype: str, places: str):
+    M, N, K = 200, 136, 576
+    whole, kept, where = (to_gpu(x) for x in sparse_operand(M, K, dtype, places))
+    b = operand((N, K), dtype, 2)
+    c = torch.full((M, N), float("nan"), device="cuda")
+    made = tilescale.compile(sparse_gemm(M, N, K, dtype=dtype, places=places, trans_b=True), target="cuda")
+    assert "ts::mma_sp" in made.get_kernel_source("cuda")
+    made(kept, where, b, c)
+    want, size = whole.double() @ b.double().T, whole.double().abs() @ b.double().abs().T
+    assert ((c.double() - want).abs() <= size * 2.0**-20).all()
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)

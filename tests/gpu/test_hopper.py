@@ -73,6 +73,28 @@ def test_tiles(tile: dict[str, int], trans: tuple[bool, bool]):
     right(c, a, b, *trans)
 
 
+CLUSTERS = [
+    {"cluster": (1, 2)}, {"cluster": 2}, {"cluster": (2, 2), "panel": 4}, {"BM": 128, "BN": 128, "cluster": (1, 4), "panel": 8},
+    {"BM": 64, "BN": 128, "threads": 128, "cluster": (2, 4), "stages": 3}, {"BM": 192, "BN": 128, "threads": 384, "cluster": (1, 2), "stages": 3},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tile", CLUSTERS, ids=str)
+@pytest.mark.parametrize("trans", [(False, False), (True, True)], ids=str)
+def test_clusters_share_by_multicast(tile: dict[str, Any], trans: tuple[bool, bool]):
+    M, N, K = 1480, 2000, 1000
+    a, b = operands(M, N, K, "bfloat16", *trans)
+    made = compiled(M=M, N=N, K=K, out="float32", trans_a=trans[0], trans_b=trans[1], **tile)
+    assert "ts::tma_load_multicast" in made.get_kernel_source("cuda")
+    first, c = (torch.full((M, N), float("nan"), device="cuda") for _ in range(2))
+    made(a, b, first)
+    right(first, a, b, *trans)
+    for _ in range(50):
+        c.fill_(float("nan"))
+        made(a, b, c)
+        assert (c == first).all()
+
+
 def test_what_lies_beside_a_tensor_stays():
     M, N, K = 130, 264, 200
     a, b = operands(M, N, K, "bfloat16", False, False)

@@ -21,48 +21,75 @@ import tilescale.language as T
 """
 
 
-def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, code: str, *args: str) -> subprocess.CompletedProcess[str]:
     path = folder / "kernel.py"
     path.write_text(HEAD + code)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
-    return subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=120, cwd=folder)
+    return subprocess.run([sys.executable, str(path), *args], env=env, capture_output=True, text=True, timeout=120, cwd=folder)
 
 
+DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float64", "int8", "int32", "int64", "uint8", "bool")
 PRINTS = """
-@T.prim_func
-def shows(A: T.Tensor((4, 8), "{dtype}"), n: T.int32):
-    with T.Kernel(2, threads=128) as bx:
-        f, s = T.alloc_fragment((4, 8), "{dtype}"), T.alloc_shared((4, 8), "{dtype}")
-        T.copy(A, f)
-        T.copy(A, s)
-        if bx == 1:
-            T.print(f, "fragment")
-            T.print(s, "shared")
-            T.print(s[1, 2:5], "row")
-            T.print(n + bx, "scalar")
-            T.print("words: 100 %")
+def shows(dtype):
+    @T.prim_func
+    def shown(A: T.Tensor((4, 8), dtype), n: T.int32):
+        with T.Kernel(2, threads=128) as bx:
+            f, s = T.alloc_fragment((4, 8), dtype), T.alloc_shared((4, 8), dtype)
+            T.copy(A, f)
+            T.copy(A, s)
+            if bx == 1:
+                T.print(f, "fragment")
+                T.print(s, "shared")
+                T.print(s[1, 2:5], "row")
+                T.print(n + bx, "scalar")
+                T.print("words: 100 %")
+    return shown
 
-a = torch.arange(32, device="cuda").reshape(4, 8)
-a = (a % 2 == 0) if "{dtype}" == "bool" else a.to(torch.{dtype})
-tilescale.compile(shows, target="cuda")(a, 41)
+@T.prim_func
+def wide(A: T.Tensor((3, 40), "float32")):
+    with T.Kernel(8, threads=64):
+        T.print(A, "a")
+"""
+SHOWN = PRINTS + """
+import sys
+for dtype in sys.argv[1].split():
+    a = torch.arange(32, device="cuda").reshape(4, 8)
+    a = (a % 2 == 0) if dtype == "bool" else a.to(getattr(torch, dtype))
+    tilescale.compile(shows(dtype), target="cuda")(a, 41)
+    torch.cuda.synchronize()
+tilescale.compile(wide, target="cuda")(torch.arange(120, device="cuda", dtype=torch.float32).reshape(3, 40))
 torch.cuda.synchronize()
 """
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "float64", "int8", "int32", "int64", "uint8", "bool"])
-def test_tiles_and_scalars_are_printed_once_in_the_order_of_indices(tmp_path: Path, dtype: str):
-    done = run(tmp_path, PRINTS.format(dtype=dtype))
+def line_of(text: str) -> int:
+    """Where a line stands in the file that `run` writes."""
+    return next(k for k, line in enumerate((HEAD + PRINTS).splitlines(), 1) if text in line)
+
+
+def test_tiles_and_scalars_are_printed_once_in_the_order_of_indices(tmp_path: Path):
+    """Of every dtype; and lines of blocks that print at once stay whole."""
+    done = run(tmp_path, SHOWN, " ".join(DTYPES))
     assert done.returncode == 0, done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    # fp8 e4m3 has four bits of precision: 17 is 16, 19 is 20
-    number = (lambda v: 1 - v % 2) if dtype == "bool" else (lambda v: int(torch.tensor(float(v)).to(getattr(torch, dtype)).float()))
-    rows = ["".join(f" {number(8 * r + c)}" for c in range(8)) for r in range(4)]
-    head = "block (1, 0, 0) "
-    assert [line for line in lines if line.endswith("=")] == [
-        f"{head}{tmp_path}/kernel.py:{n}: {what} =" for n, what in ((12, "fragment"), (13, "shared"), (14, "row"))
-    ]
-    assert lines[1:5] == rows and lines[6:10] == rows and lines[11] == "".join(f" {number(v)}" for v in (10, 11, 12))
-    assert lines[12:] == [f"{head}{tmp_path}/kernel.py:15: scalar = 42", f"{head}{tmp_path}/kernel.py:16: words: 100 %"]
+    head, each = "block (1, 0, 0) ", 14
+    for n, dtype in enumerate(DTYPES):
+        # fp8 e4m3 has four bits of precision: 17 is 16, 19 is 20
+        number = (lambda v: 1 - v % 2) if dtype == "bool" else (lambda v, d=dtype: int(torch.tensor(float(v)).to(getattr(torch, d)).float()))
+        row = lambda what, r, first, last: " ".join(str(number(8 * r + c)) for c in range(first, last))  # noqa: E731
+        want = []
+        for what in ("fragment", "shared"):
+            want.append(f'{head}{tmp_path}/kernel.py:{line_of(chr(34) + what)}: {what} =')
+            want += [f"{head}{what}[{r}, 0:8]: {row(what, r, 0, 8)}" for r in range(4)]
+        want += [f'{head}{tmp_path}/kernel.py:{line_of(chr(34) + "row")}: row =', f"{head}row[0:3]: {row('row', 1, 2, 5)}"]
+        want += [f'{head}{tmp_path}/kernel.py:{line_of(chr(34) + "scalar")}: scalar = 42']
+        want += [f'{head}{tmp_path}/kernel.py:{line_of("words")}: words: 100 %']
+        assert lines[n * each : (n + 1) * each] == want, dtype
+    rest = [line for line in lines[len(DTYPES) * each :] if not line.endswith("=")]
+    assert sorted(rest) == sorted(
+        f"block ({b}, 0, 0) a[{r}, {c}:{min(c + 16, 40)}]: {' '.join(str(40 * r + k) for k in range(c, min(c + 16, 40)))}"
+        for b in range(8) for r in range(3) for c in (0, 16, 32)
+    )  # fmt: skip
 
 
 ASSERTS = """
@@ -98,7 +125,7 @@ for call in (synchronize, lambda: f(a)):
 
 def test_it_is_told_at_the_end_where_only_torch_met_it(tmp_path: Path):
     done = run(tmp_path, ASSERTS + "torch.cuda.synchronize()\n")
-    assert done.returncode != 0 and "tilescale: " in done.stderr and TEXT in done.stderr, done.stderr[-2000:]
+    assert done.returncode != 0 and "LaunchError: " in done.stderr and TEXT in done.stderr, done.stderr[-2000:]
 
 
 def test_an_assertion_in_a_kernel_of_hoppers_engines(tmp_path: Path):

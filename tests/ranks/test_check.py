@@ -498,10 +498,15 @@ def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
     script = tmp_path / "spins.py"
     script.write_text("from tilescale import comm\ncomm.init()\nprint('spinning', flush=True)\nwhile True:\n    pass\n")
     command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", str(script)]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in a shell's background begin with interrupts ignored
     with subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        signal.signal(signal.SIGINT, before)
         assert job.stdout is not None and "spinning" in job.stdout.readline()
         job.send_signal(signal.SIGINT)
-        _, said = job.communicate(timeout=30)
+        try:
+            _, said = job.communicate(timeout=30)
+        finally:
+            job.kill()
     assert job.returncode == 130 and "tilescale: interrupted while rank 1 was at " in said and "spins.py:" in said
 
 

@@ -10,7 +10,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.kernels import refused
-from tilescale import env
+from tilescale import env, tuning
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.profiler import Profiler
 from tilescale.tuning import Autotuned, tuner
@@ -199,3 +199,78 @@ def test_the_bar_is_for_terminals(monkeypatch: pytest.MonkeyPatch, capfd: pytest
     tilescale.autotune(copy_factory(), configs=BLOCKS)(17)
     text = "".join(shown)
     assert "autotune copy" in text and "3/3" in text and "9 ms: block=4" in text
+
+
+# ---- the cost model
+
+
+@tilescale.jit(out_idx=-1, target="cuda:sm_90a")
+def modelled(M, N, K, BM=64, BN=64, stages=2, threads=128):
+    @T.prim_func
+    def main(A: T.Tensor((M, K), "bfloat16"), B: T.Tensor((K, N), "bfloat16"), C: T.Tensor((M, N), "bfloat16")):
+        with T.Kernel(N // BN, M // BM, threads=threads) as (bx, by):
+            a, b, acc = T.alloc_shared((BM, 64), "bfloat16"), T.alloc_shared((64, BN), "bfloat16"), T.alloc_fragment((BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(K // 64, num_stages=stages):
+                T.copy(A[by * BM, k * 64], a)
+                T.copy(B[k * 64, bx * BN], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C[by * BM, bx * BN])
+
+    return main
+
+
+MANY = [{"BM": m, "BN": n, "stages": s, "threads": t} for m in (64, 128, 256) for n in (64, 128, 256) for s in (2, 3, 4, 5, 6) for t in (128, 256)]
+
+
+def test_configurations_are_ranked_without_compiling(cache: Path):
+    ranked = tuning.rank(modelled, MANY, (4096, 4096, 4096))
+    assert len(ranked) == len(MANY) and [p.latency for p in ranked] == sorted(p.latency for p in ranked)
+    assert ranked[0].config["BM"] * ranked[0].config["BN"] >= 128 * 128 and 0.13 < ranked[0].latency < 0.3
+    assert "no room for a block" in ranked[-1].error and ranked[-1].config["BM"] == ranked[-1].config["BN"] == 256
+    assert not (cache / "kernels").exists(), "nothing was compiled"
+    with refused(TileError, "for GPUs with known figures alone"):
+        tuning.rank(modelled, MANY[:1], (4096, 4096, 4096), target="cpu")
+
+
+def test_only_the_most_promising_are_measured(monkeypatch: pytest.MonkeyPatch):
+    """Measured against a table: compiling and running need a GPU."""
+    tried = []
+
+    def measured(self: Autotuned, trial: tuner.Trial, given, args, kwargs) -> None:
+        tried.append(trial.config)
+        if trial.config["stages"] == 5:
+            trial.error = "does not run"
+        else:
+            trial.latency = 1.0 / trial.config["stages"]
+
+    monkeypatch.setattr(Autotuned, "_try", measured)
+    monkeypatch.setattr(Autotuned, "_remember", lambda self, key, configs, found: (configs[found[0]], found[1]))
+    tuned = tilescale.autotune(configs=MANY, top=10)(modelled)
+    config, _ = tuned._find("key", {"M": 4096, "N": 4096, "K": 4096}, (4096, 4096, 4096), {})
+    assert sum(t.latency is not None for t in tuned.trials) == 10, "what fails does not count"
+    assert config["stages"] == 6 and all(t.predicted is not None for t in tuned.trials)
+    best = sorted((t for t in tuned.trials if t.error is None or "room" not in t.error), key=lambda t: t.predicted)
+    assert tried == [t.config for t in best[: len(tried)]]
+
+
+def test_all_are_measured_where_nothing_is_predicted(latencies, capfd, monkeypatch):
+    monkeypatch.setenv("TILESCALE_LOG", "info")
+    tuned = tilescale.autotune(configs=BLOCKS, top=1)(copy_factory())
+    latencies.update({"block=16": 1.0, "block=4": 2.0, "block=8": 3.0})
+    assert tuned(100).config == {"block": 16} and latencies["calls"] == 3
+    assert "nothing is predicted for this target" in capfd.readouterr().err
+
+
+def test_neighbouring_shapes_may_share_a_choice(latencies):
+    latencies.update({"block=16": 1.0, "block=4": 2.0, "block=8": 3.0})
+    tuned = tilescale.autotune(configs=BLOCKS, by="class")(copy_factory())
+    assert tuned(100).config == tuned(127).config == {"block": 16} and latencies["calls"] == 3
+    tuned(128)
+    assert latencies["calls"] == 6
+    tuned(3), tuned(4)
+    assert latencies["calls"] == 12, "small numbers stay themselves"
+    again = tilescale.autotune(configs=BLOCKS, by="class")(copy_factory())
+    assert again(90).config == {"block": 16} and latencies["calls"] == 12, "the disk knows the class"
+    with refused(TileValueError, "top=0"):
+        tilescale.autotune(configs=BLOCKS, top=0)

@@ -291,6 +291,25 @@ def test_compiled_ahead_of_a_call():
         matmul.compile(K=24, N=40, size="big")
 
 
+def test_a_tensor_that_an_eager_kernel_has_not_declared():
+    @tilescale.jit
+    def reads(A, B):
+        with T.Kernel(1) as b:
+            for i in T.Parallel(8):
+                B[i] = A[i]
+
+    @tilescale.jit
+    def copies(A, B):
+        with T.Kernel(1) as b:
+            s = T.alloc_shared((8,), "float32")
+            T.copy(A, s)
+
+    with refused(TileTypeError, "A is not declared", at="A[i]", write='A: T.Tensor((…,), "float32")'):
+        reads(torch.zeros(8), torch.zeros(8))
+    with refused(TileTypeError, "the source is A, which the kernel has not declared"):
+        copies(torch.zeros(8), torch.zeros(8))
+
+
 def test_an_eager_kernels_arguments_are_checked_by_the_launcher():
     a, b = torch.randn(16, 16), torch.randn(16, 16)
     matmul(a, b)

@@ -29,6 +29,7 @@ _EXPORTS: dict[str, str] = {
     "ops.copy": "copy",
     "ops.fill": "fill clear",
     "ops.gemm": "gemm GemmWarpPolicy",
+    "ops.gemm_sp": "gemm_sp",
     "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod reduce_bitand reduce_bitor "
     "reduce_bitxor",
     "ops.cumsum": "cumsum cummax",
@@ -36,6 +37,9 @@ _EXPORTS: dict[str, str] = {
     "ops.print": "print",
     "ops.assertion": "device_assert",
     "ops.sync": "barrier sync_threads sync_grid signal wait",
+    "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
+    "tma_store_arrive tma_store_wait",
+    "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait get_thread_binding shuffle_elect",
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf pow power "
     "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin acos atan atan2 "

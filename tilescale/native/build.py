@@ -247,11 +247,6 @@ def cuda_missing() -> str:
     return str(_ffi_module().cuda_missing())
 
 
-def cuda_failure() -> str:
-    """What a launch on this rank's GPU said before it failed; empty where none has."""
-    return str(_ffi_module().cuda_failure())
-
-
 def cuda_capability(device: int = 0) -> tuple[int, int] | None:
     """The compute capability of a GPU; None where there is none."""
     found = int(_ffi_module().cuda_capability(device))

@@ -148,9 +148,9 @@ static void gpu_free(void* p) {
   free(G);
 }
 
-/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh) as `TS:failed:<kernel>|<file>|<line>|<message>`; 0 where there
- * is none; or what a launch on a team recorded (gpu_team.c). The GPU is lost to this process by then: every call fails, and this is why. Read without locks: a record is written once, before
- * the driver can tell of the trap behind it. */
+/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh), or a launch on a team (gpu_team.c), as
+ * `TS:failed:<kernel>|<file>|<line>|<message>`; 0 where there is none. The GPU is lost to this process by then: every call fails, and this
+ * is why. Read without locks: a record is written once, before the driver can tell of the trap behind it. */
 static int recorded(char* out, size_t bytes) {
   for (ts_gpu* G = atomic_load_explicit(&failing, memory_order_acquire); G; G = G->next_failing)
     for (int device = 0; device < MAX_DEVICES; device++) {
@@ -169,8 +169,8 @@ static int recorded(char* out, size_t bytes) {
   int32_t site = -1;
   char why[TS_MESSAGE];
   if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
-  int known = K && site >= 0 && site < K->nsites;
-  snprintf(out, bytes, "TS:failed:%s|%s|%s|%s", K ? K->name : "a kernel", known ? K->sites[site].file : "", known ? K->sites[site].line : "", why);
+  ts_site none = {"", "", "", "", ""}, at = K && site >= 0 && site < K->nsites ? K->sites[site] : none;
+  snprintf(out, bytes, "TS:failed:%s|%s|%s|%s", K ? K->name : "a kernel", at.file, at.line, why);
   return 1;
 }
 
@@ -508,7 +508,7 @@ static void set_attributes(ts_gpu* G) {
     G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
     G->attrs[G->nattrs++].value.cooperative = 1;
   }
-  if (G->flags & FLAG_DEPENDENT) {
+  if (G->flags & FLAG_DEPENDENT && !(G->flags & FLAG_TEAM)) { /* in front of a team's kernel stands ts_enter, which must be over */
     G->attrs[G->nattrs].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     G->attrs[G->nattrs++].value.programmaticStreamSerializationAllowed = 1;
   }

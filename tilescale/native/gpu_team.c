@@ -21,31 +21,27 @@ static struct {
   char* base[TS_MAX_RANKS]; /* n of them; n = 0: there is no symmetric memory on a GPU */
   int64_t control, segment, limit;
   uint8_t* tags;
-  ts_record* record;
   const void* stop;
 } gpu;
+static ts_record* the_record; /* page-locked, with one address for the host and all GPUs; null until the first launch that may fail */
 static struct { int64_t control; void *stream, *event; int there, used; } in_team[TS_MAX_TEAMS];
 
 /* ---- set up from Python */
 
 /* bases: where each rank's arena begins in this process. control: bytes at its head that are the world's words. */
-TS_API int32_t ts_gpu_heap(int32_t n, int32_t rank, const int64_t* bases, int64_t segment, int64_t control, int64_t record, int64_t stop,
-                           int64_t limit) {
+TS_API int32_t ts_gpu_heap(int32_t n, int32_t rank, const int64_t* bases, int64_t segment, int64_t control, int64_t stop, int64_t limit) {
   memset(&gpu, 0, sizeof gpu);
   memset(in_team, 0, sizeof in_team);
   gpu.tags = calloc((size_t)(segment / TS_PAGE) + 1, 1);
   if (!gpu.tags) return -1;
   for (int32_t r = 0; r < n; r++) gpu.base[r] = (char*)(intptr_t)bases[r];
   gpu.rank = rank, gpu.segment = segment, gpu.control = control, gpu.limit = limit;
-  gpu.record = (ts_record*)(intptr_t)record, gpu.stop = (const void*)(intptr_t)stop;
+  gpu.stop = (const void*)(intptr_t)stop;
   gpu.n = n;
   return 0;
 }
 
-TS_API void ts_gpu_close(void) {
-  gpu.n = 0;
-  gpu.record = NULL;
-}
+TS_API void ts_gpu_close(void) { gpu.n = 0; }
 
 TS_API void ts_gpu_tag(int64_t offset, int64_t bytes, int32_t tag) {
   memset(gpu.tags + offset / TS_PAGE, tag, (size_t)((bytes + TS_PAGE - 1) / TS_PAGE));
@@ -75,15 +71,31 @@ ts_arena ts_gpu_arena(void) {
 
 /* ---- a launch */
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of what the first launches allocate */
+
+static int make_record(void) {
+  CUresult code = 0;
+  pthread_mutex_lock(&lock);
+  if (!the_record) {
+    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED: the first launch may stand in a capture */
+    void* made = NULL;
+    ts_cu.ThreadExchangeStreamCaptureMode(&mode);
+    code = ts_cu.MemHostAlloc(&made, sizeof *the_record, 3); /* CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP */
+    ts_cu.ThreadExchangeStreamCaptureMode(&mode);
+    if (!code) memset(made, 0, sizeof *the_record), the_record = made;
+  }
+  pthread_mutex_unlock(&lock);
+  return code ? ts_driver_failed("memory for what a launch says that fails", code) : 0;
+}
+
 /* Control words for launches without a team, a page each; launches take turns, and more than so many never run at once. */
 static int words_alone(int device, char** out) {
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
   static char* pages[MAX_DEVICES];
   static uint32_t next;
   CUresult code = 0;
   pthread_mutex_lock(&lock);
   if (!pages[device]) {
-    int mode = 2; /* CU_STREAM_CAPTURE_MODE_RELAXED: the first launch may stand in a capture */
+    int mode = 2;
     void *stream = NULL, *made = NULL;
     ts_cu.ThreadExchangeStreamCaptureMode(&mode);
     code = ts_cu.MemAlloc(&made, ALONE * ALONE_BYTES);
@@ -102,7 +114,8 @@ int ts_gpu_view_of(const ts_kernel* K, const struct ts_team* team, int device, t
   memset(out, 0, offsetof(ts_gpu_view, base));
   out->kernel = K->id;
   out->limit = team ? gpu.limit : ts_time_limit;
-  out->record = gpu.record, out->stop = gpu.stop;
+  if (TS_UNLIKELY(!the_record) && make_record()) return -1;
+  out->record = the_record, out->stop = gpu.n ? gpu.stop : NULL;
   if (!team) {
     out->size = 1;
     return words_alone(device, &out->base[0]);
@@ -239,7 +252,7 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   const ts_site* site = K && r->site >= 0 && r->site < K->nsites ? &K->sites[r->site] : NULL;
   const struct ts_team* team = team_of(r);
   const char* name = site && site->name[0] ? site->name : "a counter";
-  double limit = (double)gpu.limit * 1e-9;
+  double limit = (double)(gpu.n ? gpu.limit : ts_time_limit) * 1e-9;
   char others[600];
   if (r->why == LATE_SIGNAL) {
     char counter[200];
@@ -278,7 +291,7 @@ TS_API int32_t ts_gpu_says(char* out, int32_t n) {
 }
 
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {
-  const ts_record* r = gpu.record;
+  const ts_record* r = the_record;
   /* Written by the GPU at the scope of the system, `state` last. */
   if (!r || __atomic_load_n(&r->state, __ATOMIC_ACQUIRE) != 2) return 0;
   pthread_mutex_lock(&knowing);

@@ -188,7 +188,8 @@ void ts_touch(ts_fiber* f, int32_t rank, int32_t site) {
   _Atomic int64_t* entry = &L->team->slots[rank]->entry;
   f->peer = rank;
   if (atomic_load_explicit(entry, memory_order_acquire) < L->number) ts_block_on(f, entry, L->number, 0, site, TS_WAIT_ENTRY);
-  const char* what = atomic_load_explicit(entry, memory_order_relaxed) > L->number ? "different kernels" : ts_difference(&mine->what, &its->what);
+  int ahead = atomic_load_explicit(entry, memory_order_relaxed) > L->number;
+  const char* what = ahead ? "different kernels" : ts_difference(&mine->what, &its->what);
   if (what) {
     char a[900], b[900];
     int32_t me = L->team->members[L->team->rank], it = L->team->members[rank];

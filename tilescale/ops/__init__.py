@@ -8,7 +8,7 @@ One file an operation, which has
 - a reference in torch, in higher precision, with the error that rounding explains;
 - ``OP``, an :class:`~tilescale.ops.case.Op`: all that with one list of shapes, which the tests and the benchmarks read.
 
-To add one: the file, a line in ``HOME`` for each function that people call, its module in ``MODULES``. A file has another name than the
+To add one: the file, and a line in ``HOME`` for each function that people call. A file has another name than the
 functions in it, whose place the module would take when it is imported. Nothing here imports torch until an operation is named.
 """
 
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilescale.ops.case import Op
 
-#: files that have an ``OP``
-MODULES = ("attention", "attention_backward", "fp8_gemm", "gemm", "grouped", "latent_attention", "rms_norms", "row_softmax")
 #: a function that people call → its file
 HOME = {
     "attention_gradients": "attention_backward",
@@ -32,7 +30,10 @@ HOME = {
     "mla_decode": "latent_attention",
     "rms_norm": "rms_norms",
     "softmax": "row_softmax",
+    "w4a16_matmul": "w4a16",
 }
+#: files, each of which has an ``OP``
+MODULES = tuple(sorted(set(HOME.values())))
 
 __all__ = ["HOME", "MODULES", "load", *HOME]
 

@@ -56,7 +56,7 @@ class Shape:
 def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, threads: int = 128) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed)
-    kind = T.Tensor(s.rows(s.queries, heads), dtype)
+    kind, numbers = T.Tensor(s.rows(s.queries, heads), dtype), s.numbers
 
     @T.macro
     def body(O, dO, Lse, Numbers, starts):
@@ -77,12 +77,12 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
                 Numbers[b, h, 1, bx, i] = total[i]
 
     @T.prim_func
-    def attention_query_numbers(O: kind, dO: kind, Lse: T.Tensor((s.batch, heads, s.queries), "float32"), Numbers: s.numbers):
+    def attention_query_numbers(O: kind, dO: kind, Lse: T.Tensor((s.batch, heads, s.queries), "float32"), Numbers: numbers):
         body(O, dO, Lse, Numbers, None)
 
     @T.prim_func
     def packed_attention_query_numbers(
-        O: kind, dO: kind, Lse: T.Tensor((heads, s.queries), "float32"), Starts: T.Tensor((s.ends,), "int32"), Numbers: s.numbers
+        O: kind, dO: kind, Lse: T.Tensor((heads, s.queries), "float32"), Starts: T.Tensor((s.ends,), "int32"), Numbers: numbers
     ):
         body(O, dO, Lse, Numbers, Starts)
 
@@ -142,15 +142,16 @@ def key_gradients(
                 T.copy(dk, s.tile(dK, b, h, bx * BN, BN))
                 T.copy(dv, s.tile(dV, b, h, bx * BN, BN))
 
-    q, k, starts = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor((s.ends,), "int32")
+    q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
+    starts = T.Tensor((s.ends,), "int32")
 
     @T.prim_func
-    def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dK: k, dV: k):
+    def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k):
         body(Q, K, V, dO, Numbers, dK, dV, None, None, s.keys)
 
     @T.prim_func
     def packed_attention_key_gradients(
-        Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dK: k, dV: k, QStarts: starts, KStarts: starts, most: T.int32
+        Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k, QStarts: starts, KStarts: starts, most: T.int32
     ):
         body(Q, K, V, dO, Numbers, dK, dV, QStarts, KStarts, most)
 
@@ -166,7 +167,8 @@ def query_gradients(
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (bx, h, b):
+        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (x, h, b):
+            bx = T.ceildiv(most, BM) - 1 - x if causal else x  # those with the longest walk first
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
             q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
@@ -207,15 +209,16 @@ def query_gradients(
             else:
                 T.copy(dq, s.tile(dQ, b, h, bx * BM, BM))
 
-    q, k, starts = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), T.Tensor((s.ends,), "int32")
+    q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
+    starts = T.Tensor((s.ends,), "int32")
 
     @T.prim_func
-    def attention_query_gradients(Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dQ: q):
+    def attention_query_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dQ: q):
         body(Q, K, V, dO, Numbers, dQ, None, None, s.queries)
 
     @T.prim_func
     def packed_attention_query_gradients(
-        Q: q, K: k, V: k, dO: q, Numbers: s.numbers, dQ: q, QStarts: starts, KStarts: starts, most: T.int32
+        Q: q, K: k, V: k, dO: q, Numbers: numbers, dQ: q, QStarts: starts, KStarts: starts, most: T.int32
     ):
         body(Q, K, V, dO, Numbers, dQ, QStarts, KStarts, most)
 
@@ -264,7 +267,7 @@ def attention_gradients(
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
     if heads % kv_heads or dim % 8 or dim > 256 or tuple(lse.shape) != numbers or not packed and q.shape[0] != k.shape[0]:
         raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim of 8 and at most 256, one batch")
-    if packed and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
+    if q_starts is not None and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
         raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
@@ -298,8 +301,9 @@ def _heads(x: torch.Tensor, starts: torch.Tensor | None, b: int, h: int) -> torc
     return x[h, first:last] if x.dim() == 2 else x[first:last, h]
 
 
-def _hidden(m: int, n: int, device: Any) -> torch.Tensor:
-    return torch.ones(m, n, dtype=torch.bool, device=device).triu(1)
+def _hidden(queries: int, keys: int, device: Any) -> torch.Tensor:
+    """Where a query does not see a key."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
 
 
 def draw(
@@ -309,6 +313,8 @@ def draw(
     """Normal random inputs, and o and lse of the forward, computed head by head in float32. Packed: of lengths up to ``length``
     and ``keys``."""
     g, kv_heads, keys = generator(device, seed), kv_heads or heads, keys or length
+    q_shape: tuple[int, ...] = (batch, heads, length, dim)
+    k_shape: tuple[int, ...] = (batch, kv_heads, keys, dim)
     if packed:
         counts = [_sequences(length, batch, True, g), _sequences(keys, batch, True, g)]
         if causal:
@@ -317,7 +323,6 @@ def draw(
         q_shape, k_shape = (sum(counts[0]), heads, dim), (sum(counts[1]), kv_heads, dim)
     else:
         q_starts = k_starts = None
-        q_shape, k_shape = (batch, heads, length, dim), (batch, kv_heads, keys, dim)
     q, k, v = normal(q_shape, dtype, g), normal(k_shape, dtype, g), normal(k_shape, dtype, g)
     o = torch.empty_like(q)
     lse = torch.empty((heads, q_shape[0]) if packed else q_shape[:3], dtype=torch.float32, device=device)
@@ -326,7 +331,7 @@ def draw(
             x, (y, z) = _heads(q, q_starts, b, h), (_heads(t, k_starts, b, h * kv_heads // heads) for t in (k, v))
             s = x.float() @ y.float().T * dim**-0.5
             if causal:
-                s.masked_fill_(_hidden(*s.shape, device), -torch.inf)
+                s.masked_fill_(_hidden(s.shape[0], s.shape[1], device), -torch.inf)
             total = s.logsumexp(-1)
             _heads(lse, q_starts, b, h).copy_(total)
             _heads(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
@@ -350,7 +355,7 @@ def reference(
             key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
             sums = _heads(lse, q_starts, b, h).double()[:, None]
             s = x @ key.T * scale - sums
-            p = (s.masked_fill(_hidden(*s.shape, q.device), -torch.inf) if causal else s).exp()
+            p = (s.masked_fill(_hidden(s.shape[0], s.shape[1], q.device), -torch.inf) if causal else s).exp()
             ds = p * (g @ value.T - (g * y).sum(-1, keepdim=True))
             rough = summed(x.abs() @ key.abs().T * scale, x.shape[1]) + (s.abs() + sums.abs()) * 2.0**-21
             noise_p = p * (rough + 2.0**-20)

@@ -316,11 +316,11 @@ def cublas(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, a
 
 def _cases() -> tuple[Case, ...]:
     """Every transpose and dtype, every epilogue, every class of shape, ragged ones first; then the shapes that are measured."""
-    small = []
+    small: list[dict[str, Any]] = []
     for dtype in DTYPES:
         for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
             small.append({"M": 40 if ta else 33, "N": 72, "K": 104, "dtype": dtype, "trans_a": ta, "trans_b": tb})
-    tail = {"M": 33, "N": 72, "K": 104, "bias": True}
+    tail: dict[str, Any] = {"M": 33, "N": 72, "K": 104, "bias": True}
     small += [{**tail, "activation": act, "out": "float32"} for act in ACTIVATIONS]
     small += [{**tail, "activation": act, "dtype": "float16"} for act in ACTIVATIONS]
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]

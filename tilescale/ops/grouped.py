@@ -59,34 +59,37 @@ def tiles(G: int, most: int, BM: int, threads: int = 128) -> Any:
 
 
 def product(
-    M: int, N: int, K: int, G: int, most: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, dtype: str, trans_b: bool
-) -> Any:
-    """C's rows of each tile in ``table``: A's rows (M, K) times their group's B (G, K, N), or (G, N, K)."""
+    M: int, N: int, K: int, G: int, most: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str,
+    trans_b: bool,
+) -> Any:  # fmt: skip
+    """C's rows of each tile in ``table``: A's rows (M, K) times their group's B (G, K, N), or (G, N, K). By ``blocks`` blocks that take one
+    tile after another, in panels of ``panel`` rows of tiles."""
+    wide = ceil_div(N, BN)
 
     @T.prim_func
     def grouped(
         A: T.Tensor((M, K), dtype), B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype), table: T.Tensor((most, WORDS), "int32"),
         C: T.Tensor((M, N), dtype),
     ):  # fmt: skip
-        with T.Kernel(T.ceildiv(N, BN), most, threads=threads) as (bx, by):
-            T.use_swizzle(panel, enable=panel > 0)
+        with T.Kernel(blocks, threads=threads) as block:
             a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
-            group = table[by, 0]
-            row = table[by, 1]
-            end = table[by, 2]
-            if group >= 0:
-                T.clear(acc)
-                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                    T.copy(A[row, k * BK], a)
-                    if trans_b:
-                        T.copy(B[group, bx * BN, k * BK], b)
-                    else:
-                        T.copy(B[group, k * BK, bx * BN], b)
-                    T.gemm(a, b, acc, transpose_B=trans_b)
-                if row + BM <= end:
-                    T.copy(acc, C[row, bx * BN])
-                else:
+            for tile in T.Persistent(most * wide, blocks, block):
+                first = tile // (wide * panel) * panel
+                rows = T.min(most - first, panel)
+                by, bx = first + (tile - first * wide) % rows, (tile - first * wide) // rows
+                group = table[by, 0]
+                row = table[by, 1]
+                end = table[by, 2]
+                if group >= 0:
+                    T.clear(acc)
+                    for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                        T.copy(A[row, k * BK], a)
+                        if trans_b:
+                            T.copy(B[group, bx * BN, k * BK], b)
+                        else:
+                            T.copy(B[group, k * BK, bx * BN], b)
+                        T.gemm(a, b, acc, transpose_B=trans_b)
                     for i, j in T.Parallel(BM, BN):
                         if row + i < end:
                             C[row + i, bx * BN + j] = acc[i, j]
@@ -131,6 +134,7 @@ def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out
     table = torch.empty(most, WORDS, dtype=torch.int32, device=a.device)
     host.launch(tiles, (sizes, table), G=G, most=most, BM=BM)
     cut = {"BM": BM, "BN": BN, "BK": 64, "stages": 4 if BN == 256 else 6, "threads": 128 if BM == 64 else 256, "panel": 8}
+    cut["blocks"] = min(most * ceil_div(N, BN), host.multiprocessors(a.device))
     host.launch(product, (a, b, table, c), M=M, N=N, K=K, G=G, most=most, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
     return c
 
@@ -162,7 +166,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> tuple[Ex
 def torch_grouped(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor) -> Callable[[], Any]:
     """torch's own (CUTLASS); it takes where the groups end."""
     ends = sizes.cumsum(0, dtype=torch.int32)
-    grouped: Any = torch._grouped_mm  # type: ignore[attr-defined]
+    grouped: Any = torch._grouped_mm
     return lambda: grouped(a, b, offs=ends)
 
 

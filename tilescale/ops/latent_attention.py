@@ -4,7 +4,8 @@ rotary part) are keys alone:
 
     o[b, h] = softmax(scale · q[b, h] · kv[b, :n]ᵀ) · kv[b, :n, :latent],   n = lengths[b].
 
-A block has 64 heads of one sequence and a part of its context; where there are several parts, a second kernel adds them up, in their order.
+A block has 64 heads of one sequence and a part of its context. Parts are equally long in all sequences, so that those of ragged contexts
+balance; where there may be several, a second kernel adds them up, in their order.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ def decode(
     stages: int = 2,
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
-    (batch, most pages) has each sequence's. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total,
-    (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads)."""
+    (batch, most pages) has each sequence's. A part has ``share`` tiles. One part: O (batch, heads, latent). More: each block's part of O,
+    divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens
+    are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
     factor, least = scale * LOG2_E, -T.infinity("float32")
     q_type, lengths_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
@@ -43,29 +45,24 @@ def decode(
     sums_type = T.Tensor((parts, batch, heads), "float32")
 
     @T.macro
-    def body(Q, KV, Table, Lengths, O, Sums):
+    def body(Q, KV, Table, Lengths, O, Sums, share):
         with T.Kernel(heads // BH, parts, batch, threads=threads) as (group, part, b):
-            q, q_rope = T.alloc_shared((BH, latent), dtype), T.alloc_shared((BH, rope), dtype)
-            kv, k_rope = T.alloc_shared((BN, latent), dtype), T.alloc_shared((BN, rope), dtype)
-            p = T.alloc_shared((BH, BN), dtype)
+            q, kv, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BN, width), dtype), T.alloc_shared((BH, BN), dtype)
             s, mass = T.alloc_fragment((BH, BN), "float32"), T.alloc_fragment((BH, BN), "float32")
             o = T.alloc_fragment((BH, latent), "float32")
             top, before, total = (T.alloc_fragment((BH,), "float32") for _ in range(3))
             length = Lengths[b]
-            tiles = T.ceildiv(length, BN)
-            first = tiles * part // parts
+            first = part * share
+            tiles = T.max(T.min(T.ceildiv(length, BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
-            T.copy(Q[b, group * BH, latent], q_rope)
             T.clear(o)
             T.clear(mass)
             T.fill(top, least)
-            for t in T.Pipelined(tiles * (part + 1) // parts - first, num_stages=stages):
+            for t in T.Pipelined(tiles, num_stages=stages):
                 at = (first + t) * BN
                 where, row = (Table[b, at // page], at % page) if page else (b, at)
                 T.copy(KV[where, row, 0], kv)
-                T.copy(KV[where, row, latent], k_rope)
-                T.gemm(q, kv, s, transpose_B=True, clear_accum=True)
-                T.gemm(q_rope, k_rope, s, transpose_B=True)
+                T.gemm(q, kv, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
                 for i, j in T.Parallel(BH, BN):
                     s[i, j] = T.if_then_else(at + j < length, s[i, j], least)
                 T.copy(top, before)
@@ -79,53 +76,58 @@ def decode(
                     mass[i, j] = mass[i, j] * before[i] + s[i, j]
                 for i, j in T.Parallel(BH, latent):
                     o[i, j] *= before[i]
-                T.gemm(p, kv, o)
+                T.gemm(p, kv[:, 0:latent], o)
             T.reduce_sum(mass, total, dim=1)
+            for i in T.Parallel(BH):
+                before[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)  # nothing for a sequence without tokens
             for i, j in T.Parallel(BH, latent):
-                o[i, j] *= T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)  # a part without tokens
+                o[i, j] *= before[i]
             if parts == 1:
                 T.copy(o, O[b, group * BH, 0])
-            else:
+            elif tiles > 0:
                 T.copy(o, O[part, b, group * BH, 0])
                 for i in T.Parallel(BH):
-                    Sums[part, b, group * BH + i] = T.log2(total[i]) + T.if_then_else(total[i] > 0, top[i] * factor, 0.0)
+                    Sums[part, b, group * BH + i] = T.log2(total[i]) + top[i] * factor
 
     if page:
 
         @T.prim_func
         def mla_decode_pages(
             Q: q_type, KV: T.Tensor((rows, page, width), dtype), Table: T.Tensor((batch, pages), "int32"), Lengths: lengths_type,
-            O: out_type, Sums: sums_type,
+            O: out_type, Sums: sums_type, share: T.int32,
         ):  # fmt: skip
-            body(Q, KV, Table, Lengths, O, Sums)
+            body(Q, KV, Table, Lengths, O, Sums, share)
 
         return mla_decode_pages
 
     @T.prim_func
-    def mla_decode(Q: q_type, KV: T.Tensor((batch, rows, width), dtype), Lengths: lengths_type, O: out_type, Sums: sums_type):
-        body(Q, KV, None, Lengths, O, Sums)
+    def mla_decode(
+        Q: q_type, KV: T.Tensor((batch, rows, width), dtype), Lengths: lengths_type, O: out_type, Sums: sums_type, share: T.int32
+    ):
+        body(Q, KV, None, Lengths, O, Sums, share)
 
     return mla_decode
 
 
 def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128) -> Any:
-    """O = the parts' O, weighted by their totals, in order."""
+    """O = the O of the parts that there are, weighted by their totals, in order."""
     batch = T.dynamic("batch")
 
     @T.prim_func
     def mla_combine(
         P: T.Tensor((parts, batch, heads, latent), "float32"), Sums: T.Tensor((parts, batch, heads), "float32"),
-        O: T.Tensor((batch, heads, latent), dtype),
+        Lengths: T.Tensor((batch,), "int32"), O: T.Tensor((batch, heads, latent), dtype), share: T.int32,
     ):  # fmt: skip
         with T.Kernel(heads, batch, threads=threads) as (h, b):
             top, total, weight = T.alloc_var("float32"), T.alloc_var("float32"), T.alloc_var("float32")
             o = T.alloc_fragment((latent,), "float32")
-            top = Sums[0, b, h]
-            for k in T.serial(1, parts):
+            count = T.min(T.ceildiv(Lengths[b], TILE * share), parts)
+            top = -T.infinity("float32")
+            for k in T.serial(count):
                 top = T.max(top, Sums[k, b, h])
             T.clear(o)
-            for k in T.serial(parts):
-                weight = T.if_then_else(Sums[k, b, h] > -T.infinity("float32"), T.exp2(Sums[k, b, h] - top), 0.0)
+            for k in T.serial(count):
+                weight = T.exp2(Sums[k, b, h] - top)
                 total += weight
                 for j in T.Parallel(latent):
                     o[j] += P[k, b, h, j] * weight
@@ -159,7 +161,8 @@ def mla_decode(
             (pages, page, width) of a multiple of 64 tokens. What lies in a tile of 64 tokens behind a sequence's last one is read, and must
             be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
-        longest: the greatest length, where it is less than the cache has room for: what contexts are cut by. parts: how often they are cut.
+        longest: the greatest length, where it is less than the cache has room for. parts: how many parts the longest context has; what fills
+            the GPU where all are equally long, without. More of them balance contexts that differ.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -183,15 +186,17 @@ def mla_decode(
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
-    cuts = parts or parts_of(batch * heads // BH, -(-most // TILE), host.multiprocessors(q.device))
+    tiles = -(-most // TILE)
+    cuts = min(parts or parts_of(batch * heads // BH, tiles, host.multiprocessors(q.device)), tiles)
+    share = -(-tiles // cuts)
     what = {"heads": heads, "latent": latent, "dtype": dtype, "parts": cuts}
     more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH}
     part = o if cuts == 1 else torch.empty(cuts, batch, heads, latent, dtype=torch.float32, device=q.device)
     sums = torch.empty(cuts, batch, heads, dtype=torch.float32, device=q.device)
     tables = () if table is None else (table,)
-    host.launch(decode, (q, cache, *tables, lengths, part, sums), **what, **more)
+    host.launch(decode, (q, cache, *tables, lengths, part, sums, share), **what, **more)
     if cuts > 1:
-        host.launch(combine, (part, sums, o), **what)
+        host.launch(combine, (part, sums, lengths, o, share), **what)
     return o
 
 
@@ -269,7 +274,8 @@ OP = Op(
             {"batch": 1, "context": 63},
         )),
         *(Case({"batch": b, "heads": 128, "context": 8192, **s}, bar=1.0) for b, s in (
-            (132, {}), (64, {}), (200, {}), (132, {"ragged": True}), (132, {"page": 64}), (132, {"page": 64, "ragged": True}),
+            (132, {}), (64, {}), (200, {}), (132, {"ragged": True, "parts": 4}), (132, {"page": 64}),
+            (132, {"page": 64, "ragged": True, "parts": 4}),
         )),
     ),
     peers={"torch": in_torch},

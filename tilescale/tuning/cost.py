@@ -44,7 +44,7 @@ def rank(
     """The configurations of a jitted function, best first; equal ones in the order given.
 
     Args:
-        configs: keyword arguments beside ``args`` and ``kwargs``, which a call would give. extents: values of T.dynamic extents (factories).
+        configs: keyword arguments beside ``args`` and ``kwargs``, which a call would give. extents: of a factory's T.dynamic extents.
         target: by default the function's own.
 
     Raises:

@@ -66,6 +66,37 @@ def kernels(arch: str) -> dict[str, Callable[[], Any]]:
     return made
 
 
+def cases_of_ops(arch: str) -> list[tuple[str, Any, Any]]:
+    """(name, operation, case): the first small case of each operation of tilescale.ops, and the first and the last that it is measured on;
+    for Ampere the first alone."""
+    from tilescale.ops import MODULES, load
+
+    made = []
+    for module in MODULES:
+        op = load(module)
+        measured = [c for c in op.cases if c.bar is not None]
+        for case in [*[c for c in op.cases if c.small][:1], *measured[:1], *(measured[1:][-1:] if arch == "sm_90a" else [])]:
+            made.append((f"{op.name}: {case}", op, case))
+    return made
+
+
+def kernels_of_case(op: Any, case: Any, monkeypatch: Any) -> list[Any]:
+    """The prim_funcs that a call of an operation launches, none of which runs."""
+    from torch._subclasses import FakeTensorMode
+
+    from tilescale.ops import host
+
+    made: dict[tuple[Any, str], Any] = {}
+
+    def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:
+        made.setdefault((factory, str(constants)), factory(**constants))
+
+    monkeypatch.setattr(host, "launch", launch)
+    with FakeTensorMode():  # tensors without memory: a benchmark's are large
+        op.run(**op.draw(**case.shape))
+    return list(made.values())
+
+
 def compiled(prim: Any, arch: str) -> Any:
     """A kernel's cubin, by nvcc."""
     program, _ = pipeline.run(prim.trace(), passes=pipeline.gpu_passes(arch))

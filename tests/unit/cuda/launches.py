@@ -170,6 +170,86 @@ def said(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
+@T.prim_func
+def told(A: T.SymmTensor((64,), "float32"), s: T.Signal((4,)), k: T.Signal((2,), keep=True), n: T.int32):
+    with T.Kernel(n, threads=64), T.Scale("device") as (rank, ranks):
+        T.copy(A[0:32], A[32:64], dst=(rank + 1) % ranks, signal=s[0])
+        T.wait(s[0])
+
+
+@T.prim_func
+def told_without_order(s: T.Signal((4,))):
+    with T.Kernel(1, threads=64, ordered=False), T.Scale("device") as (rank, ranks):
+        T.signal(s[0], dst=(rank + 1) % ranks)
+
+
+class Calls:
+    """What the driver was asked for on a team: launches of ts_enter, of the kernel and of ts_leave, events recorded and awaited."""
+
+    def __init__(self) -> None:
+        lib = ctypes.CDLL("libcuda.so.1")
+        self.calls, self.count = (ctypes.c_int64 * 64).in_dll(lib, "fake_calls"), ctypes.c_int64.in_dll(lib, "fake_ncalls")
+        self.capturing = ctypes.c_int64.in_dll(lib, "fake_capturing")
+
+    def during(self, call: Callable[[], Any]) -> list[Any]:
+        self.count.value = 0
+        text = said(call)
+        kinds = {1: {4: "enter", 2: "kernel", 5: "leave"}, 2: "record", 3: "wait"}
+        rows = [self.calls[k : k + 3] for k in range(0, self.count.value, 3)]
+        names = [[kinds[w][a], b] if w == 1 else [kinds[w], a] for w, a, b in rows]
+        return names if text == "nothing" else [text]
+
+
+def on_a_team(fake: Driver) -> dict[str, Any]:
+    """Launches on a team of two ranks, both of which are this process."""
+    import tvm_ffi
+
+    from tilescale import comm
+    from tilescale.compiler import driver
+    from tilescale.compiler.driver import backend
+
+    comm.init()
+    lib, segment = native.library(), 1 << 20
+    arena = np.zeros(segment + 4096, np.uint8)
+    base = -(-arena.ctypes.data // 4096) * 4096
+    words = [ctypes.c_int64(x) for x in (segment, 8192, 0, 5_000_000_000)]
+    lib.ts_gpu_heap(1, 0, (ctypes.c_int64 * 1)(base), *words)
+    lib.ts_team_make(1, 2, (ctypes.c_int32 * 2)(0, 0), (ctypes.c_int32 * 2)(1, 1))
+    lib.ts_gpu_team_at(1, ctypes.c_int64(4096))
+    lib.ts_gpu_tag(ctypes.c_int64(8192), ctypes.c_int64(segment - 8192), 2)
+    at = base - arena.ctypes.data
+
+    def piece(offset: int, count: int, dtype: str) -> OnGpu:
+        size = np.dtype(dtype).itemsize * count
+        return OnGpu(arena[at + offset : at + offset + size].view(dtype))
+
+    def made(prim: Any) -> Callable[..., None]:
+        lowered = driver.lower(prim.trace(), "cuda:sm_90a")
+        table = backend("cuda:sm_90a").describe(lowered, instrument=False, fingerprint=77)
+        desc = struct.pack(f"<{len(table.desc)}q", *table.desc)
+        return native.make_cuda_kernel(b"cubin", desc, prim.name, lowered.own.name, "\n".join(table.sites))
+
+    run, calls = made(told), Calls()
+    args = (piece(8192, 64, "float32"), piece(12288, 4, "int64"), piece(16384, 2, "int64"))
+    out: dict[str, Any] = {"first": calls.during(lambda: run(*args, 3))}
+    fake.expect(128, 128)  # ts_leave's
+    calls.during(lambda: run(*args, 3))
+    view = struct.unpack("<4iqqqq2q", fake.bytes(0)[:64])
+    out["view"] = [*view[:3], *view[4:5], view[7], view[8] == base, view[9] == base]
+    counters = struct.unpack("<2iq", fake.bytes(1)[:16])
+    out["counters"] = [counters[0], counters[2] == args[1].array.ctypes.data]
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x77):
+        out["other stream"] = calls.during(lambda: run(*args, 3))
+    calls.capturing.value = 1
+    out["captured"] = calls.during(lambda: run(*args, 3))
+    calls.capturing.value = 0
+    out["no blocks"] = calls.during(lambda: run(*args, 0))
+    out["unordered"] = calls.during(lambda: made(told_without_order)(args[1]))
+    out["resident"] = calls.during(lambda: run(*args, 41))
+    out["ordinary"] = calls.during(lambda: run(OnGpu(np.zeros(64, "float32")), *args[1:], 3))
+    return out
+
+
 def main() -> dict[str, Any]:
     out: dict[str, Any] = {"missing": native.cuda_missing(), "capability": [native.cuda_capability(), native.cuda_capability(7)]}
     fake, run = Driver(), scaled()
@@ -228,6 +308,7 @@ def main() -> dict[str, Any]:
     out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
+    out["team"] = on_a_team(fake)
     if toolchain.find_nvcc() is not None:
         out["objects"] = objects(fake)
     fake.expect()

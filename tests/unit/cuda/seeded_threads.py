@@ -51,9 +51,9 @@ def _gemm(name: str, M: int, N: int, K: int, **options: Any) -> Case:
 
 
 CASES = (
-    _gemm("gemm", 64, 64, 264, BM=64, BN=64, BK=32, threads=128, stages=3),
-    _gemm("two warpgroups", 128, 64, 264, BM=128, BN=64, BK=32, stages=2, out="float32", trans_b=True),
-    _gemm("persistent", 128, 64, 136, BM=64, BN=64, BK=32, threads=128, stages=3, blocks=1, dtype="float16"),
+    _gemm("gemm", 64, 64, 296, BM=64, BN=64, BK=32, threads=128, stages=2),
+    _gemm("two warpgroups", 128, 64, 424, BM=128, BN=64, BK=32, stages=3, out="float32", trans_b=True),
+    _gemm("persistent", 128, 64, 168, BM=64, BN=64, BK=32, threads=128, stages=2, blocks=1, dtype="float16"),
 )
 
 
@@ -64,9 +64,28 @@ def seeded(kernel: ThreadKernel) -> Iterator[Fault]:
     """All faults of a kernel, in the order of its instructions."""
     calls: list[Any] = []
     structural_walk(kernel.func.body, (tirx.Evaluate, lambda s: calls.append(s) if _name(s) else None))
+    idle = _idle(kernel, calls)
     for k, s in enumerate(calls):
+        if k in idle:
+            continue
         for what, other in _edits(s, calls):
             yield Fault(f"{_plain(s)} {what}", f"instruction {k}", _with(kernel, s, other))
+
+
+def _idle(kernel: ThreadKernel, calls: list[Any]) -> set[int]:
+    """The waits for stores in front of which none stands, and the meetings behind them: they keep nobody waiting."""
+    again: set[Any] = set()  # what loops that store run more than once
+
+    def look(loop: Any) -> None:
+        inside: list[Any] = []
+        structural_walk(loop.body, (tirx.Evaluate, inside.append))
+        if any(_plain(s) == "tma_store" for s in inside):
+            again.update(inside)
+
+    structural_walk(kernel.func.body, (tirx.For, look))
+    first = next((k for k, s in enumerate(calls) if _plain(s) == "tma_store"), len(calls))
+    waits = [k for k, s in enumerate(calls[:first]) if _plain(s) == "bulk_wait_read" and s not in again]
+    return {*waits, *(k + 1 for k in waits if _plain(calls[k + 1]) == "barrier_sync")}
 
 
 def _name(s: Any) -> str:
@@ -90,7 +109,7 @@ def _call(s: Any, *args: Any, name: str = "") -> Any:
 
 
 #: instructions that do nothing on the emulator, nor for the order of anything
-IDLE = ("fewer_registers", "more_registers", "wgmma_arrived", "fail", "__trap", "printf")
+IDLE = ("fewer_registers", "more_registers", "wgmma_arrived", "wgmma_behind", "fail", "__trap", "printf")
 
 
 def _edits(s: Any, calls: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -174,7 +193,7 @@ class Judge:
         self.kernel = Lowering(self.program, arch).run()
         self.right = emulate.run(self.kernel, self.program, self.args)
 
-    def judge(self, kernel: ThreadKernel, seeds: int = 6) -> Verdict:
+    def judge(self, kernel: ThreadKernel, seeds: int = 12) -> Verdict:
         verdict = Verdict()
         for seed in range(seeds):
             try:
@@ -189,8 +208,12 @@ def _bits(array: Any) -> Any:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
+LAST = "the last round's stage is filled no more: its release is for tiles to come"
 #: faults that change nothing, and why, by case and name; how many of that name
-HARMLESS: dict[tuple[str, str], tuple[int, str]] = {}
+HARMLESS: dict[tuple[str, str], tuple[int, str]] = {
+    (case, f"mbarrier_arrive_warp {how}"): (1, LAST)
+    for case in ("gemm", "two warpgroups") for how in ("left out", "of the next stage", "of the other barrier")
+}  # fmt: skip
 
 
 def harmless(case: Case, fault: Fault, seen: int = 1) -> str | None:

@@ -306,3 +306,16 @@ def test_a_shuffle_of_part_of_a_warp_is_found(where: str):
         else:
             with pytest.raises(emulate.EmulationError, match="a shuffle in part of a warp"):
                 emulate.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])
+
+
+def test_nothing_follows_from_a_number_of_which_nothing_is_known():
+    @T.prim_func
+    def kernel(A: T.Tensor((500,), "float32"), n: T.int32, B: T.Tensor((256,), "float32")):
+        with T.Kernel(1, threads=128):
+            first = (n + 5) % n  # between -2³¹ and 2³¹, as far as bounds go
+            tile = T.alloc_fragment((256,), "float32")
+            T.copy(A[first * 250], tile)
+            T.copy(tile, B)
+
+    for n in (2, 3, 4):
+        agree(kernel, {"A": data((500,), "float32"), "n": n, "B": empty((256,), "float32")}, exact=True)

@@ -136,3 +136,49 @@ def test_what_was_written_before_a_barrier_is_read_behind_it(scale: str):
     with pytest.raises(EmulationError, match="race in A"):
         for seed in range(10):
             run(kernel, [{"A": np.zeros(256, np.int32), "B": np.zeros(256, np.int32)} for _ in range(2)], without, seed)
+
+
+def test_a_product_of_tma_and_wgmma_is_put_by_its_consumers():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.SymmTensor((64, 64), "float32"),
+               s: T.Signal((1,)), D: T.Tensor((64, 64), "float32")):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c)
+            with T.Scale("device") as (rank, n):
+                T.copy(c, C, dst=(rank + 1) % n, signal=s[0])
+                T.wait(s[0])
+                T.copy(C, D)
+
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert Lowering(program).run().maps, "the operands come by TMA"
+    args = [{"A": data((64, 128), "float16", r), "B": data((128, 64), "float16", 7 + r), "C": f32((64, 64)), "s": zeros(1), "D": f32((64, 64))}
+            for r in range(2)]  # fmt: skip
+    agree_on_ranks(kernel, args)
+
+
+def test_pipelined_pulls_behind_waits():
+    @T.prim_func
+    def kernel(A: T.SymmTensor((64, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((64, 64), "float32"), s: T.Signal((2,))):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+            c = T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            with T.Scale("device") as (rank, n):
+                for k in T.serial(2):
+                    T.signal(s[k], dst=(rank + 1) % n)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.wait(s[k])
+                    T.copy(A[0, k * 64], a, src=(rank + 1) % n)
+                    T.copy(B[k * 64, 0], b)
+                    T.gemm(a, b, c)
+            T.copy(c, C)
+
+    args = [{"A": data((64, 128), "float16", r), "B": data((128, 64), "float16", 7), "C": f32((64, 64)), "s": zeros(2)} for r in range(2)]
+    for arch in ("sm_90a", "sm_80"):
+        agree_on_ranks(kernel, args, seeds=1, arch=arch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import tilescale.language as T
@@ -253,8 +254,28 @@ def test_prints():
     emulate.PRINTED.clear()
     emulate.launch(kernel, {"A": data((2, 3), "float32") * 0 + 2.5, "B": empty((2, 3), "float32")})
     lines = "".join(emulate.PRINTED).splitlines()
-    assert lines[0].startswith("block (0, 0, 0) ") and lines[0].endswith(": 100 % =") and lines[1:3] == [" 2.5 2.5 2.5"] * 2
+    assert lines[0].startswith("block (0, 0, 0) ") and lines[0].endswith(": 100 % =") and lines[1:3] == [f"block (0, 0, 0) 100 %[{r}, 0:3]: 2.5 2.5 2.5" for r in (0, 1)]
     assert lines[3].endswith("block = 0") and lines[7].endswith("block = 1") and len(lines) == 8
+
+
+def test_printed_lines_say_what_they_are_about():
+    """Rows of constant extent in lines of sixteen, others element by element; one element as a scalar."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 35), "int32"), B: T.Tensor((n,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.print(A[1, 1:34], "row")
+            T.print(B)
+            T.print(A[0, 3])
+
+    emulate.PRINTED.clear()
+    emulate.launch(kernel, {"A": np.arange(70, dtype="int32").reshape(2, 35), "B": np.arange(3, dtype="float32") / 4})
+    lines = "".join(emulate.PRINTED).splitlines()
+    head = "block (0, 0, 0) "
+    rows = [f"{head}row[{c}:{min(c + 16, 33)}]: {' '.join(str(36 + k) for k in range(c, min(c + 16, 33)))}" for c in (0, 16, 32)]
+    assert lines[1:4] == rows and lines[5:8] == [f"{head}B[{k}:{k + 1}]: {v}" for k, v in enumerate(("0", "0.25", "0.5"))]
+    assert lines[0].endswith("row =") and lines[4].endswith("B =") and lines[8].endswith("= 3") and len(lines) == 9
 
 
 def test_a_failed_assertion_says_where():

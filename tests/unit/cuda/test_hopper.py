@@ -16,7 +16,7 @@ from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, tirx
+from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 
 GOLDEN = Path(__file__).with_name("hopper_gemm.txt")
 #: (M, N, K), options, seed of the schedule: even ones deliver copies as late as they may
@@ -48,6 +48,28 @@ def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]
     return {"A": data(a, dtype, 1), "B": data(b, options.get("right", dtype), 2), "C": empty((M, N), options.get("out", dtype))}
 
 
+#: clusters, with the copies that each stage's tiles take, (plain, multicast), and the blocks that must have read a stage
+CLUSTERS = [
+    ((200, 264, 200), {"BM": 128, "BN": 128, "stages": 3, "cluster": (1, 2)}, (1, 1), 2, 0),
+    ((250, 200, 136), {"BM": 128, "BN": 128, "stages": 2, "cluster": (1, 2), "trans_b": True, "dtype": "float16"}, (1, 1), 2, 1),
+    ((64, 256, 328), {"BM": 64, "BN": 128, "stages": 3, "cluster": 2, "trans_a": True, "threads": 128}, (2, 1), 2, 2),
+    ((128, 256, 200), {"BM": 64, "BN": 128, "stages": 2, "cluster": (2, 2), "threads": 128}, (0, 2), 4, 3),
+    ((512, 136, 64), {"BM": 128, "BN": 64, "stages": 4, "cluster": (1, 4), "panel": 4}, (1, 1), 4, 4),
+    ((500, 384, 72), {"BM": 128, "BN": 64, "stages": 4, "cluster": (3, 2), "panel": 2, "trans_b": True}, (1, 1), 2, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape, options, copies, blocks, seed", CLUSTERS, ids=str)
+def test_a_cluster_shares_what_its_blocks_copy_alike(
+    shape: tuple[int, int, int], options: dict[str, Any], copies: tuple[int, int], blocks: int, seed: int
+):
+    kernel = gemm(*shape, **options)
+    text = print_kernel(lowered(kernel)[0]).text
+    assert (text.count("ts::tma_load("), text.count("ts::tma_load_multicast(")) == copies
+    assert f"ts::mbarrier_init(&empty0[s], {options.get('threads', 256) // 32 * blocks});" in text
+    agree(kernel, arguments(*shape, options), seed=seed)
+
+
 @pytest.mark.parametrize("shape, options, seed", CASES, ids=str)
 def test_products(shape: tuple[int, int, int], options: dict[str, Any], seed: int):
     kernel = gemm(*shape, **options)
@@ -62,6 +84,14 @@ def test_a_persistent_kernel_keeps_its_ring(seed: int):
     options = {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 2, "panel": 2, "out": "float32"}
     assert "ts::tma_load" in print_kernel(lowered(gemm(200, 136, 200, **options))[0]).text
     agree(gemm(200, 136, 200, **options), arguments(200, 136, 200, options), seed=seed)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_persistent_clusters_share(seed: int):
+    options = {"BM": 64, "BN": 64, "threads": 128, "stages": 3, "blocks": 4, "panel": 4, "cluster": 2}
+    text = print_kernel(lowered(gemm(300, 136, 200, **options))[0]).text
+    assert (text.count("ts::tma_load("), text.count("ts::tma_load_multicast(")) == (1, 1)
+    agree(gemm(300, 136, 200, **options), arguments(300, 136, 200, options), seed=seed)
 
 
 @pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
@@ -110,6 +140,38 @@ def test_two_products_of_one_ring():
         agree(kernel(between), {**args, "n": n}, seed=n)
 
 
+@pytest.mark.parametrize("K", [64, 400])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
+    """Each block of k in a fragment of its own, warpgroups in turn; the stage is released when it has been multiplied."""
+    M, N, steps = 130, 136, -(-K // 128)
+
+    @T.prim_func
+    def kernel(
+        A: T.Tensor((M, K), "float8_e4m3fn"), B: T.Tensor((N, K), "float8_e4m3fn"), S: T.Tensor((M, steps), "float32"), C: T.Tensor((M, N), "float32")
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(N, 128), T.ceildiv(M, 128), threads=256) as (bx, by):
+            a, b = T.alloc_shared((128, 128), "float8_e4m3fn"), T.alloc_shared((128, 128), "float8_e4m3fn")
+            acc, part, row = T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128, 128), "float32"), T.alloc_fragment((128,), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(steps, num_stages=3):
+                for i in T.Parallel(128):
+                    row[i] = S[by * 128 + i, k]
+                T.copy(A[by * 128, k * 128], a)
+                T.copy(B[bx * 128, k * 128], b)
+                T.gemm(a, b, part, transpose_B=True, clear_accum=True)
+                for i, j in T.Parallel(128, 128):
+                    acc[i, j] += part[i, j] * row[i]
+            T.copy(acc, C[by * 128, bx * 128])
+
+    made, program = lowered(kernel)
+    text = print_kernel(made).text
+    assert program.notes == [] and text.index("barrier_arrive((((tid") > text.index("ts::wgmma_commit()")
+    assert text.index("ts::mbarrier_arrive_warp") < text.index("acc[u0 * 4 + u1 * 2 + u2] + part")
+    f8 = "float8_e4m3fn"
+    agree(kernel, {"A": data((M, K), f8, 1), "B": data((N, K), f8, 2), "S": data((M, steps), "float32", 3), "C": empty((M, N), "float32")}, seed=seed)
+
+
 # ---- faults
 
 
@@ -138,32 +200,37 @@ def _named(a: Any) -> str:
     return a.args[0].source.name if isinstance(a, ir.Call) and a.op.name == "tirx.address_of" else ""
 
 
-FAULTS: dict[str, Any] = {
-    "the producer does not wait for an empty stage": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "empty0" else ...,
-    "the consumers do not wait for a full stage": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
-    "the producer waits for the wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if n == "ts::mbarrier_wait" and _named(a[0]) == "empty0" else ...,
-    "the consumers wait for the wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
-    "stages are released before their products are over": lambda n, a: None if n == "ts::wgmma_wait<1>" else ...,
-    "stages are not released": lambda n, a: None if n == "ts::mbarrier_arrive_warp" else ...,
-    "the epilogue does not wait": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
-    "products are not committed": lambda n, a: None if n == "ts::wgmma_commit" else ...,
-    "no fence behind the zeros": lambda n, a: None if n == "ts::wgmma_fence" else ...,
-    "too few bytes are expected": lambda n, a: (n, [a[0], a[1] - 128]) if n == "ts::mbarrier_expect" else ...,
-    "too many bytes are expected": lambda n, a: (n, [a[0], a[1] + 128]) if n == "ts::mbarrier_expect" else ...,
-    "a barrier expects too few arrivals": lambda n, a: (n, [a[0], a[1] - 4]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
-    "results are stored without a proxy fence": lambda n, a: None if n == "ts::fence_proxy_async" else ...,
-    "stores are not awaited": lambda n, a: None if n == "ts::bulk_wait_read<0>" else ...,
-    "a barrier expects too many arrivals": lambda n, a: (n, [a[0], a[1] + 1]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
+def _empty(n: str, a: Any, what: str) -> bool:
+    return n.startswith(what) and _named(a[0]) == "empty0"
+
+
+#: faults of clusters; the emulated blocks of one take turns. Those of single blocks: test_seeded_threads.py
+IN_CLUSTERS: dict[str, Any] = {
+    "the blocks do not meet behind their barriers": lambda n, a: None if n == "ts::cluster_begins" else ...,
+    "stages are released in the own block alone": lambda n, a: ("ts::mbarrier_arrive_warp", [a[0], a[2]]) if n.startswith("ts::mbarrier_arrive_blocks") else ...,
+    "only one block's consumers are counted": lambda n, a: (n, [a[0], 8]) if _empty(n, a, "ts::mbarrier_init") else ...,
+    "a copy goes to the own block alone": lambda n, a: ("ts::tma_load", [*a[:3], *a[4:]]) if n == "ts::tma_load_multicast" else ...,
+    "the other block's producer is not awaited": lambda n, a: None if _empty(n, a, "ts::mbarrier_wait") else ...,
+    "the last releases are not awaited": lambda n, a: None if _empty(n, a, "ts::mbarrier_wait") and "s" in [v.name for v in variables(a[1])] else ...,
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_found(fault: str):
-    shape, options = (128, 64, 520), {"BM": 128, "BN": 64, "stages": 3, "out": "float32"}
+def variables(e: Any) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(e, (ir.Var, found.append))
+    return found
+
+
+@pytest.mark.parametrize("fault", IN_CLUSTERS)
+def test_faults_of_clusters_are_found(fault: str):
+    _found(IN_CLUSTERS[fault], (256, 64, 520), {"BM": 128, "BN": 64, "stages": 3, "out": "float32", "cluster": (1, 2)})
+
+
+def _found(fault: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> None:
     made, program = lowered(gemm(*shape, **options))
     args = arguments(*shape, options)
     right = emulate.run(made, program, args)["C"]
-    broken = edited(made, FAULTS[fault])
+    broken = edited(made, fault)
     for seed in range(12):
         try:
             got = emulate.run(broken, program, args, seed)["C"]

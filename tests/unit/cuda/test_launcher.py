@@ -126,6 +126,32 @@ def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, A
     assert untold == "", "what was raised is not told again when the process ends"
 
 
+def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
+    got = seen["team"]
+    assert got["first"] == [["enter", 0], ["kernel", 0], ["leave", 0]]
+    assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, True]  # rank, size, ordered, limit in ns, control words, arenas
+    assert got["counters"] == [1, True], "what is kept is not zeroed"
+    assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], "the others wait for this rank all the same"
+
+
+def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):
+    got = seen["team"]
+    assert got["other stream"] == [["record", 0], ["wait", 0x77], ["enter", 0x77], ["kernel", 0x77], ["leave", 0x77]]
+    assert got["captured"] == [["enter", 0], ["kernel", 0], ["leave", 0]], "what is captured runs when its graph does"
+
+
+def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
+    assert seen["team"]["unordered"] == [["enter", 0], ["kernel", 0]]
+
+
+def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
+    assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]  # ten multiprocessors, four blocks each
+
+
+def test_ordinary_memory_is_refused_for_symmetric_parameters(seen: dict[str, Any]):
+    assert seen["team"]["ordinary"] == ["TypeError: TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor"]
+
+
 @needs_nvcc
 def test_kernel_objects(seen: dict[str, Any]):
     got = seen["objects"]

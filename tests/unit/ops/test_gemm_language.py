@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
+from tilescale.compiler.sim.run import launch
 from tilescale.errors import TileTypeError, TileValueError
 
 #: (operands, accumulator): which products the language has
@@ -223,3 +225,29 @@ def test_what_gemm_refuses():
     refuse(t, "T.gemm of float16 by float16 into int32", lambda A, a, b, c: T.gemm(a, b, T.alloc_fragment((16, 32), "int32")),
            expected="into float32")  # fmt: skip
     refuse(t, "T.gemm of float16 by float32", lambda A, a, b, c: T.gemm(a, T.alloc_shared((8, 32), "float32"), c))
+    refuse(v, "precision='tf32' in T.gemm of float16", lambda A, a, b, c: T.gemm(a, b, c, precision="tf32"), expected="operands of float32")
+    refuse(v, "precision='bf16x3'", lambda A, a, b, c: T.gemm(a, b, c, precision="bf16x3"), expected='"tf32"')
+
+
+def test_precision_allows_operands_to_be_cut():
+    """What is asked for by name: the simulator cuts both to 10 bits of mantissa; without a word it does not."""
+
+    def kernel(precision):
+        @T.prim_func
+        def product(A: T.Tensor((16, 32), "float32"), B: T.Tensor((32, 16), "float32"), C: T.Tensor((16, 16), "float32")):
+            with T.Kernel(1, threads=32):
+                a, b, c = T.alloc_shared((16, 32), "float32"), T.alloc_shared((32, 16), "float32"), T.alloc_fragment((16, 16), "float32")
+                T.copy(A, a)
+                T.copy(B, b)
+                T.gemm(a, b, c, clear_accum=True, precision=precision)
+                T.copy(c, C)
+
+        return product
+
+    draw = np.random.default_rng(0)
+    args = {"A": draw.standard_normal((16, 32), "float32"), "B": draw.standard_normal((32, 16), "float32"), "C": np.zeros((16, 16), "float32")}
+    cut = {n: (x.view("uint32") >> 13 << 13).view("float32").astype("float64") for n, x in args.items()}
+    plain = launch(kernel(""), 1, args).arrays[0]["C"]
+    less = launch(kernel("tf32"), 1, args).arrays[0]["C"]
+    assert np.array_equal(plain, (args["A"].astype("float64") @ args["B"]).astype("float32"))
+    assert np.array_equal(less, (cut["A"] @ cut["B"]).astype("float32")) and not np.array_equal(plain, less)

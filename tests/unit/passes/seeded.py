@@ -456,7 +456,7 @@ def _plan(program: Any) -> Edits:
 
     def of_depth(depth: int) -> Any:
         done = copy(program)
-        done.schedule = replace(program.schedule, rings=[replace(ring, depth=depth)])
+        done.schedule = replace(program.schedule, rings=[replace(ring, depth=depth), *program.schedule.rings[1:]])
         return done
 
     yield "tokens of a deeper ring", "", lambda: of_depth(ring.depth + 1)

@@ -61,12 +61,51 @@ def awaited_at_once() -> Any:
     return main
 
 
+def attention() -> Any:
+    """The products of a round in two of the schedule's: the last one runs under the next round's softmax; keys and values in rings of
+    their own."""
+    n = 64
+
+    @T.prim_func
+    def main(Q: T.Tensor((n, n), "float16"), K: T.Tensor((5 * n, n), "float16"), V: T.Tensor((5 * n, n), "float16"), O: T.Tensor((n, n), "float16")):
+        with T.Kernel(1, threads=128):
+            q, k, v = T.alloc_shared((n, n), "float16"), T.alloc_shared((n, n), "float16"), T.alloc_shared((n, n), "float16")
+            s, p, o = T.alloc_fragment((n, n), "float32"), T.alloc_fragment((n, n), "float16"), T.alloc_fragment((n, n), "float32")
+            top, before, total = (T.alloc_fragment((n,), "float32") for _ in range(3))
+            T.copy(Q, q)
+            T.clear(o)
+            T.clear(total)
+            T.fill(top, -T.infinity("float32"))
+            for t in T.Pipelined(5, num_stages=2):
+                T.copy(K[t * n, 0], k)
+                T.gemm(q, k, s, transpose_B=True, clear_accum=True)
+                T.copy(top, before)
+                T.reduce_max(s, top, dim=1, clear=False)
+                for i, j in T.Parallel(n, n):
+                    s[i, j] = T.exp(s[i, j] - top[i])
+                for i in T.Parallel(n):
+                    before[i] = T.exp(before[i] - top[i])
+                    total[i] *= before[i]
+                T.reduce_sum(s, total, dim=1, clear=False)
+                for i, j in T.Parallel(n, n):
+                    o[i, j] *= before[i]
+                T.copy(s, p)
+                T.copy(V[t * n, 0], v)
+                T.gemm(p, v, o)
+            for i, j in T.Parallel(n, n):
+                o[i, j] /= total[i]
+            T.copy(o, O)
+
+    return main
+
+
 CASES = (
     Case("gemm", lambda: gemm(128, 64, 448, BM=64, BN=64, threads=128, stages=3)),
     Case("stored in parts", lambda: gemm(128, 256, 384, out="float32", trans_b=True)),
     Case("persistent", lambda: gemm(200, 136, 320, BM=64, BN=64, threads=128, stages=3, blocks=2, panel=2, dtype="float16", out="float32")),
     Case("two products", two_products),
     Case("awaited at once", awaited_at_once),
+    Case("attention", attention),
 )
 
 
@@ -74,7 +113,7 @@ CASES = (
 
 
 def seeded(program: Any) -> Iterator[Fault]:
-    """All faults of a scheduled program of a GPU."""
+    """All faults of a scheduled program of a GPU; of rings, those of the first."""
     yield from rings.seeded(program)
     for edit in (_products, _awaits, _late, _stores):
         for name, at, made in edit(program):
@@ -116,8 +155,11 @@ def _products(program: Any) -> Edits:
 
 
 def _awaits(program: Any) -> Edits:
-    """The wait for products left out, or on the wrong side of its neighbours."""
+    """The wait for products left out, on the wrong side of its neighbours, or for fewer of them."""
     yield from _displaced(program, "await_products")
+    for k, s in enumerate(_statements(program, "await_products")):
+        fewer = with_args(s, *list(s.value.args), pending=int(s.value.attrs["pending"]) + 1)
+        yield "await_products for a group fewer", f"wait {k}", _replaced(program, s, fewer)
 
 
 def _displaced(program: Any, name: str) -> Edits:
@@ -132,7 +174,7 @@ def _displaced(program: Any, name: str) -> Edits:
             for down in range(1, len(items) - k):
                 made = [*without[: k + down], s, *without[k + down :]]
                 yield f"{name} {down} statements later", at, rings._with(program, seq, made)
-            if k:
+            if k and rings._contains(items[k - 1], lambda x: _name(x) == "gemm" or _name(x) == "copy" and "bulk" in x.value.attrs):
                 yield f"{name} a statement earlier", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
 
 
@@ -181,7 +223,11 @@ LAST = "the last round's stage is filled no more: its release is for tiles to co
 HARMLESS: dict[tuple[str, str], tuple[int, str]] = {
     **{(case, name): (1, LAST) for case in ("gemm", "stored in parts", "two products") for name in ("release dropped", "a late release that never comes")},
     ("persistent", "await_stores 2 statements later"): (1, "right behind the store: it is awaited before the next tile all the same"),
-    ("persistent", "await_stores a statement earlier"): (1, "in front of the last release of a tile, which has nothing to do with stores"),
+    ("attention", "release dropped"): (1, LAST),
+    ("attention", "counter not advanced"): (1, "the last round's: nothing is counted behind it"),
+    ("attention", "counter advanced by two"): (1, "the last round's: nothing is counted behind it"),
+    ("attention", "a read of a stage too many"): (1, "the first round, which stands alone: its stage is 0 either way"),
+    ("attention", "a read of a stage too few"): (1, "the first round, which stands alone: its stage is 0 either way"),
 }
 
 

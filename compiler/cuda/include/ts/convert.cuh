@@ -95,9 +95,15 @@ struct e4m3 {
   }
   explicit __device__ __forceinline__ e4m3(double x) : e4m3(round_to_odd(x)) {}
   explicit __device__ __forceinline__ operator float() const {
+#if __CUDA_ARCH__ >= 890
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(uint16_t(bits)));
+    return half_bits_to_float(uint16_t(pair));
+#else
     // As a float16 the fields mean 2^-8 of the value (bias 7, not 15), subnormals included.
     const float f = half_bits_to_float(uint16_t((bits & 0x80) << 8 | (bits & 0x7f) << 7)) * 256.0f;
     return (bits & 0x7f) == 0x7f ? __uint_as_float(0x7fc00000u) : f;
+#endif
   }
 };
 

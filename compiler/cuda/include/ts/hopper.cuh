@@ -19,6 +19,14 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
+// One arrival of this thread (release).
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+// The phase also waits for `bytes`; this thread arrives behind it.
+__device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+}
 // Waits until the phase of this parity is over (acquire). The loop is PTX's own: one that the compiler sees, between products that are
 // under way, makes ptxas await each of them (warning C7514).
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity) {
@@ -34,7 +42,16 @@ __device__ __forceinline__ void mbarrier_arrive_warp(uint64_t* barrier, int when
                "r"(threadIdx.x % 32 == 0 ? when : 0)
                : "memory");
 }
-
+// One arrival for the warp at this barrier of each of `blocks` blocks of the cluster, whose ranks are the first lanes' `block`. The
+// arrival releases at the scope of the block alone: no MEMBAR (compiler/cuda/rings.py says why that is enough).
+template <int blocks>
+__device__ __forceinline__ void mbarrier_arrive_blocks(uint64_t* barrier, int block, int when) {
+  __syncwarp();
+  asm volatile("{ .reg .pred p; .reg .b32 a; setp.ne.b32 p, %2, 0; @p mapa.shared::cluster.u32 a, %0, %1; "
+               "@p mbarrier.arrive.shared::cluster.b64 _, [a]; }" ::"r"(shared_address(barrier)),
+               "r"(block), "r"(threadIdx.x % 32 < blocks ? when : 0)
+               : "memory");
+}
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
@@ -58,6 +75,31 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_
   asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
                    shared_address(to)),
                "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
+               : "memory");
+}
+// The same box into each block of the cluster that `blocks` has a bit for, at the same place; each one's `barrier` counts the bytes.
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y), "r"(z), "r"(w)
+               : "memory");
+}
+__device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "h"(uint16_t(blocks)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
                : "memory");
 }
 
@@ -93,6 +135,11 @@ __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.comm
 template <int pending>
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+// All but the last `pending` are complete.
+template <int pending>
+__device__ __forceinline__ void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
 // What this thread wrote to shared memory is there for TMA and wgmma (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -153,6 +200,10 @@ __device__ __forceinline__ void wgmma_arrived(T* a) {
     memcpy(&r, a + i, sizeof(r));
     asm volatile("" ::"r"(r) : "memory");
   }
+}
+// Arrives at a named barrier of `threads` threads without waiting for them.
+__device__ __forceinline__ void barrier_arrive(int number, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 }  // namespace ts

@@ -16,6 +16,13 @@ __device__ __forceinline__ T floormod(T a, T b) {
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }
 
+// (x & mask) | set in one instruction, which ptxas makes two of where both are constants.
+__device__ __forceinline__ uint32_t and_or(uint32_t x, uint32_t mask, uint32_t set) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(x), "r"(mask), "r"(set));
+  return r;
+}
+
 // A NaN on either side is the result.
 __device__ __forceinline__ double max(double a, double b) { return a >= b || a != a ? a : b; }
 __device__ __forceinline__ double min(double a, double b) { return a <= b || a != a ? a : b; }

@@ -82,6 +82,22 @@ TS_MMA_FLOAT(mma_m16n8k16_f16, "f16")
 TS_MMA_FLOAT(mma_m16n8k16_bf16, "bf16")
 #undef TS_MMA_FLOAT
 
+// The same for a deeper product, of which a keeps two of each four neighbours along k, and `places` says where they were; b in halves.
+#define TS_MMA_SPARSE(name, type)                                                                                               \
+  __device__ __forceinline__ void name(float* d, const void* pa, const void* pb, const void* pb_next, uint32_t places) {        \
+    uint32_t a[4], b[4];                                                                                                        \
+    memcpy(a, pa, sizeof(a));                                                                                                   \
+    memcpy(b, pb, 8);                                                                                                           \
+    memcpy(b + 2, pb_next, 8);                                                                                                  \
+    asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." type "." type ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, " \
+        "{%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0x0;"                                                                       \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                                        \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));                 \
+  }
+TS_MMA_SPARSE(mma_sp_m16n8k32_f16, "f16")
+TS_MMA_SPARSE(mma_sp_m16n8k32_bf16, "bf16")
+#undef TS_MMA_SPARSE
+
 #define TS_MMA_INT(name, left, right)                                                                                           \
   __device__ __forceinline__ void name(int* d, const void* pa, const void* pb) {                                                \
     uint32_t a[4], b[2];                                                                                                        \

@@ -1,0 +1,134 @@
+"""Expert primitives as thread IR: what the author wrote is what is printed. Order: arrivals release and waits acquire in each thread that
+makes them (mbarrier.arrive and try_wait, default semantics, scope of the block); TMA's writes are complete, and visible to who waited,
+when their bytes are counted (complete_tx). A proxy fence stands where the author put it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda import tma
+from tilescale.compiler.cuda.places import widened
+from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.shared import boxed, widest_swizzle
+from tilescale.compiler.ops.wgmma import FREE
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import TileSyntaxError, TileValueError
+
+
+def tile_layout(node: Any) -> dict[Any, Any]:
+    """The swizzled boxes of a tile that TMA reads or writes, stages in front."""
+    var = node.args[1 if len(node.args) > 2 else 0].source
+    shape = [int(e) for e in var.ty.shape]
+    width = widest_swizzle(shape[-1], bits_of(var)) if len(shape) in (2, 3) else 0
+    if not width or shape[-2] % 8:
+        raise TileValueError(
+            f"{var.name} is a tile of {tuple(shape)} {var.ty.dtype}, which TMA has no swizzle for", loc=loc_of(node.span),
+            expected="(rows, columns) or (stages, rows, columns), rows a multiple of 8 and each a multiple of 32 bytes",
+        )  # fmt: skip
+    made = boxed((shape[-2], shape[-1]), bits_of(var), width)
+    return {var: made.staged(shape[0]) if len(shape) == 3 else made}
+
+
+def _hopper(cx: Any, what: str) -> None:
+    if cx.capability < 90:
+        raise TileSyntaxError(f"T.{what} needs sm_90, and this is {cx.arch}", loc=cx.here)
+
+
+def _barrier(cx: Any, region: Any, node: Any) -> Any:
+    """A barrier's address."""
+    buf, flat, tests, _ = cx.access(region.source, [r.min for r in region.region], node, True)
+    if tests:
+        raise TileValueError(f"{region.source.name}: an index that may lie outside", loc=cx.here, expected="for example b[k % stages]")
+    return at(buf, flat)
+
+
+def mbarrier_arrive(cx: Any, node: Any) -> Any:
+    _hopper(cx, "mbarrier_arrive")
+    return call("mbarrier_arrive", _barrier(cx, node.args[0], node), span=node.span)
+
+
+def mbarrier_expect_tx(cx: Any, node: Any) -> Any:
+    _hopper(cx, "mbarrier_expect_tx")
+    count = widened(cx.scalar(node.args[1]), "int32")
+    return cx.once(call("mbarrier_expect_tx", _barrier(cx, node.args[0], node), count, span=node.span))
+
+
+def mbarrier_wait_parity(cx: Any, node: Any) -> Any:
+    _hopper(cx, "mbarrier_wait_parity")
+    parity = widened(cx.scalar(node.args[1]), "int32")
+    return call("mbarrier_wait", _barrier(cx, node.args[0], node), parity, span=node.span)
+
+
+def tma_copy(cx: Any, node: Any) -> Any:
+    """One instruction a box, all by one thread."""
+    _hopper(cx, "tma_copy")
+    src, dst = node.args[:2]
+    loads = len(node.args) > 2
+    tile, tensor = (dst, src) if loads else (src, dst)
+    shape = [int(e) for e in tile.source.ty.shape]
+    whole = all(constant(r.min) == 0 and constant(r.extent) == e for r, e in zip(tile.region[-2:], shape[-2:], strict=True))
+    if not whole or len(shape) == 3 and constant(tile.region[0].extent) != 1:
+        raise TileValueError(f"T.tma_copy of a part of {tile.source.name}", loc=cx.here, expected="a whole tile, or one stage of it")
+    row = constant(tensor.source.ty.shape[-1])
+    if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
+        raise TileValueError(f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here)
+    stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
+    barrier = [_barrier(cx, node.args[2], node)] if loads else []
+    out: list[Any] = []
+    for place, name, coordinates in tma.boxes(cx, tile.source, tensor, shape[-2:], stage):
+        if loads:
+            made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
+        else:
+            function = f"tma_reduce_{node.attrs['reduce']}" if str(node.attrs["reduce"]) else "tma_store"
+            made = tirx.call_extern("void", f"ts::{function}", name, place, *coordinates)
+        out.append(tirx.Evaluate(made, node.span))
+    return cx.once(sequence(out))
+
+
+def tma_store_arrive(cx: Any, node: Any) -> Any:
+    _hopper(cx, "tma_store_arrive")
+    return cx.once(call("bulk_commit", span=node.span))
+
+
+def tma_store_wait(cx: Any, node: Any) -> Any:
+    _hopper(cx, "tma_store_wait")
+    name = "bulk_wait_read" if int(node.attrs["read_only"]) else "bulk_wait"
+    return cx.once(call(f"{name}<{int(node.attrs['count'])}>", span=node.span))
+
+
+def set_max_nreg(cx: Any, node: Any) -> Any:
+    if cx.capability < 90:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    cx.one_block = True  # PTX ISA, "setmaxnreg": the kernel must say how many registers its blocks may have
+    return call(f"{'more' if int(node.attrs['more']) else 'fewer'}_registers<{int(node.attrs['count'])}>", span=node.span)
+
+
+def fence_proxy_async(cx: Any, node: Any) -> Any:
+    return call("fence_proxy_async", span=node.span) if cx.capability >= 90 else tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+def wait_wgmma(cx: Any, node: Any) -> Any:
+    """``wait_group``, and all accumulators that products may be writing named behind it."""
+    from tilescale.compiler.cuda.wgmma import awaited
+
+    found: dict[Any, Any] = {}
+
+    def look(c: Any) -> None:
+        if c.op.name == "ts.gemm" and int((c.attrs or {}).get("wgmma", 0)) == FREE and c.args[2].source in cx.places:
+            found.setdefault(c.args[2].source, c.args[2])
+
+    structural_walk(cx.program.func.body, (ir.Call, look))
+    return awaited(cx, list(found.values()), int(node.attrs["count"]), node.span)
+
+
+def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
+    """One thread sets up the author's barriers, before the block's threads meet."""
+    if not barriers:
+        return []
+    number = lambda n: tirx.IntImm("int32", n)  # noqa: E731
+    made = [call("mbarrier_init", at(buffer, number(k)), number(n)) for buffer, counts in barriers for k, n in enumerate(counts)]
+    return [tirx.IfThenElse(tirx.EQ(cx.tid, tirx.IntImm("int32", 0)), sequence([*made, call("fence_mbarrier_init")]), None)]

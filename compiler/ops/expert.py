@@ -1,0 +1,109 @@
+"""Expert: what a thread says to the machine alone. It means nothing but time, or order between proxies, so other targets do nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, binary, compare
+from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.tvm_compat import ir
+from tilescale.errors import TileSyntaxError, TileValueError
+
+
+def set_max_nreg(reg_count: int, is_inc: int | bool) -> None:
+    """Each thread of the warpgroup has so many registers from here on (PTX ISA, "setmaxnreg"): more, or fewer.
+
+    Raises:
+        TileValueError: no multiple of 8 from 24 to 256. TileSyntaxError: not inside ``T.Scale("warpgroup")``.
+    """
+    if not isinstance(reg_count, int) or reg_count % 8 or not 24 <= reg_count <= 256:
+        raise TileValueError(f"{reg_count} registers", loc=source.current(), expected="a multiple of 8 from 24 to 256")
+    if bld.current().executor != "warpgroup":
+        raise TileSyntaxError("registers move between warpgroups", loc=source.current(), hint='inside T.Scale("warpgroup")')
+    emit("set_max_nreg", [], {"count": reg_count, "more": int(bool(is_inc))})
+
+
+def inc_max_nreg(reg_count: int) -> None:
+    """``T.set_max_nreg`` for a warpgroup that gets registers."""
+    set_max_nreg(reg_count, True)
+
+
+def dec_max_nreg(reg_count: int) -> None:
+    """``T.set_max_nreg`` for a warpgroup that gives registers away."""
+    set_max_nreg(reg_count, False)
+
+
+def fence_proxy_async() -> None:
+    """What this executor's threads wrote to shared memory is visible to TMA and to wgmma (PTX ISA, "Proxies"), whoever starts them behind a
+    barrier that follows."""
+    emit("fence_proxy_async", [])
+
+
+def wait_wgmma(count: int = 0) -> None:
+    """All products that were issued with ``wg_wait=-1`` but the last ``count`` are complete."""
+    emit("wait_wgmma", [], {"count": int(count)})
+
+
+def warpgroup_wait(count: int = 0) -> None:
+    """The same as ``T.wait_wgmma``."""
+    wait_wgmma(count)
+
+
+def get_thread_binding(dim: int = 0) -> Any:
+    """The thread's index in the executor around it.
+
+    Raises:
+        TileSyntaxError: outside ``T.Scale("thread")``, where statements run once for all threads and have no thread's index.
+    """
+    if bld.current().executor != "thread" or dim:
+        raise TileSyntaxError(
+            "a thread's index outside T.Scale", loc=source.current(), hint='with T.Scale("thread") as (tid, threads):'
+        )
+    return ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
+
+
+def shuffle_elect(thread_extent: int = 0) -> Any:
+    """Whether this is the first of every ``thread_extent`` threads (of all, where it is 0); inside ``T.Scale("thread")``."""
+    thread = get_thread_binding()
+    return compare("==", binary("%", thread, as_expr(thread_extent)) if thread_extent else thread, as_expr(0))
+
+
+class _Hint(TileOp):
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.tvm_compat import tirx
+
+        return tirx.Evaluate(as_expr(0))
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda import expert
+
+        return getattr(expert, self.name)(cx, call)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None
+
+
+@register
+class SetMaxNreg(_Hint):
+    name = "set_max_nreg"
+
+
+@register
+class FenceProxyAsync(_Hint):
+    name = "fence_proxy_async"
+
+
+@register
+class WaitWgmma(_Hint):
+    name = "wait_wgmma"
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import flights
+
+        pending = int(call.attrs["count"])
+        return lambda ex: flights.wait(ex, flights.PRODUCT, pending)

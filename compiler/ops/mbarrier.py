@@ -1,0 +1,226 @@
+"""Expert: barriers in shared memory with arrivals, phases and bytes (PTX ISA, "mbarrier"), and copies by TMA that complete on them.
+
+A kernel written with them says by hand what T.Pipelined says in a word. A barrier's phase ends when so many threads have arrived as it was
+allocated for and all bytes that were announced have come; waiting for a parity returns when the phase of that parity is over, the one
+before the first counting as of parity 1. Arrivals release, waits acquire, in each thread for itself; nothing else is ordered by the
+compiler where tiles are filled by ``T.tma_copy``. Names are TileLang's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import Region, convert
+from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, region, register, require_same_shape
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+SCOPE = "shared.barrier"
+REDUCTIONS = ("add", "min", "max")
+
+
+def alloc_barrier(arrive_count: Any = 1) -> Any:
+    """Barriers of a block; one, or with a list one for each count. ``arrive_count``: threads whose arrivals end a phase.
+
+    Raises:
+        TileValueError: a count that is no positive int. TileSyntaxError: inside T.Scale below the block.
+    """
+    from tilescale.compiler.ops.alloc import _allocate
+
+    counts = list(arrive_count) if isinstance(arrive_count, (list, tuple)) else [arrive_count]
+    if not counts or any(not isinstance(n, int) or isinstance(n, bool) or not 1 <= n < 1 << 20 for n in counts):
+        raise TileValueError(f"T.alloc_barrier({arrive_count!r})", loc=source.current(), expected="a number of threads, or a list of them")
+    b = bld.current()
+    if b.launch is not None and b.executor != "block":
+        raise TileSyntaxError("T.alloc_barrier inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale")
+    buffer = _allocate((len(counts),), "uint64", SCOPE, "alloc_barrier")
+    buffer.kind = "barrier"
+    b.bodies[-1][-1] = tirx.AllocBuffer(buffer.var, {"ts.counts": counts}, b.span())
+    return buffer
+
+
+def barrier_of(value: Any, what: str) -> Region:
+    """The barrier that an operand names.
+
+    Raises:
+        TileTypeError: it names something else.
+    """
+    made = element(value, what) if is_tile(value) else None
+    if made is None or made.buffer.kind != "barrier":
+        raise TileTypeError(f"{what} is given {value!r}", loc=source.current(), expected="a barrier b[i] of T.alloc_barrier")
+    return made
+
+
+def _outside_parallel(what: str) -> None:
+    from tilescale.compiler.ops.sync import _not_in_parallel
+
+    _not_in_parallel(what)
+
+
+def mbarrier_arrive(barrier: Any) -> None:
+    """All threads of the executor arrive (release)."""
+    _outside_parallel("T.mbarrier_arrive")
+    emit("mbarrier_arrive", [barrier_of(barrier, "T.mbarrier_arrive").ir()])
+
+
+def mbarrier_expect_tx(barrier: Any, tx: Any) -> None:
+    """The phase also waits for so many bytes, which copies will bring; said once for the executor, by a thread that arrives behind it."""
+    _outside_parallel("T.mbarrier_expect_tx")
+    emit("mbarrier_expect_tx", [barrier_of(barrier, "T.mbarrier_expect_tx").ir(), convert(tx, "int32")])
+
+
+def mbarrier_wait_parity(barrier: Any, parity: Any) -> None:
+    """All threads of the executor wait until the phase of this parity is over (acquire)."""
+    _outside_parallel("T.mbarrier_wait_parity")
+    emit("mbarrier_wait_parity", [barrier_of(barrier, "T.mbarrier_wait_parity").ir(), convert(parity, "int32")])
+
+
+def barrier_arrive(barrier: Any) -> None:
+    """The same as ``T.mbarrier_arrive``."""
+    mbarrier_arrive(barrier)
+
+
+def barrier_wait(barrier: Any, parity: Any = 0) -> None:
+    """The same as ``T.mbarrier_wait_parity``."""
+    mbarrier_wait_parity(barrier, parity)
+
+
+def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
+    """A copy by TMA, issued once for the executor: a box of a tensor into a tile of shared memory, whose bytes complete on ``barrier``; or
+    a tile into a tensor, added to what lies there (``reduce``: add, min, max) or instead of it, complete where ``T.tma_store_wait`` says
+    so. A tile is a matrix of whole rows, or a stage of several: ``stages[k, :, :]``. What lies outside the tensor is read as zero and
+    never written.
+
+    Raises:
+        TileTypeError: operands that TMA does not connect. TileValueError: shapes that differ, an unknown reduction.
+    """
+    _outside_parallel("T.tma_copy")
+    loc = source.current()
+    like = None if not hasattr(src, "shape") else region(src, "the source").shape
+    to = region(dst, "the destination", like or ())
+    frm = region(src, "the source", to.shape)
+    require_same_shape(frm, to, "T.tma_copy")
+    loads = frm.buffer.scope == "global" and to.buffer.scope == "shared"
+    if not loads and not (frm.buffer.scope == "shared" and to.buffer.scope == "global"):
+        raise TileTypeError(f"T.tma_copy from {frm.name} to {to.name}", loc=loc, expected="a tensor and a tile of T.alloc_shared")
+    if loads != (barrier is not None):
+        raise TileTypeError(
+            "T.tma_copy into a tile without barrier=" if loads else "T.tma_copy into a tensor with barrier=", loc=loc,
+            expected="barrier=b[i], on which the bytes complete" if loads else "T.tma_store_arrive and T.tma_store_wait behind it",
+        )  # fmt: skip
+    if reduce and (loads or reduce not in REDUCTIONS):
+        raise TileValueError(f"T.tma_copy with reduce={reduce!r}", loc=loc, expected="into a tensor, one of " + ", ".join(REDUCTIONS))
+    if str(frm.dtype) != str(to.dtype):
+        raise TileTypeError(f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing")
+    extra = [] if barrier is None else [barrier_of(barrier, "barrier=").ir()]
+    emit("tma_copy", [frm.ir(), to.ir(), *extra], {"reduce": reduce})
+
+
+def tma_store_arrive() -> None:
+    """The stores that the executor issued so far are one group."""
+    emit("tma_store_arrive", [])
+
+
+def tma_store_wait(count: int = 0, read_only: bool = False) -> None:
+    """All but the last ``count`` groups of stores are complete; with ``read_only`` they have read their tiles."""
+    emit("tma_store_wait", [], {"count": int(count), "read_only": int(bool(read_only))})
+
+
+# ---- operations
+
+
+class _Expert(TileOp):
+    """What a GPU alone does."""
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "update")] if call.args else []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        raise TileSyntaxError(
+            f"T.{self.name} is not there on the cpu target: it is an instruction of GPUs", loc=source.loc_of(call.span),
+            hint="T.Pipelined, T.copy and T.signal say the same for all targets",
+        )  # fmt: skip
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda import expert
+
+        return getattr(expert, self.name)(cx, call)
+
+
+@register
+class MBarrierArrive(_Expert):
+    name = "mbarrier_arrive"
+    waits = True
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import mbarriers
+
+        find, site = mbarriers.finder(call.args[0], cx), cx.site(call, "T.mbarrier_arrive")
+        threads = mbarriers.threads(call, cx)
+        return lambda ex: mbarriers.arrive(ex, find(ex), threads, site)
+
+
+@register
+class MBarrierExpectTx(_Expert):
+    name = "mbarrier_expect_tx"
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import mbarriers
+
+        find, count = mbarriers.finder(call.args[0], cx), cx.scalar(call.args[1])
+        return lambda ex: mbarriers.expect(ex, find(ex), int(count(ex)))
+
+
+@register
+class MBarrierWaitParity(_Expert):
+    name = "mbarrier_wait_parity"
+    waits = True
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "read")]
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import mbarriers
+
+        find, parity, site = mbarriers.finder(call.args[0], cx), cx.scalar(call.args[1]), cx.site(call, "T.mbarrier_wait_parity")
+        return lambda ex: mbarriers.wait(ex, find(ex), int(parity(ex)) & 1, site)
+
+
+@register
+class TmaCopy(_Expert):
+    name = "tma_copy"
+    waits = True
+
+    def effects(self, call: Any) -> list[Access]:
+        src, dst = call.args[:2]
+        mode = "update" if str(call.attrs["reduce"]) else "write"
+        made = [Access(src, "read", proxy="async" if len(call.args) == 2 else ""), Access(dst, mode)]
+        return [*made, *(Access(r, "update") for r in call.args[2:])]
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        from tilescale.compiler.cuda.expert import tile_layout
+
+        return tile_layout(call)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import mbarriers
+
+        return mbarriers.copy(call, cx)
+
+
+@register
+class TmaStoreArrive(_Expert):
+    name = "tma_store_arrive"
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None  # stores are complete there where they are issued
+
+
+@register
+class TmaStoreWait(_Expert):
+    name = "tma_store_wait"
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None

@@ -1,0 +1,208 @@
+"""Programs of several ranks on GPUs, by name: ``tilescale launch -n 2 -m tests.gpu.rank_programs lonely``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import torch
+
+import tilescale
+import tilescale.comm as comm
+import tilescale.cuda
+import tilescale.errors
+import tilescale.language as T
+
+
+@tilescale.jit
+def shift(N, threads=64):
+    @T.prim_func
+    def ring(A: T.Tensor((N,), "float32"), inbox: T.SymmTensor((N,), "float32"), s: T.Signal((2, 3)), B: T.Tensor((N,), "float32"),
+             awaited: T.int64, far: T.int32):  # fmt: skip
+        with T.Kernel(1, threads=threads):
+            with T.Scale("device") as (rank, n):
+                T.copy(A, inbox, dst=(rank + far) % (n + far - 1), signal=s[1, 2])
+                T.wait(s[1, 2], awaited)
+                T.copy(inbox, B)
+
+    return ring
+
+
+class Ring:
+    """A ring shift of N elements, launched and compared."""
+
+    def __init__(self, N: int = 500, team: Any = None):
+        self.N, self.team = N, team
+        self.rank, self.size = (team.rank, team.size) if team else (comm.rank(), comm.world_size())
+        self.inbox, self.s = comm.empty((N,), team=team), comm.signals((2, 3), team=team)
+        self.a, self.b = torch.empty(N, device="cuda"), torch.empty(N, device="cuda")
+        self.kernel = shift(N)
+
+    def launch(self) -> None:
+        self.kernel(self.a, self.inbox, self.s, self.b, 1, 1)
+
+    def wrong(self, step: int) -> int:
+        return int((self.b != (self.rank - 1) % self.size + 100 * step).sum())
+
+    def fill(self, step: int) -> None:
+        self.a.fill_(self.rank + 100 * step)
+
+
+def lonely() -> int:
+    """Waits for two signals, of which one comes."""
+    ring = Ring()
+    ring.kernel(ring.a, ring.inbox, ring.s, ring.b, 2, 1)
+    torch.cuda.synchronize()
+    return 0
+
+
+def far() -> int:
+    """Reaches for a rank that there is not."""
+    ring = Ring()
+    ring.kernel(ring.a, ring.inbox, ring.s, ring.b, 1, 7)
+    torch.cuda.synchronize()
+    return 0
+
+
+def different() -> int:
+    """Ranks that launch different constants."""
+    ring = Ring(500)
+    other = shift(500, threads=64 * (1 + comm.rank()))
+    other(ring.a, ring.inbox, ring.s, ring.b, 1, 1)
+    torch.cuda.synchronize()
+    return 0
+
+
+def late() -> int:
+    """The last rank does not make the launch that the others make."""
+    ring = Ring()
+    if comm.rank() + 1 < comm.world_size():
+        ring.launch()
+        torch.cuda.synchronize()
+    else:
+        time.sleep(10)  # longer than the others wait
+    return 0
+
+
+def raises() -> int:
+    """The last rank fails on its host while the others' launch waits for it: that launch ends at once, and says why."""
+    ring, began = Ring(), time.monotonic()
+    if comm.rank() + 1 == comm.world_size():
+        raise ValueError("no more")
+    ring.launch()
+    try:
+        tilescale.cuda.synchronize()
+    except tilescale.errors.LaunchError as error:
+        print(f"after {'less' if time.monotonic() - began < 10 else 'more'} than 10 s: {error.message}", flush=True)
+    return 0
+
+
+def unordered() -> int:
+    """Launches without flags at their ends: the kernel's own counters, which are kept, order them."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), inbox: T.SymmTensor((2, 64), "int32"), s: T.Signal((1,), keep=True), step: T.int32,
+               B: T.Tensor((64,), "int32")):  # fmt: skip
+        with T.Kernel(1, threads=64, ordered=False):
+            with T.Scale("device") as (rank, n):
+                T.copy(A, inbox[step % 2, 0:64], dst=(rank + 1) % n, signal=s[0])
+                T.wait(s[0], step + 1)
+                T.copy(inbox[step % 2, 0:64], B)
+
+    run = tilescale.compile(kernel)
+    rank, size, wrong = comm.rank(), comm.world_size(), 0
+    inbox, s = comm.empty((2, 64), torch.int32), comm.signals(1)
+    b = torch.empty(64, device="cuda", dtype=torch.int32)
+    for step in range(30):
+        run(torch.full_like(b, 100 * step + rank), inbox, s, step, b)
+        wrong += int((b != 100 * step + (rank - 1) % size).sum())
+        if step % 2:
+            comm.barrier()  # two slots: nobody is two launches ahead of a reader
+    return wrong
+
+
+def graph() -> int:
+    """A launch in a CUDA graph counts on the device: it may be replayed, with launches of its own between."""
+    ring = Ring()
+    ring.fill(0)
+    ring.launch()
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        ring.launch()
+    wrong = 0
+    for step in range(30):
+        ring.fill(step)
+        captured.replay() if step % 3 else ring.launch()
+        wrong += ring.wrong(step)
+    return wrong
+
+
+def streams() -> int:
+    """Launches on streams in turn are one sequence."""
+    ring, pair = Ring(), [torch.cuda.Stream(), torch.cuda.Stream()]
+    wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+    ring.fill(3)
+    torch.cuda.synchronize()
+    for step in range(30):
+        with torch.cuda.stream(pair[step % 2]):
+            ring.b.fill_(-1)
+            ring.launch()
+            wrong += (ring.b != (ring.rank - 1) % ring.size + 300).sum()
+    torch.cuda.synchronize()
+    return int(wrong)
+
+
+def teams() -> int:
+    """A team of two ranks beside the world, and tensors that come and go."""
+    world, wrong = Ring(), 0
+    some = comm.team([comm.world_size() - 1, 0])
+    for step in range(10):
+        world.fill(step)
+        world.launch()
+        if some is not None:
+            pair = Ring(300 + step, team=some)
+            pair.fill(step)
+            pair.launch()
+            wrong += pair.wrong(step)
+        wrong += world.wrong(step)
+    return wrong
+
+
+def barriers() -> int:
+    """All blocks of all ranks meet, again and again."""
+
+    @T.prim_func
+    def kernel(A: T.SymmTensor((4, 64), "int32"), rounds: T.int32, B: T.Tensor((4, 64), "int32")):
+        with T.Kernel(4, threads=64) as bx:
+            with T.Scale("device") as (rank, n):
+                for r in T.serial(rounds):
+                    tile = T.alloc_fragment((64,), "int32")
+                    T.fill(tile, 1000 * r + bx)
+                    T.copy(tile, A[bx, 0:64], dst=(rank + 1) % n)
+                    T.barrier()
+                    T.copy(A[(bx + 1) % 4, 0:64], tile)
+                    T.copy(tile, B[bx, 0:64])
+                    T.barrier()
+
+    run = tilescale.compile(kernel)
+    a, b, wrong = comm.zeros((4, 64), torch.int32), torch.zeros(4, 64, dtype=torch.int32, device="cuda"), 0
+    for step in range(10):
+        run(a, step + 1, b)
+        want = (1000 * step + (torch.arange(4, device="cuda") + 1) % 4)[:, None]
+        wrong += int((b != want).sum())
+    return wrong
+
+
+def main() -> int:
+    comm.init()
+    wrong = {f.__name__: f for f in (lonely, far, different, late, raises, unordered, graph, streams, teams, barriers)}[sys.argv[1]]()
+    comm.barrier()
+    if comm.rank() == 0:
+        print(f"{sys.argv[1]}: {wrong} wrong", flush=True)
+    return int(wrong != 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

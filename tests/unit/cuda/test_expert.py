@@ -1,0 +1,127 @@
+"""Kernels written by hand down to the instruction: on the simulator and on the emulated GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.test_hopper import edited, lowered
+from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.cuda.printer import print_kernel
+
+
+def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, stages: int = 3, dtype: str = "bfloat16") -> Any:
+    """C = A · B in float32: a producer warpgroup of which one thread drives TMA, consumers of 64 rows each that multiply one round ahead."""
+    consumers, rounds = BM // 64, -(-K // BK)
+    size = (BM * BK + BK * BN) * 2
+
+    @T.prim_func
+    def by_hand(A: T.Tensor((M, K), dtype), B: T.Tensor((K, N), dtype), C: T.Tensor((M, N), "float32")):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=128 * (consumers + 1)) as (bx, by):
+            a, b = T.alloc_shared((stages, BM, BK), dtype), T.alloc_shared((stages, BK, BN), dtype)
+            full, empty = T.alloc_barrier([1] * stages), T.alloc_barrier([128 * consumers] * stages)
+            with T.Scale("warpgroup") as (w, n):
+                if w == consumers:
+                    T.dec_max_nreg(40)
+                    with T.Scale("thread"):
+                        if T.shuffle_elect(128):
+                            for k in T.serial(rounds):
+                                T.mbarrier_wait_parity(empty[k % stages], k // stages % 2 ^ 1)
+                                T.mbarrier_expect_tx(full[k % stages], size)
+                                T.tma_copy(A[by * BM, k * BK], a[k % stages, :, :], barrier=full[k % stages])
+                                T.tma_copy(B[k * BK, bx * BN], b[k % stages, :, :], barrier=full[k % stages])
+                                T.mbarrier_arrive(full[k % stages])
+                else:
+                    T.inc_max_nreg(232)
+                    acc = T.alloc_fragment((64, BN), "float32")
+                    T.clear(acc)
+                    for k in T.serial(rounds):
+                        T.mbarrier_wait_parity(full[k % stages], k // stages % 2)
+                        T.gemm(a[k % stages, w * 64 : w * 64 + 64, :], b[k % stages, :, :], acc, wg_wait=-1)
+                        T.wait_wgmma(0)
+                        T.mbarrier_arrive(empty[k % stages])
+                    T.copy(acc, C[by * BM + w * 64, bx * BN])
+
+    return by_hand
+
+
+SHAPE = (136, 136, 264)
+
+
+def operands(M: int, N: int, K: int, dtype: str = "bfloat16") -> dict[str, Any]:
+    return {"A": data((M, K), dtype, 1), "B": data((K, N), dtype, 2), "C": empty((M, N), "float32")}
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_gemm_by_hand(seed: int):
+    kernel = gemm(*SHAPE)
+    text = print_kernel(lowered(kernel)[0]).text
+    for word in ("ts::tma_load(", "ts::mbarrier_expect_tx(", "ts::mbarrier_arrive(", "ts::wgmma_m64n128k16_bf16", "ts::wgmma_wait<0>",
+                 "ts::fewer_registers<40>", "ts::more_registers<232>", "__launch_bounds__(384, 1)"):  # fmt: skip
+        assert word in text, word
+    agree(kernel, operands(*SHAPE), seed=seed)
+
+
+def _wait(n: str, a: Any, which: str) -> bool:
+    return n == "ts::mbarrier_wait" and a[0].args[0].source.name == which
+
+
+FAULTS: dict[str, Any] = {
+    "nobody waits for a full stage": lambda n, a: None if _wait(n, a, "full") else ...,
+    "nobody waits for an empty stage": lambda n, a: None if _wait(n, a, "empty") else ...,
+    "a wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if _wait(n, a, "full") else ...,
+    "no bytes are expected": lambda n, a: None if n == "ts::mbarrier_expect_tx" else ...,
+    "stages are released before their products": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_found(fault: str):
+    made, program = lowered(gemm(64, 64, 520, BM=64, BN=64))
+    args = operands(64, 64, 520)
+    right = emulate.run(made, program, args)["C"]
+    broken = edited(made, FAULTS[fault])
+    for seed in range(8):
+        try:
+            got = emulate.run(broken, program, args, seed)["C"]
+        except EmulationError:
+            return
+        if not (got == right).all():
+            return
+    pytest.fail("no schedule shows it")
+
+
+def stored(reduce: str = "") -> Any:
+    """Blocks of columns, through shared memory, by TMA into C (or onto what lies there)."""
+
+    @T.prim_func
+    def stored(A: T.Tensor((100, 128), "float32"), C: T.Tensor((100, 128), "float32")):
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            tile = T.alloc_shared((64, 64), "float32")
+            T.copy(A[by * 64, bx * 64], tile)
+            T.fence_proxy_async()
+            T.sync_threads()
+            T.tma_copy(tile, C[by * 64, bx * 64], reduce=reduce)
+            T.tma_store_arrive()
+            T.tma_store_wait(0)
+
+    return stored
+
+
+@pytest.mark.parametrize("reduce", ["", "add", "max"])
+def test_stores_and_reductions_by_tma(reduce: str):
+    kernel = stored(reduce)
+    assert ("ts::tma_store(" if not reduce else f"ts::tma_reduce_{reduce}(") in print_kernel(lowered(kernel)[0]).text
+    agree(kernel, {"A": data((100, 128), "float32", 1), "C": data((100, 128), "float32", 2)}, exact=True)
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+def test_it_compiles():
+    made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a")
+    assert made.resources.spill_stores == 0 and not made.serialised, made.messages
+    for reduce in ("", "add", "min", "max"):
+        toolchain.compile_cubin(print_kernel(lowered(stored(reduce))[0]), "sm_90a")

@@ -1,0 +1,95 @@
+"""T.gemm_sp: on the simulator against plain products, on the CPU and on emulated threads against the simulator; what nvcc makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.gpu.gemms import sparse_gemm, sparse_operand
+from tests.kernels import refused
+from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim.run import launch
+from tilescale.errors import TileTypeError, TileValueError
+
+#: (M, N, K), options
+CASES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    ((64, 64, 128), {}),
+    ((70, 72, 192), {"places": "uint8", "dtype": "bfloat16", "trans_b": True, "threads": 128}),
+    ((64, 40, 128), {"places": "int32", "trans_a": True, "stages": 2}),
+    ((64, 48, 128), {"out": "float16", "places": "uint16", "stages": 1}),
+    ((64, 48, 128), {"dtype": "int8", "out": "int32"}),
+    ((64, 48, 128), {"dtype": "float8_e4m3fn", "trans_b": True, "out": "float32"}),
+    ((32, 48, 128), {"dtype": "float32", "out": "float32"}),
+]
+
+
+def arguments(shape: tuple[int, int, int], options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The kernel's, and A as a whole."""
+    M, N, K = shape
+    dtype = options.get("dtype", "float16")
+    whole, kept, places = sparse_operand(M, K, dtype, options.get("places", "int16"))
+    b = data((N, K) if options.get("trans_b") else (K, N), dtype, 2)
+    kept = np.ascontiguousarray(kept.T) if options.get("trans_a") else kept
+    return {"A": kept, "E": places, "B": b, "C": empty((M, N), options.get("out", "float32"))}, whole
+
+
+@pytest.mark.parametrize("shape, options", CASES, ids=str)
+def test_meaning(shape: tuple[int, int, int], options: dict[str, Any]):
+    args, whole = arguments(shape, options)
+    kernel = sparse_gemm(*shape, **options)
+    got = launch(kernel, 1, args).arrays[0]["C"]
+    b = numerics.decode(args["B"], str(args["B"].dtype)).astype(np.float64)
+    want = numerics.decode(whole, str(whole.dtype)).astype(np.float64) @ (b.T if options.get("trans_b") else b)
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3, atol=2e-2)
+    for arch in ("sm_80", "sm_90a"):
+        agree(kernel, args, arch=arch)
+
+
+@pytest.mark.parametrize("case", [0, 2, 4], ids=str)
+def test_on_the_cpu(case: int):
+    shape, options = CASES[case]
+    args, _ = arguments(shape, options)
+    kernel = sparse_gemm(*shape, **options)
+    want = launch(kernel, 1, args).arrays[0]["C"]
+    tilescale.compile(kernel, target="cpu")(*args.values())
+    np.testing.assert_allclose(args["C"].astype(np.float64), want.astype(np.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_the_tensor_cores_do_it():
+    for arch in ("sm_80", "sm_90a"):
+        program, _ = pipeline.run(sparse_gemm(1024, 1024, 1024, BM=128, BN=128, BK=64, threads=128).trace(), passes=pipeline.gpu_passes(arch))
+        printed = print_kernel(Lowering(program, arch).run())
+        assert "ts::mma_sp_m16n8k32_f16" in printed.text and "ts::cp_async<16>" in printed.text
+        if toolchain.find_nvcc() is not None:
+            made = toolchain.compile_cubin(printed, arch)
+            assert made.resources.spill_stores == 0 and "HMMA.SP.16832.F32" in toolchain.sass(made.code)
+
+
+def test_what_is_refused():
+    def kernel(e: tuple[int, int], places: str, half: int) -> Any:
+        @T.prim_func
+        def product(C: T.Tensor((16, 16), "float32")):
+            with T.Kernel(1, threads=32):
+                a, s, b = T.alloc_shared((16, half), "float16"), T.alloc_shared(e, places), T.alloc_shared((64, 16), "float16")
+                c = T.alloc_fragment((16, 16), "float32")
+                T.gemm_sp(a, s, b, c)
+                T.copy(c, C)
+
+        return product
+
+    kernel((16, 4), "int16", 32).trace()
+    with refused(TileValueError, "T.gemm_sp of A", expected="E (M, K / 16)"):
+        kernel((16, 8), "int16", 32).trace()
+    with refused(TileValueError, "T.gemm_sp of A"):
+        kernel((16, 4), "int16", 64).trace()
+    with refused(TileTypeError, "E of T.gemm_sp"):
+        kernel((16, 4), "float16", 32).trace()

@@ -1,0 +1,258 @@
+"""``w4a16_matmul(a, w, scales)``: 16-bit activations times 4-bit weights, which are turned into 16-bit floats in registers.
+
+The product is computed transposed, Cᵀ = W · Aᵀ: the weights are the tensor cores' left operand, which may lie in registers, and a few rows
+of activations are their narrow side. In a word lie eight weights that one thread needs, two of them at a time in the places of two 16-bit
+floats: ``word >> 4p & 0x000f000f | 0x43004300`` is a pair of bfloat16 numbers 128 + v, from which 128 + zero is subtracted exactly. A
+group's sum of products is scaled in float32, so the weights themselves are never rounded.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+import tilescale.language as T
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.ops import host
+from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+from tilescale.ops.gemm import ceil_div, combine
+
+#: weights that share a scale and a zero, in a row
+GROUP = 128
+#: words of a group
+WORDS = GROUP // 8
+#: dtype → the bits of two numbers whose last four bits of the fraction count ones, and that number
+MAGIC = {"bfloat16": (0x43004300, 128), "float16": (0x64006400, 1024)}
+#: what zeros are without zeros
+MIDDLE = 8
+
+
+def order(device: Any = None) -> torch.Tensor:
+    """Where in its group each weight of a row comes from: (word, nibble) → k. The words 4t … 4t + 3 hold what thread t of four needs, word
+    4t + c of the 32 from 32c on, those that wgmma's left operand has in thread t: 2t, 2t + 1, 2t + 8, 2t + 9, … in the nibbles
+    0, 4, 1, 5, 2, 6, 3, 7 (PTX ISA 9.0, "Register Fragments for wgmma.mma_async.m64nNk16")."""
+    t, c, pair, half = torch.meshgrid(*[torch.arange(n, device=device) for n in (4, 4, 4, 2)], indexing="ij")
+    k = 32 * c + 2 * t + 8 * pair + half
+    made = torch.empty(WORDS, 8, dtype=torch.int64, device=device)
+    made[(4 * t + c), (pair + 4 * half)] = k
+    return made
+
+
+def pack(values: torch.Tensor) -> torch.Tensor:
+    """Weights (N, K) from 0 to 15, of any integer dtype, as ``w4a16_matmul`` takes them: (N, K // 8) of int32.
+
+    Raises:
+        TileValueError: K is no multiple of 128.
+    """
+    if values.dim() != 2 or values.shape[1] % GROUP:
+        raise TileValueError(f"weights of {tuple(values.shape)}", expected=f"(N, K), K a multiple of {GROUP}")
+    groups = values.reshape(values.shape[0], -1, GROUP)[:, :, order(values.device)].to(torch.int64)
+    words = sum(groups[..., k] << (4 * k) for k in range(8))
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).reshape(values.shape[0], -1)
+
+
+# ---- the kernel
+
+
+def product(
+    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, dtype: str, out: str, zeros: bool
+) -> Any:
+    """C (split, M, N) = A (M, K) · dequantised W (N, K // 8)ᵀ, each a sum over its share of the groups, ``groups`` of them in a stage.
+    Scales, zeros: (K // 128, N)."""
+    steps = ceil_div(K // GROUP, split * groups)
+    own = steps * groups
+    magic, base = MAGIC[dtype]
+
+    @T.macro
+    def body(A, W, scales, zeros, C):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
+            a, w = T.alloc_shared((BM, groups * GROUP), dtype), T.alloc_shared((BN, groups * WORDS), "int32")
+            scale, zero = T.alloc_shared((own, BN), dtype), T.alloc_shared((own, BN), "uint8")
+            weights, offset = T.alloc_fragment((BN, GROUP), dtype), T.alloc_fragment((BN,), dtype)
+            pairs = T.view(weights, (BN, GROUP // 2), "int32")
+            part, acc = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
+            T.copy(scales[bz * own, bx * BN], scale)
+            if zeros is not None:
+                T.copy(zeros[bz * own, bx * BN], zero)
+            T.clear(acc)
+            for step in T.Pipelined(steps, num_stages=stages):
+                T.copy(W[bx * BN, (bz * steps + step) * (groups * WORDS)], w)
+                T.copy(A[by * BM, (bz * steps + step) * (groups * GROUP)], a)
+                for g in range(groups):
+                    q = step * groups + g
+                    for i, p in T.Parallel(BN, GROUP // 2):
+                        pairs[i, p] = (w[i, g * WORDS + p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                    if zeros is not None:
+                        for i in T.Parallel(BN):
+                            offset[i] = T.cast(T.cast(zero[q, i], "int32") + base, dtype)
+                    for i, k in T.Parallel(BN, GROUP):
+                        weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                    T.gemm(weights, a[0:BM, g * GROUP : (g + 1) * GROUP], part, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(BN, BM):
+                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[q, i], "float32")
+            for i, j in T.Parallel(BN, BM):
+                C[bz, by * BM + j, bx * BN + i] = acc[i, j]
+
+    scaled = (K // GROUP, N)
+
+    @T.prim_func
+    def w4a16(
+        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor((split, M, N), out)
+    ):  # fmt: skip
+        body(A, W, scales, None, C)
+
+    @T.prim_func
+    def w4a16_zeros(
+        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(scaled, dtype), zeros: T.Tensor(scaled, "uint8"),
+        C: T.Tensor((split, M, N), out),
+    ):  # fmt: skip
+        body(A, W, scales, zeros, C)
+
+    return w4a16_zeros if zeros else w4a16
+
+
+# ---- what people call
+
+
+@dataclass(frozen=True)
+class Config:
+    """How the work is cut: rows of a and columns of the result in a tile, groups in a stage (with BM 16 alone more than one), stages of the
+    rings, threads of a block, shares of k."""
+
+    BM: int = 16
+    BN: int = 64
+    groups: int = 1
+    stages: int = 8
+    threads: int = 128
+    split: int = 2
+
+
+@functools.cache
+def chosen(M: int, N: int, K: int) -> Config:
+    """The configuration for a class of shapes."""
+    if M <= 64:
+        BM = next(b for b in (16, 32, 64) if M <= b)
+        return Config(BM=BM, stages=8 if BM <= 32 else 4, split=2 if K >= 4096 else 1)
+    return Config(BM=128, BN=64, stages=4, threads=256, split=1)
+
+
+def w4a16_matmul(
+    a: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, *, out: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """a · Wᵀ with W[n, k] = (value[n, k] - zero[k // 128, n]) · scale[k // 128, n]; summed in float32 and rounded once.
+
+    Args:
+        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: (N, K // 8) of int32, made by `pack`.
+        scales: (K // 128, N) of a's dtype. zeros: (K // 128, N) of uint8, from 0 to 15; without them all are 8.
+        out: (M, N) of a's dtype, contiguous, takes the result. config: how the work is cut, where the own choice is not wanted.
+
+    Raises:
+        TileValueError, TileTypeError: shapes or dtypes that do not fit.
+    """
+    if a.dim() != 2 or a.shape[1] % GROUP or 0 in a.shape or not a.is_contiguous() or w.dim() != 2 or not w.is_contiguous():
+        raise TileValueError(
+            f"a of {tuple(a.shape)}, w of {tuple(w.shape)}", expected=f"contiguous a (M, K), K a multiple of {GROUP}, w (N, K // 8)"
+        )
+    (M, K), N = a.shape, w.shape[0]
+    if w.shape[1] != K // 8 or any(tuple(x.shape) != (K // GROUP, N) or not x.is_contiguous() for x in (scales, zeros) if x is not None):
+        raise TileValueError(
+            f"a of {tuple(a.shape)}, w of {tuple(w.shape)}, scales of {tuple(scales.shape)}",
+            expected=f"w (N, {K // 8}), scales and zeros ({K // GROUP}, N), contiguous",
+        )
+    name = host.dtype_name(a)
+    if name not in MAGIC or w.dtype != torch.int32 or scales.dtype != a.dtype or zeros is not None and zeros.dtype != torch.uint8:
+        raise TileTypeError(f"a of {name}, w of {host.dtype_name(w)}, scales of {host.dtype_name(scales)}",
+                            expected="a and scales of bfloat16 or float16, w of int32, zeros of uint8")  # fmt: skip
+    c = host.result(out, (M, N), a.dtype, a)
+    how = config or chosen(M, N, K)
+    inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
+    what = {"M": M, "N": N, "K": K, **asdict(how), "dtype": name, "zeros": zeros is not None}
+    if how.split == 1:
+        host.launch(product, (*inputs, c.view(1, M, N)), **what, out=name)
+        return c
+    partial = torch.empty(how.split, M, N, dtype=torch.float32, device=a.device)
+    host.launch(product, (*inputs, partial), **what, out="float32")
+    host.launch(combine, (partial, c), M=M, N=N, split=how.split, out=name, bias=False, activation="")
+    return c
+
+
+# ---- what is right, and what it is measured against
+
+
+def unpack(w: torch.Tensor) -> torch.Tensor:
+    """The weights (N, K) from 0 to 15 that `pack` made words of."""
+    nibbles = torch.stack([(w >> (4 * k)) & 15 for k in range(8)], -1).reshape(w.shape[0], -1, WORDS, 8)
+    made = torch.empty(w.shape[0], nibbles.shape[1], GROUP, dtype=torch.int32, device=w.device)
+    made[:, :, order(w.device)] = nibbles
+    return made.reshape(w.shape[0], -1)
+
+
+def dequantised(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
+    """The weights (N, K) in float64."""
+    spread = lambda x: x.T.double().repeat_interleave(GROUP, 1)  # noqa: E731
+    return (unpack(w).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
+
+
+def draw(
+    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, **config: int
+) -> dict[str, Any]:
+    """Normal random activations, weights and zeros from 0 to 15, scales around 0.1; ``config``: fields of a `Config`."""
+    g = generator(device, seed)
+    made: dict[str, Any] = {
+        "a": normal((M, K), dtype, g),
+        "w": torch.randint(-(1 << 31), 1 << 31, (N, K // 8), generator=g, device=device, dtype=torch.int64).to(torch.int32),
+        "scales": (torch.rand(K // GROUP, N, generator=g, device=device) * 0.1 + 0.05).to(getattr(torch, dtype)),
+    }
+    if zeros:
+        made["zeros"] = torch.randint(0, 16, (K // GROUP, N), generator=g, device=device, dtype=torch.uint8)
+    if config:
+        made["config"] = Config(**config)
+    return made
+
+
+def reference(
+    a: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, config: Config | None = None
+) -> tuple[Expected, ...]:
+    """In float64."""
+    x, y = a.double(), dequantised(w, scales, zeros)
+    return (expected(x @ y.T, a.dtype, noise=summed(x.abs() @ y.abs().T, 2 * a.shape[1])),)
+
+
+def cublas(a: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, **_: Any) -> Callable[[], Any]:
+    """torch.mm of a and of weights that were made 16-bit floats before."""
+    y = dequantised(w, scales, zeros).to(a.dtype)
+    out = torch.empty(a.shape[0], w.shape[0], device=a.device, dtype=a.dtype)
+    return lambda: torch.mm(a, y.T, out=out)
+
+
+def _cases() -> tuple[Case, ...]:
+    small: list[dict[str, Any]] = [
+        {"M": 1, "N": 72, "K": 256},
+        {"M": 13, "N": 64, "K": 384, "dtype": "float16", "zeros": True},
+        {"M": 5, "N": 40, "K": 128, "zeros": True},
+        {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
+        {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
+        {"M": 70, "N": 136, "K": 256, "zeros": True},
+    ]
+    ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
+    gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ragged for d in MAGIC for z in (False, True)]
+    bars = {1: 3.0, 16: 2.5, 128: 1.0}
+    bench = [({"M": m, "N": 8192, "K": 8192, "zeros": z}, bar) for m, bar in bars.items() for z in (False, True)]
+    return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=bar) for s, bar in bench))
+
+
+OP = Op(
+    name="w4a16_matmul",
+    run=w4a16_matmul,
+    draw=draw,
+    reference=reference,
+    cases=_cases(),
+    peers={"cuBLAS bf16": cublas},
+    flops=lambda M, N, K, **_: 2.0 * M * N * K,
+    moved=lambda M, N, K, **_: N * K / 2 + N * K / GROUP * 2 + 2.0 * M * (N + K),
+)
