@@ -175,8 +175,8 @@ class _Awaiting:
         return b
 
     def _land(self, flying: list[Flight], count: int, out: list[Any], s: Any, since: list[Any]) -> None:
-        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last product,
-        which run beside it."""
+        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last
+        product, which run beside it."""
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
@@ -247,7 +247,7 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
 
 
 def _in_turns(loop: Any) -> Any | None:
-    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has not that form."""
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form."""
     stmts, span = flat(loop.body), loop.span
     at = [k for k, s in enumerate(stmts) if is_product(s)]
     if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != len(at):

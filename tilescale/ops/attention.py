@@ -43,7 +43,8 @@ class Tile:
     @property
     def hiding(self) -> int:
         """In how many of the first rounds a causal mask hides keys: those whose tile reaches beyond the block's first query."""
-        return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in range(0, self.BM * self.BN, self.BM))
+        starts = range(0, self.BM * self.BN, self.BM)
+        return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in starts)
 
 
 def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, tile: Tile) -> Any:
@@ -109,8 +110,9 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
 
     @T.prim_func
     def flash_attention(
-        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32")
-    ):
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype),
+        Lse: T.Tensor(sums, "float32"),
+    ):  # fmt: skip
         each = T.ceildiv(s.queries, BM)
         if not tile.blocks:
             with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
@@ -128,8 +130,8 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
 
     @T.prim_func
     def packed_flash_attention(
-        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32"),
-        Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype),
+        Lse: T.Tensor(sums, "float32"), Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=tile.threads) as (x, h, b):
             queries(Q, K, V, O, Lse, Starts, Begins, T.ceildiv(most, BM), x, h, b)
@@ -163,8 +165,8 @@ def flash_attention(
     q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: int | None = None, tile: Tile | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores), float32, which the gradients need.
-    A query that sees no key gives zeros and -inf.
+    """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores), float32, which the gradients
+    need. A query that sees no key gives zeros and -inf.
 
     Args:
         q: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim); each of them serves heads / kv_heads
@@ -182,7 +184,8 @@ def flash_attention(
     """
     packed, dtype = q_starts is not None, host.dtype_name(q)
     if dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TileTypeError(f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}", expected="one of " + ", ".join(DTYPES))
+        what = f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}"
+        raise TileTypeError(what, expected="one of " + ", ".join(DTYPES))
     shapes = f"flash_attention of q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != (3 if packed else 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         raise TileValueError(shapes, expected="k and v alike, with q's number of axes and head dimension")
@@ -229,8 +232,8 @@ def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, q_starts: torch.Tensor | None = None,
     k_starts: torch.Tensor | None = None, longest: int | None = None,
 ) -> tuple[Expected, ...]:  # fmt: skip
-    """In float64. Scores are off as sums in float32 and by the roundings of their scale, exponentials by those and by ex2's, and are rounded
-    to the inputs' dtype before they are multiplied, which adds up as a root."""
+    """In float64. Scores are off as sums in float32 and by the roundings of their scale, exponentials by those and by ex2's, and are
+    rounded to the inputs' dtype before they are multiplied, which adds up as a root."""
     unit, scale, group = ROUNDING[q.dtype], q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
     numbers = (q.shape[1], q.shape[0]) if q_starts is not None else q.shape[:3]
     o, off = (torch.zeros(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))
