@@ -70,10 +70,10 @@ def touched(s: Any) -> tuple[set[Any], set[Any]]:
     written: set[Any] = set()
     nest = nest_of(s)
     if nest is not None:
-        for a in nest.accesses:
-            (read if a.mode == "read" else written).add(a.buffer)
+        for e in nest.accesses:
+            (read if e.mode == "read" else written).add(e.buffer)
         return read, written
-    structural_walk(s, (ir.TensorLoad, lambda e: read.add(e.source)))
+    structural_walk(s, (ir.TensorLoad, lambda x: read.add(x.source)))
     structural_walk(s, (tirx.BufferStore, lambda x: written.add(x.buffer)))
     for call in calls(s):
         for a in base.REGISTRY[call.op.name].effects(call):

@@ -184,8 +184,8 @@ def flash_attention(
     """
     packed, dtype = q_starts is not None, host.dtype_name(q)
     if dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        what = f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}"
-        raise TileTypeError(what, expected="one of " + ", ".join(DTYPES))
+        dtypes = f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}"
+        raise TileTypeError(dtypes, expected="one of " + ", ".join(DTYPES))
     shapes = f"flash_attention of q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != (3 if packed else 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         raise TileValueError(shapes, expected="k and v alike, with q's number of axes and head dimension")
@@ -243,7 +243,7 @@ def reference(
             x = _heads(q, q_starts, b, h).double()
             key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
             s = x @ key.T * scale
-            hidden = _hidden(*s.shape, q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
+            hidden = _hidden(s.shape[0], s.shape[1], q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
             rough = (summed(x.abs() @ key.abs().T * scale, x.shape[1]) + s.abs() * 2.0**-21).masked_fill(hidden, 0.0)
             s.masked_fill_(hidden, -torch.inf)
             total = s.logsumexp(-1)
