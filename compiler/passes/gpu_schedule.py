@@ -41,6 +41,8 @@ WARPGROUP = 128
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: columns of a product that mma.sync does as well where its left operand lies in registers
+NARROW = 16
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
 #: bytes of shared memory beside the tiles: barriers
@@ -211,7 +213,7 @@ def _check_readers(program: Any) -> None:
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
             continue
-        if op.name == "copy" and in_registers(call.args[1].source):
+        if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
         if op.name != "gemm":
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
@@ -270,11 +272,19 @@ def _products(program: Any) -> Any:
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _no_wgmma(c, program) is not None:
+        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))
+
+
+def _narrow(call: Any) -> bool:
+    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
+    computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
+    a, _, c = call.args[:3]
+    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    return computed and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
 def _marked(call: Any, span: Any, pending: int) -> Any:

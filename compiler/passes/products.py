@@ -244,16 +244,20 @@ def _overlap(loop: Any, groups: int) -> Any | None:
 
 
 def _in_turns(loop: Any) -> Any | None:
-    """A loop of products and what is computed from them, the warpgroups one after the other; None where it has not that form."""
-    stmts = flat(loop.body)
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has not that form."""
+    stmts, span = flat(loop.body), loop.span
     at = [k for k, s in enumerate(stmts) if is_product(s)]
-    if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != at[-1] - at[0] + 1:
+    if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != len(at):
         return None
-    results, end, span = {stmts[k].value.args[2].source for k in at}, at[-1] + 1, loop.span
-    if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:]):
-        return None
-    body = sequence([*stmts[: at[0]], turn("take", span), *stmts[at[0] : end], turn("pass", span), *stmts[end:]])
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations=dict(loop.annotations), span=span)
+    firsts = [k for k in at if k - 1 not in at]
+    body = stmts[: at[0]]
+    for k, after in zip(firsts, [*firsts[1:], len(stmts)], strict=True):
+        end = next(n for n in range(k, after + 1) if n not in at)
+        results = {s.value.args[2].source for s in stmts[k:end]}
+        if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:after]):
+            return None
+        body += [turn("take", span), *stmts[k:end], turn("pass", span), *stmts[end:after]]
+    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
     return sequence([turn("first", span), made, turn("last", span)])
 
 
