@@ -196,7 +196,8 @@ class _Draft:
         copies = [s for s in head if not _consumed(s, p)]
         fill: list[Any] = []
         compute = [s for s in (*head, *p.stmts[p.last + 1 :]) if _consumed(s, p) or isinstance(s, tirx.Bind)]
-        before, behind = [[] for _ in range(len(compute) + 1)], [[] for _ in range(len(compute) + 1)]
+        before: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
+        behind: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
         for k, buffers in enumerate(groups):
             ring, staged = self._new_ring(p, buffers)
             filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")

@@ -81,6 +81,27 @@ def test_rounds_that_only_the_call_says(n: int):
     agree(kernel, args, arch="sm_80")
 
 
+def test_tiles_that_memory_names():
+    """Where a tile begins is read from memory; that it begins at a multiple of 64 is known all the same."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 32), "float16"), I: T.Tensor((8,), "int32"), B: T.Tensor((4, 64, 32), "float16")):
+        with T.Kernel(4, threads=64) as bx:
+            a, total = T.alloc_shared((64, 32), "float16"), T.alloc_fragment((64, 32), "float16")
+            T.clear(total)
+            first = I[bx] * 64
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[first + k * 64, 0], a)
+                for i, j in T.Parallel(64, 32):
+                    total[i, j] += a[63 - i, j]
+            T.copy(total, B[bx, 0:64, 0:32])
+
+    made, program = lowered(kernel)
+    assert "ts::cp_async<16>" in print_kernel(made).text and program.notes == []
+    args = {"A": data((512, 32), "float16"), "I": np.array([3, 0, 6, 1, 0, 0, 0, 0], "int32"), "B": empty((4, 64, 32), "float16")}
+    agree(kernel, args, arch="sm_80")
+
+
 def test_hopper_does_so_where_tma_cannot():
     made, program = lowered(gemm(100, 100, 100, BM=64, BN=64, threads=128), "sm_90a")
     assert "ts::cp_async<8>" in print_kernel(made).text and any("does without TMA and wgmma" in n for n in program.notes)
