@@ -147,7 +147,7 @@ class Product:
     """A product under way. Operands in shared memory: descriptor, rows, whether they are stored across."""
 
     key: tuple[int, int, int]
-    a: tuple[int, int, bool] | Held
+    a: Any
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]

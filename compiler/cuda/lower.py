@@ -493,7 +493,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster, maps=tuple(m for _, m in self.maps),
+            self.program.arena_bytes, launch.cluster if self.capability >= 90 else (1, 1, 1), maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
