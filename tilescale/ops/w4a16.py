@@ -134,9 +134,10 @@ class Config:
 @functools.cache
 def chosen(M: int, N: int, K: int) -> Config:
     """The configuration for a class of shapes."""
+    if M <= 16:  # four blocks of a multiprocessor hide each other's waits
+        return Config(stages=4, split=4 if K >= 4096 else 1)
     if M <= 64:
-        BM = next(b for b in (16, 32, 64) if M <= b)
-        return Config(BM=BM, stages=8 if BM <= 32 else 4, split=2 if K >= 4096 else 1)
+        return Config(BM=32 if M <= 32 else 64, stages=4, split=2 if K >= 4096 else 1)
     return Config(BM=128, BN=64, stages=4, threads=256, split=1)
 
 

@@ -15,7 +15,6 @@ from tilescale.compiler.cuda import toolchain
 ARCHS = ("sm_90a", "sm_80")
 #: bytes that a thread may spill on Ampere, where nothing is tuned
 SPILLED = 64
-
 pytestmark = pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 
 
