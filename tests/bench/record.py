@@ -23,6 +23,12 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def script() -> str:
+    """What was started, as it is named from the root."""
+    path = Path(sys.argv[0]).resolve()
+    return str(path.relative_to(RESULTS.parents[2])) if path.is_relative_to(RESULTS.parents[2]) else sys.argv[0]
+
+
 def graphics() -> dict[str, Any]:
     """The GPU that torch runs on, and its software; nothing where there is none."""
     torch = sys.modules.get("torch")

@@ -70,30 +70,35 @@ def product(
     @T.macro
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
-            a, w = T.alloc_shared((BM, groups * GROUP), dtype), T.alloc_shared((BN, groups * WORDS), "int32")
+            a = [T.alloc_shared((BM, GROUP), dtype) for _ in range(groups)]
+            w = T.alloc_shared((BN, groups * WORDS), "int32")
             scale, zero = T.alloc_shared((own, BN), dtype), T.alloc_shared((own, BN), "uint8")
-            weights, offset = T.alloc_fragment((BN, GROUP), dtype), T.alloc_fragment((BN,), dtype)
-            pairs = T.view(weights, (BN, GROUP // 2), "int32")
-            part, acc = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
+            offset, acc = T.alloc_fragment((BN,), dtype), T.alloc_fragment((BN, BM), "float32")
+            weights = [T.alloc_fragment((BN, GROUP), dtype) for _ in range(min(groups, 2))]
+            part = [T.alloc_fragment((BN, BM), "float32") for _ in range(min(groups, 2))]
+            pairs = [T.view(t, (BN, GROUP // 2), "int32") for t in weights]
             T.copy(scales[bz * own, bx * BN], scale)
             if zeros is not None:
                 T.copy(zeros[bz * own, bx * BN], zero)
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=stages):
                 T.copy(W[bx * BN, (bz * steps + step) * (groups * WORDS)], w)
-                T.copy(A[by * BM, (bz * steps + step) * (groups * GROUP)], a)
                 for g in range(groups):
-                    q = step * groups + g
-                    for i, p in T.Parallel(BN, GROUP // 2):
-                        pairs[i, p] = (w[i, g * WORDS + p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
-                    if zeros is not None:
-                        for i in T.Parallel(BN):
-                            offset[i] = T.cast(T.cast(zero[q, i], "int32") + base, dtype)
-                    for i, k in T.Parallel(BN, GROUP):
-                        weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                    T.gemm(weights, a[0:BM, g * GROUP : (g + 1) * GROUP], part, transpose_B=True, clear_accum=True)
-                    for i, j in T.Parallel(BN, BM):
-                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[q, i], "float32")
+                    T.copy(A[by * BM, ((bz * steps + step) * groups + g) * GROUP], a[g])
+                for g in range(groups + 1):
+                    if g < groups:
+                        for i, p in T.Parallel(BN, GROUP // 2):
+                            word = w[i, g * WORDS + p % 4 * 4 + p // 16]
+                            pairs[g % 2][i, p] = (word >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                        if zeros is not None:
+                            for i in T.Parallel(BN):
+                                offset[i] = T.cast(T.cast(zero[step * groups + g, i], "int32") + base, dtype)
+                        for i, k in T.Parallel(BN, GROUP):
+                            weights[g % 2][i, k] = weights[g % 2][i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                        T.gemm(weights[g % 2], a[g], part[g % 2], transpose_B=True, clear_accum=True)
+                    if g > 0:  # the group before, whose product ran meanwhile
+                        for i, j in T.Parallel(BN, BM):
+                            acc[i, j] = acc[i, j] + part[(g - 1) % 2][i, j] * T.cast(scale[step * groups + g - 1, i], "float32")
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
@@ -120,8 +125,8 @@ def product(
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut: rows of a and columns of the result in a tile, groups in a stage (with BM 16 alone more than one), stages of the
-    rings, threads of a block, shares of k."""
+    """How the work is cut: rows of a and columns of the result in a tile, groups in a stage (from two on the weights of one are computed
+    under the product of the other), stages of the rings, threads of a block, shares of k."""
 
     BM: int = 16
     BN: int = 64
@@ -238,6 +243,7 @@ def _cases() -> tuple[Case, ...]:
         {"M": 5, "N": 40, "K": 128, "zeros": True},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
+        {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},
         {"M": 70, "N": 136, "K": 256, "zeros": True},
     ]
     ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
