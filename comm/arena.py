@@ -101,10 +101,12 @@ class Arena:
 
     def settle(self) -> None:
         """Returns when this rank's GPU has done all it was given. Raises CommError with what a launch said that failed."""
+        import torch
+
         try:
-            native.cuda_synchronize()
+            torch.cuda.synchronize(self.device)  # whichever thread asks, and whatever device is current there
         except RuntimeError as error:
-            why = self._says() or str(error).removeprefix("TS:run:-1:")
+            why = self._says() or str(error).split("\n")[0]
             self.host.stop(why)
             raise CommError(why) from None
 

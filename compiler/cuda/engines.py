@@ -284,7 +284,7 @@ class Engines:
     def read(self, p: Product) -> tuple[Any, Any]:
         made: list[Any] = []
         for which, dtype in enumerate(p.dtypes):
-            if which not in in_memory(p):
+            if isinstance(p.a, Held) and not which:
                 made.append(p.a.registers[p.a.lanes, p.a.slots].view(numerics.storage(dtype)))
                 continue
             cells = operand(p, which)[..., None] + np.arange(p.size)
@@ -352,7 +352,7 @@ def factors(stored: Any, dtype: str) -> Any:
 def operand(p: Product, which: int) -> Any:
     """The first byte of each element of an operand, 32 bytes of each row, by its descriptor (PTX ISA, "Matrix Descriptor Format",
     "Strides"). Across rows there are 16-bit elements alone."""
-    descriptor, rows, across = (p.a, p.b)[which]
+    descriptor, rows, across = p.b if which or isinstance(p.a, Held) else p.a
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)
     if width is None:
@@ -476,6 +476,9 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
+    looked, own = b.engines.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
+    if looked is not None and looked[tmap.cells(byte(m, to)), own].any():
+        raise EmulationError("TMA writes what threads of the block have read, and they have made no proxy fence since")
     at, handed = [int(one(m, c)) for c in coordinates], None
     if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
         who, arena, cells = np.flatnonzero(m), b.engines.arena, tmap.cells(byte(m, to))
@@ -516,6 +519,9 @@ def bulk_wait(pending: int) -> Callable[..., None]:
 def fence_proxy(b: Any, m: Any) -> None:
     unfenced = b.engines.arena.unfenced
     unfenced[np.isin(unfenced, np.flatnonzero(m) + b.first)] = -1
+    if (looked := b.engines.arena.looked) is not None:
+        whole = np.flatnonzero(m[: len(m) // WARP * WARP].reshape(-1, WARP).all(1))
+        looked[:, whole + b.first // WARP] = False
 
 
 def descriptor(swizzle: int) -> Callable[..., Any]:

@@ -420,7 +420,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             count = tirx.Var("rounds", dt)
             some = tirx.IfThenElse(count < tirx.IntImm(dt, 1), tirx.Evaluate(tirx.call_extern("void", "__trap")), None)
             head = [tirx.Bind(count, widened(extent, dt)), some]
-        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), span=s.span)])
+        # a producer has few registers, and waits most of the time
+        notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
+        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), annotations=notes, span=s.span)])
 
     def bind_range(self, var: Any, extent: Any) -> None:
         dt = str(var.ty)

@@ -73,13 +73,13 @@ def rounds_of(program: Any) -> set[Any]:
 
 
 def read_by_threads(program: Any) -> set[int]:
-    """The numbers of the rings whose tiles threads read: element by element, or by copies into registers."""
+    """The numbers of the rings whose tiles threads read: element by element, by copies into registers, or by mma.sync."""
     rings = program.schedule.ring_of
     found: set[int] = set()
 
     def operation(c: Any) -> None:
-        if c.op.name == "ts.copy" and "ring" not in c.attrs and c.args[0].source in rings:
-            found.add(rings[c.args[0].source])
+        if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
+            found.update(rings[r.source] for r in c.args[:2] if r.source in rings)
 
     structural_walk(program.func.body, (ir.TensorLoad, lambda e: found.add(rings[e.source]) if e.source in rings else None))
     structural_walk(program.func.body, (ir.Call, operation))

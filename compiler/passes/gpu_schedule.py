@@ -29,7 +29,7 @@ from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
-from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
@@ -41,6 +41,8 @@ WARPGROUP = 128
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: columns of a product that mma.sync does as well where its left operand lies in registers
+NARROW = 16
 #: axes of a tensor that TMA can copy from
 MOST_AXES = 5
 #: bytes of shared memory beside the tiles: barriers
@@ -67,7 +69,7 @@ def gpu_schedule(program: Any, arch: str) -> Any:
         except Unfit as why:
             program.notes.append(f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}")
     if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
-        made, reason, where = copies_ahead(program, _depth(program, limit, ("all",)))
+        made, reason, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
@@ -91,7 +93,7 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
-    depth = _depth(program, limit, splitting.ROLES)
+    depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
     made = _scheduled(program, depth)
@@ -108,9 +110,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
-def _depth(program: Any, limit: int, roles: tuple[str, ...]) -> int:
-    """The most stages that fit beside everything else that the block has in shared memory."""
-    one = _scheduled(program, 1) if roles == splitting.ROLES else schedule(program, depth=1)
+def _depth(limit: int, one: Any) -> int:
+    """The most stages that fit beside everything else that the block has in shared memory, which is ``one`` with a single stage."""
     sizes = _shared(one.func.body)
     rings = one.schedule.rings
     ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)
@@ -211,7 +212,7 @@ def _check_readers(program: Any) -> None:
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
             continue
-        if op.name == "copy" and in_registers(call.args[1].source):
+        if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
         if op.name != "gemm":
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
@@ -270,11 +271,19 @@ def _products(program: Any) -> Any:
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _no_wgmma(c, program) is not None:
+        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))
+
+
+def _narrow(call: Any) -> bool:
+    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
+    computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
+    a, _, c = call.args[:3]
+    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    return computed and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
 def _marked(call: Any, span: Any, pending: int) -> Any:

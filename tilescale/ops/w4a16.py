@@ -59,51 +59,55 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 
 def product(
-    M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, split: int, dtype: str, out: str, zeros: bool
+    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, dtype: str, out: str, zeros: bool
 ) -> Any:
-    """C (split, M, N) = A (M, K) · dequantised W (N, K // 8)ᵀ, each a sum over its share of the groups. Scales, zeros: (K // 128, N)."""
-    steps = ceil_div(K // GROUP, split)
+    """C (split, M, N) = A (M, K) · dequantised W (N, K // 8)ᵀ, each a sum over its share of the groups, ``groups`` of them in a stage.
+    Scales, zeros: (K // 128, N)."""
+    steps = ceil_div(K // GROUP, split * groups)
+    own = steps * groups
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
-            a, w = T.alloc_shared((BM, GROUP), dtype), T.alloc_shared((BN, WORDS), "int32")
-            scale, zero = T.alloc_shared((steps, BN), dtype), T.alloc_shared((steps, BN), "uint8")
+            a, w = T.alloc_shared((BM, groups * GROUP), dtype), T.alloc_shared((BN, groups * WORDS), "int32")
+            scale, zero = T.alloc_shared((own, BN), dtype), T.alloc_shared((own, BN), "uint8")
             weights, offset = T.alloc_fragment((BN, GROUP), dtype), T.alloc_fragment((BN,), dtype)
             pairs = T.view(weights, (BN, GROUP // 2), "int32")
             part, acc = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
-            T.copy(scales[bz * steps, bx * BN], scale)
+            T.copy(scales[bz * own, bx * BN], scale)
             if zeros is not None:
-                T.copy(zeros[bz * steps, bx * BN], zero)
+                T.copy(zeros[bz * own, bx * BN], zero)
             T.clear(acc)
-            for q in T.Pipelined(steps, num_stages=stages):
-                T.copy(W[bx * BN, (bz * steps + q) * WORDS], w)
-                T.copy(A[by * BM, (bz * steps + q) * GROUP], a)
-                for i, p in T.Parallel(BN, GROUP // 2):
-                    pairs[i, p] = (w[i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
-                if zeros is not None:
-                    for i in T.Parallel(BN):
-                        offset[i] = T.cast(T.cast(zero[q, i], "int32") + base, dtype)
-                for i, k in T.Parallel(BN, GROUP):
-                    weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                T.gemm(weights, a, part, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(BN, BM):
-                    acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[q, i], "float32")
+            for step in T.Pipelined(steps, num_stages=stages):
+                T.copy(W[bx * BN, (bz * steps + step) * (groups * WORDS)], w)
+                T.copy(A[by * BM, (bz * steps + step) * (groups * GROUP)], a)
+                for g in range(groups):
+                    q = step * groups + g
+                    for i, p in T.Parallel(BN, GROUP // 2):
+                        pairs[i, p] = (w[i, g * WORDS + p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                    if zeros is not None:
+                        for i in T.Parallel(BN):
+                            offset[i] = T.cast(T.cast(zero[q, i], "int32") + base, dtype)
+                    for i, k in T.Parallel(BN, GROUP):
+                        weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                    T.gemm(weights, a[0:BM, g * GROUP : (g + 1) * GROUP], part, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(BN, BM):
+                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[q, i], "float32")
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
-    groups = (K // GROUP, N)
+    scaled = (K // GROUP, N)
 
     @T.prim_func
     def w4a16(
-        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(groups, dtype), C: T.Tensor((split, M, N), out)
+        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor((split, M, N), out)
     ):  # fmt: skip
         body(A, W, scales, None, C)
 
     @T.prim_func
     def w4a16_zeros(
-        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(groups, dtype), zeros: T.Tensor(groups, "uint8"),
+        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(scaled, dtype), zeros: T.Tensor(scaled, "uint8"),
         C: T.Tensor((split, M, N), out),
     ):  # fmt: skip
         body(A, W, scales, zeros, C)
@@ -116,10 +120,12 @@ def product(
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut: rows of a and columns of the result in a tile, stages of the rings, threads of a block, shares of k."""
+    """How the work is cut: rows of a and columns of the result in a tile, groups in a stage (with BM 16 alone more than one), stages of the
+    rings, threads of a block, shares of k."""
 
     BM: int = 16
     BN: int = 64
+    groups: int = 1
     stages: int = 8
     threads: int = 128
     split: int = 2
@@ -128,9 +134,10 @@ class Config:
 @functools.cache
 def chosen(M: int, N: int, K: int) -> Config:
     """The configuration for a class of shapes."""
+    if M <= 16:  # four blocks of a multiprocessor hide each other's waits
+        return Config(stages=4, split=4 if K >= 4096 else 1)
     if M <= 64:
-        BM = next(b for b in (8, 16, 32, 64) if M <= b)
-        return Config(BM=BM, stages=8 if BM <= 32 else 4, split=2 if K >= 4096 else 1)
+        return Config(BM=32 if M <= 32 else 64, stages=4, split=2 if K >= 4096 else 1)
     return Config(BM=128, BN=64, stages=4, threads=256, split=1)
 
 
@@ -230,6 +237,7 @@ def _cases() -> tuple[Case, ...]:
         {"M": 13, "N": 64, "K": 384, "dtype": "float16", "zeros": True},
         {"M": 5, "N": 40, "K": 128, "zeros": True},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
+        {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 136, "K": 256, "zeros": True},
     ]
     ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]

@@ -200,30 +200,11 @@ def _named(a: Any) -> str:
     return a.args[0].source.name if isinstance(a, ir.Call) and a.op.name == "tirx.address_of" else ""
 
 
-FAULTS: dict[str, Any] = {
-    "the producer does not wait for an empty stage": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "empty0" else ...,
-    "the consumers do not wait for a full stage": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
-    "the producer waits for the wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if n == "ts::mbarrier_wait" and _named(a[0]) == "empty0" else ...,
-    "the consumers wait for the wrong phase": lambda n, a: (n, [a[0], 1 - a[1]]) if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
-    "stages are released before their products are over": lambda n, a: None if n == "ts::wgmma_wait<1>" else ...,
-    "stages are not released": lambda n, a: None if n == "ts::mbarrier_arrive_warp" else ...,
-    "the epilogue does not wait": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
-    "products are not committed": lambda n, a: None if n == "ts::wgmma_commit" else ...,
-    "no fence behind the zeros": lambda n, a: None if n == "ts::wgmma_fence" else ...,
-    "too few bytes are expected": lambda n, a: (n, [a[0], a[1] - 128]) if n == "ts::mbarrier_expect" else ...,
-    "too many bytes are expected": lambda n, a: (n, [a[0], a[1] + 128]) if n == "ts::mbarrier_expect" else ...,
-    "a barrier expects too few arrivals": lambda n, a: (n, [a[0], a[1] - 4]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
-    "results are stored without a proxy fence": lambda n, a: None if n == "ts::fence_proxy_async" else ...,
-    "stores are not awaited": lambda n, a: None if n == "ts::bulk_wait_read<0>" else ...,
-    "a barrier expects too many arrivals": lambda n, a: (n, [a[0], a[1] + 1]) if n == "ts::mbarrier_init" and _named(a[0]) == "empty0" else ...,
-}
-
-
 def _empty(n: str, a: Any, what: str) -> bool:
     return n.startswith(what) and _named(a[0]) == "empty0"
 
 
-#: faults of clusters; the emulated blocks of one take turns
+#: faults of clusters; the emulated blocks of one take turns. Those of single blocks: test_seeded_threads.py
 IN_CLUSTERS: dict[str, Any] = {
     "the blocks do not meet behind their barriers": lambda n, a: None if n == "ts::cluster_begins" else ...,
     "stages are released in the own block alone": lambda n, a: ("ts::mbarrier_arrive_warp", [a[0], a[2]]) if n.startswith("ts::mbarrier_arrive_blocks") else ...,
@@ -243,11 +224,6 @@ def variables(e: Any) -> list[Any]:
 @pytest.mark.parametrize("fault", IN_CLUSTERS)
 def test_faults_of_clusters_are_found(fault: str):
     _found(IN_CLUSTERS[fault], (256, 64, 520), {"BM": 128, "BN": 64, "stages": 3, "out": "float32", "cluster": (1, 2)})
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_found(fault: str):
-    _found(FAULTS[fault], (128, 64, 520), {"BM": 128, "BN": 64, "stages": 3, "out": "float32"})
 
 
 def _found(fault: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> None:

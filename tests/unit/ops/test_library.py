@@ -97,3 +97,19 @@ def test_what_matmul_refuses():
 def test_matrices_that_lie_neither_way_are_copied():
     a, b = torch.randn(6, 20)[:, ::2], torch.randn(10, 8)
     assert torch.allclose(tilescale.ops.matmul(a, b), a @ b, atol=1e-4)
+
+
+def test_sequences_that_fill_no_wave_are_cut_finer(monkeypatch: pytest.MonkeyPatch):
+    """200 sequences of two blocks on 132 multiprocessors: three waves of 198, and two sequences in parts; the same on a small scale."""
+    from tilescale.ops import host
+    from tilescale.ops.latent_attention import plan
+
+    assert plan(132, 2, 128, 132) == ((0, 132, 1),) and plan(64, 2, 128, 132) == ((0, 64, 1),)
+    head, tail = plan(200, 2, 128, 132)
+    assert head == (0, 198, 1) and tail[:2] == (198, 200) and tail[2] > 8
+    assert len(plan(4, 1, 32, 3)) == 2
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 3)
+    op = load("latent_attention")
+    arguments = op.draw(batch=4, heads=8, context=2000, latent=64, rope=16, ragged=True)
+    (want,) = op.reference(**arguments)
+    assert worst(op.run(**arguments), want) <= 1
