@@ -92,6 +92,7 @@ def test_what_is_no_barrier_is_refused():
     refuse(lambda A, t, h, b: T.tma_copy(t, A, barrier=b[0]), "with barrier=")
     refuse(lambda A, t, h, b: T.tma_copy(A, h, barrier=b[0]), "float32 into float16")
     refuse(lambda A, t, h, b: T.tma_copy(t, A, reduce="xor"), "reduce='xor'")
+    refuse(lambda A, t, h, b: T.tma_copy(t, A, reduce="max"), "reduce='max' of float32")
     refuse(lambda A, t, h, b: T.inc_max_nreg(100), "100 registers")
     refuse(lambda A, t, h, b: T.inc_max_nreg(104), "between warpgroups")
     refuse(lambda A, t, h, b: T.get_thread_binding(), "a thread's index outside T.Scale")
