@@ -32,6 +32,8 @@ class Memory:
         self.by_warp: Any = None
         #: the thread whose write the asynchronous proxy does not see yet
         self.unfenced = np.full(self.cells, -1, np.int64)
+        #: (cell, warp): read by threads of the warp, which have not made a proxy fence since; made where somebody asks
+        self.looked: Any = None
 
     def times(self, warps: int) -> Any:
         """When each warp read each cell last; 0: never."""
@@ -246,5 +248,9 @@ def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
         b.engines.copies.touched(cells)
         b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)
+        if not writes:
+            if mem.arena.looked is None:
+                mem.arena.looked = np.zeros((mem.arena.cells, -(-len(b.everyone) // WARP)), bool)
+            mem.arena.looked[cells, (who[:, None, None] + b.first) // WARP] = True
     else:
         b.touch(mem, at, np.broadcast_to(who[:, None], at.shape), writes)

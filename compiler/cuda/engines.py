@@ -476,6 +476,9 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
+    looked, own = b.engines.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
+    if looked is not None and looked[tmap.cells(byte(m, to)), own].any():
+        raise EmulationError("TMA writes what threads of the block have read, and they have made no proxy fence since")
     at, handed = [int(one(m, c)) for c in coordinates], None
     if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
         who, arena, cells = np.flatnonzero(m), b.engines.arena, tmap.cells(byte(m, to))
@@ -516,6 +519,9 @@ def bulk_wait(pending: int) -> Callable[..., None]:
 def fence_proxy(b: Any, m: Any) -> None:
     unfenced = b.engines.arena.unfenced
     unfenced[np.isin(unfenced, np.flatnonzero(m) + b.first)] = -1
+    if (looked := b.engines.arena.looked) is not None:
+        whole = np.flatnonzero(m[: len(m) // WARP * WARP].reshape(-1, WARP).all(1))
+        looked[:, whole + b.first // WARP] = False
 
 
 def descriptor(swizzle: int) -> Callable[..., Any]:

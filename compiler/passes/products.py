@@ -41,7 +41,6 @@ from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
-
 #: stages of a ring from which two rounds' products may read at once
 DEEP = 3
 

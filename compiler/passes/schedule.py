@@ -90,7 +90,8 @@ def schedule(
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
     """
     if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)) or (by_reader and roles != splitting.ROLES):
-        raise ValueError(f"roles={roles!r}, ahead={ahead}: one role, one role that copies ahead, or {splitting.ROLES!r}")
+        asked = f"roles={roles!r}, ahead={ahead}, by_reader={by_reader}"
+        raise ValueError(f"{asked}: one role, one role that copies ahead, or {splitting.ROLES!r}")
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else TURN
     reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:

@@ -270,6 +270,8 @@ def attention_gradients(
         raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim of 8 and at most 256, one batch")
     if q_starts is not None and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
         raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
+    if 0 in (*q.shape, *k.shape):
+        raise TileValueError(f"attention_gradients of {shapes}", expected="extents of 1 at least")
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
     named = zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True)

@@ -223,8 +223,8 @@ def reference(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype, fast: bool = False,
     config: Config | None = None,
 ) -> tuple[Expected, ...]:  # fmt: skip
-    """In float64. On a GPU an instruction's sum of 32 products may be off by 13 bits of its largest number, which random signs keep far
-    below 2^-13 of the sum of all magnitudes; where all of k is summed so, the sum itself grows, and what is cut off points one way."""
+    """In float64. On a GPU each number in an instruction's sum of 32 products is cut 13 bits behind the point of the largest: together less
+    than 2^-12 of the sum of all magnitudes; where all of k is summed so, the sum itself grows, and what is cut off points one way."""
     K, N = b.shape
     wide = lambda s, axis, extent: s.double().repeat_interleave(BLOCK, axis).narrow(axis, 0, extent)  # noqa: E731
     if scale_a.numel() == 1:
@@ -234,7 +234,7 @@ def reference(
     total, magnitude = x @ y, x.abs() @ y.abs()
     noise = summed(magnitude, K + 1) + total.abs() * 2.0**-22
     if a.device.type == "cuda":
-        noise = noise + magnitude * 2.0 ** (-11 if fast else -13)
+        noise = noise + magnitude * 2.0 ** (-11 if fast else -12)
     return (expected(total, out_dtype, noise=noise),)
 
 

@@ -108,6 +108,25 @@ def test_hopper_does_so_where_tma_cannot():
     agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
 
 
+def test_staged_operands_leave_room_for_fewer_stages():
+    """A left operand in registers goes through shared memory, 48 KB of an sm_86 block's 99."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 192), "float32"), B: T.Tensor((768, 64), "float32"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_fragment((64, 192), "float32"), T.alloc_shared((192, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for i, j in T.Parallel(64, 192):
+                a[i, j] = A[i, j] + A[i + 64, j]
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(B[k * 192, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[0:64, 0:64])
+
+    _, program = lowered(kernel, "sm_86")
+    assert any("no room for a second stage" in n for n in program.notes) and program.arena_bytes <= 99 << 10
+
+
 def test_what_keeps_to_turns_is_said():
     _, program = lowered(gemm(64, 64, 33, BM=32, BN=32, BK=32, threads=64))
     assert any("copies in turn, not ahead" in n and "4 bytes" in n for n in program.notes), program.notes

@@ -9,7 +9,8 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
-from tests.unit.cuda.test_hopper import lowered
+from tests.unit.cuda.test_hopper import _named, edited, lowered
+from tilescale.compiler.cuda import emulate, engines
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.errors import TileValueError
 
@@ -100,9 +101,8 @@ def test_a_view_that_no_layout_has_is_refused():
         lowered(kernel)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_threads_read_what_tma_brings(seed: int):
-    """Element by element and by a copy into registers, beside a product, at any time of arrival."""
+def beside() -> Any:
+    """A product, a copy into registers and a loop that reads element by element, all of rings."""
 
     @T.prim_func
     def kernel(
@@ -126,7 +126,30 @@ def test_threads_read_what_tma_brings(seed: int):
             T.copy(c, C)
             T.copy(d, D)
 
-    made, program = lowered(kernel)
-    assert program.notes == [] and len(made.maps) >= 3
+    return kernel
+
+
+def operands() -> dict[str, Any]:
     args = {"A": data((64, 200), "float16", 1), "B": data((200, 64), "float16", 2), "W": data((64, 200), "float32", 3)}
-    agree(kernel, {**args, "C": empty((64, 64), "float32"), "D": empty((64, 32), "float32")}, seed=seed)
+    return {**args, "C": empty((64, 64), "float32"), "D": empty((64, 32), "float32")}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_threads_read_what_tma_brings(seed: int):
+    """At any time of arrival."""
+    made, program = lowered(beside())
+    assert program.notes == [] and len(made.maps) >= 3
+    agree(beside(), operands(), seed=seed)
+
+
+@pytest.mark.parametrize("fault, message", [
+    (lambda n, a: None if n == "ts::fence_proxy_async" else ..., "no proxy fence"),
+    (lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full1" else ..., "."),
+    (lambda n, a: None if n == "ts::mbarrier_arrive_warp" and _named(a[0]) == "empty1" else ..., "."),
+])  # fmt: skip
+def test_faults_of_threads_that_read_a_ring_are_found(fault: Any, message: str):
+    """A proxy fence left out, a stage read before it is full, a stage that is never released."""
+    made, program = lowered(beside())
+    assert "full1" in print_kernel(made).text
+    with pytest.raises(engines.EmulationError, match=message):
+        emulate.run(edited(made, fault), program, operands(), 0)
