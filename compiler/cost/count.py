@@ -430,7 +430,7 @@ class _Counting:
                     self.note_origin(region)
                 for amounts in {"read": (work.read,), "write": (work.written,)}.get(access.mode, (work.read, work.written)):
                     self.region(region, weight, amounts)
-        if op.name == "gemm":
+        if op.name in ("gemm", "gemm_sp"):  # of a sparse operand what it keeps
             a, c = call.args[0], call.args[2]
             rows, columns = (int(r.extent) for r in c.region[-2:])
             shape = Gemm(str(a.source.ty.dtype), rows, columns, prod(int(r.extent) for r in a.region) // rows)

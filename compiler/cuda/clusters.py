@@ -18,8 +18,10 @@ from typing import Any
 from tilescale.compiler.cuda.places import InShared, widened
 from tilescale.compiler.cuda.rings import call as do
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops.sync import COMPARISONS
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.errors import TileSyntaxError
 
 AXES = "xyz"
 
@@ -28,6 +30,8 @@ class Clusters:
     """Mixed into the lowering. ``axes``: those along which blocks are looked at, some of "xyz"."""
 
     program: Any
+    arch: str
+    capability: int
     raw: Any
     tid: Any
     threads: int
@@ -153,6 +157,10 @@ class Clusters:
         """What a block does before and behind all else: counters are zero, and the cluster meets where its blocks reach each other."""
         from tilescale.compiler.cuda.expert import initialised
 
+        # before sm_90 blocks of a cluster are blocks like others, unless they have to do with each other
+        call = next(iter(meets_cluster(self.program.func.body)), None) if self.capability < 90 else None
+        if call is not None:
+            raise TileSyntaxError(f"clusters need sm_90, and this is {self.arch}", loc=loc_of(call.span), hint='target="cpu"')
         begins = initialised(self, self.by_hand)
         threads = self.threads + self.extra
         for buffer, words in self.zeroed:
@@ -163,6 +171,19 @@ class Clusters:
         if reaches_blocks(self.program.func.body):
             return [*begins, do("cluster_sync")], [do("cluster_sync")]
         return ([*begins, tirx.Evaluate(tirx.call_extern("void", "__syncthreads"))] if begins else []), []
+
+
+def meets_cluster(body: Any) -> list[Any]:
+    """The operations of a kernel at the scale of the cluster that have to do with its other blocks."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        if call.op.name in ("ts.copy", "ts.signal", "ts.wait", "ts.barrier") and str(call.attrs["reach"]) == "cta_cluster":
+            if call.op.name != "ts.copy" or str(call.attrs["side"]):
+                found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    return found
 
 
 def reaches_blocks(body: Any) -> bool:

@@ -25,6 +25,13 @@ SIZES = (16, 8, 4)
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
+def integer_names(body: Any) -> dict[Any, Any]:
+    """What integer names of a program are bound to: a multiple stays one whatever it was computed from."""
+    found: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value) if "int" in str(s.value.ty) else None))
+    return found
+
+
 def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
     """How many bytes one instruction of a ``ts.copy`` into a ring's stage may move: the most that always are aligned on both sides, and
     inside the tensor or outside it as a whole; 0 where not even four are."""
@@ -50,7 +57,7 @@ def _product(extents: list[Any]) -> Any:
 def load(cx: Any, copy: Any) -> Any:
     """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros, of which nothing is read."""
     src, dst = copy.args[:2]
-    bytes_ = chunk(copy, cx.definitions)
+    bytes_ = chunk(copy, integer_names(cx.program.func.body))
     each = bytes_ * 8 // bits_of(dst.source)
     from_axes, to_axes = long_axes(src), [k for k in long_axes(dst) if k]
     sizes = [int(dst.region[k].extent) for k in to_axes]

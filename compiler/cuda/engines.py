@@ -147,7 +147,7 @@ class Product:
     """A product under way. Operands in shared memory: descriptor, rows, whether they are stored across."""
 
     key: tuple[int, int, int]
-    a: tuple[int, int, bool] | Held
+    a: Any
     b: tuple[int, int, bool]
     keep: bool
     seen: tuple[Any, Any]
@@ -284,7 +284,7 @@ class Engines:
     def read(self, p: Product) -> tuple[Any, Any]:
         made: list[Any] = []
         for which, dtype in enumerate(p.dtypes):
-            if which not in in_memory(p):
+            if isinstance(p.a, Held) and not which:
                 made.append(p.a.registers[p.a.lanes, p.a.slots].view(numerics.storage(dtype)))
                 continue
             cells = operand(p, which)[..., None] + np.arange(p.size)
@@ -352,7 +352,7 @@ def factors(stored: Any, dtype: str) -> Any:
 def operand(p: Product, which: int) -> Any:
     """The first byte of each element of an operand, 32 bytes of each row, by its descriptor (PTX ISA, "Matrix Descriptor Format",
     "Strides"). Across rows there are 16-bit elements alone."""
-    descriptor, rows, across = (p.a, p.b)[which]
+    descriptor, rows, across = p.b if which or isinstance(p.a, Held) else p.a
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)
     if width is None:

@@ -420,7 +420,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             count = tirx.Var("rounds", dt)
             some = tirx.IfThenElse(count < tirx.IntImm(dt, 1), tirx.Evaluate(tirx.call_extern("void", "__trap")), None)
             head = [tirx.Bind(count, widened(extent, dt)), some]
-        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), span=s.span)])
+        # a producer has few registers, and waits most of the time
+        notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
+        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), annotations=notes, span=s.span)])
 
     def bind_range(self, var: Any, extent: Any) -> None:
         dt = str(var.ty)
@@ -491,7 +493,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster, maps=tuple(m for _, m in self.maps),
+            self.program.arena_bytes, launch.cluster if self.capability >= 90 else (1, 1, 1), maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,

@@ -13,6 +13,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.ring import counter_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 
@@ -46,8 +47,8 @@ def _known_op(call: Any) -> bool:
 
 
 def _counts(token: Any) -> bool:
-    counter = token.args[0]
-    return isinstance(counter, ir.TensorLoad) and counter.source.ty.storage_scope == "local.var"
+    counter = counter_of(token)
+    return counter is not None and counter.ty.storage_scope == "local.var"
 
 
 def _is_instruction(name: str) -> bool:
@@ -158,7 +159,7 @@ def _roles_and_rings(func: Any, after: str) -> None:
         name = getattr(call.op, "name", "")
         if name in RING_OPS:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
-            counters.setdefault(call.args[0].source, set()).add(role)
+            counters.setdefault(counter_of(call), set()).add(role)
         elif name.startswith("ts.") and call.attrs is not None and "ring" in call.attrs:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
 

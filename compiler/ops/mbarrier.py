@@ -18,7 +18,9 @@ from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 SCOPE = "shared.barrier"
-REDUCTIONS = ("add", "min", "max")
+#: reduction → the dtypes that TMA has it for (PTX ISA, "cp.reduce.async.bulk"); float32's minimum is an illegal instruction on an H200
+_BOTH = ("uint32", "int32", "uint64", "float16", "bfloat16")
+REDUCTIONS = {"add": (*_BOTH, "float32", "float64"), "min": (*_BOTH, "int64"), "max": (*_BOTH, "int64")}
 
 
 def alloc_barrier(arrive_count: Any = 1) -> Any:
@@ -112,6 +114,11 @@ def tma_copy(src: Any, dst: Any, barrier: Any = None, reduce: str = "") -> None:
         )  # fmt: skip
     if reduce and (loads or reduce not in REDUCTIONS):
         raise TileValueError(f"T.tma_copy with reduce={reduce!r}", loc=loc, expected="into a tensor, one of " + ", ".join(REDUCTIONS))
+    if reduce and str(to.dtype) not in REDUCTIONS[reduce]:
+        raise TileTypeError(
+            f"T.tma_copy with reduce={reduce!r} of {to.dtype}", loc=loc, expected="one of " + ", ".join(REDUCTIONS[reduce]),
+            hint="T.atomic_add, T.atomic_min or T.atomic_max",
+        )  # fmt: skip
     if str(frm.dtype) != str(to.dtype):
         raise TileTypeError(f"T.tma_copy of {frm.dtype} into {to.dtype}", loc=loc, expected="one dtype: TMA converts nothing")
     extra = [] if barrier is None else [barrier_of(barrier, "barrier=").ir()]

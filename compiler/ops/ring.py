@@ -24,6 +24,14 @@ def late_release(ring: int, counter: Any, when: Any, span: Any) -> Any:
     return tirx.Evaluate(ir.Call("ts.ring_release", [counter, when], attrs={"ring": ring}, ret_ty=VOID, span=span), span)
 
 
+def counter_of(token: Any) -> Any | None:
+    """The variable that counts a token's rounds; the round may be the one behind the variable's. None where there is none."""
+    count = token.args[0]
+    if isinstance(count, tirx.Add) and isinstance(count.b, tirx.IntImm) and int(count.b.value) == 1:
+        count = count.a
+    return count.source if isinstance(count, ir.TensorLoad) else None
+
+
 class _Token(TileOp):
     waits = True
 

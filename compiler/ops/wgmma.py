@@ -17,8 +17,8 @@ def await_products(
     tiles: list[Any], span: Any, operands: Any = (), pending: int = 0, behind: Any = (), straight: bool = False
 ) -> Any:
     """``ts.await_products(tiles, operands, behind)``: all products but those of the last ``pending`` calls are complete. ``tiles``, their
-    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run. ``straight``: what
-    follows reads ``tiles`` in no branch."""
+    accumulators, may be read behind it, and ``operands`` written. ``behind``: fragments that are computed while the products run.
+    ``straight``: what follows reads ``tiles`` in no branch."""
     attrs = {"executor": "block", "pending": pending, "tiles": len(tiles), "behind": len(behind), "straight": int(straight)}
     return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
 

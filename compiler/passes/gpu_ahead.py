@@ -6,13 +6,12 @@ from typing import Any
 
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.schedule import AHEAD, schedule
-from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 
 def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
     """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and the place where some copy of a
     ring is none of cp.async's."""
-    from tilescale.compiler.cuda.cp_async import chunk
+    from tilescale.compiler.cuda.cp_async import chunk, integer_names
 
     if depth < 2:
         return None, "shared memory has no room for a second stage", program.launch
@@ -22,8 +21,7 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
     plan = made.schedule
     if not any(r.form == AHEAD for r in plan.rings):
         return None, plan.kept[0].reason if plan.kept else "no copy fills a ring", plan.kept[0] if plan.kept else None
-    names: dict[Any, Any] = {}
-    structural_walk(made.func.body, (tirx.Bind, lambda s: names.__setitem__(s.var, s.value) if "int" in str(s.value.ty) else None))
+    names = integer_names(made.func.body)
     params = {p.var for p in program.params}
     for call in splitting.calls(made.func.body):
         if call.op.name != "ts.copy" or "ring" not in call.attrs:

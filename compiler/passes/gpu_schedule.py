@@ -29,7 +29,7 @@ from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
-from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
@@ -69,7 +69,7 @@ def gpu_schedule(program: Any, arch: str) -> Any:
         except Unfit as why:
             program.notes.append(f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}")
     if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
-        made, reason, where = copies_ahead(program, _depth(program, limit, ("all",)))
+        made, reason, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
@@ -93,7 +93,7 @@ def _with_roles(program: Any, limit: int) -> Any:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
     if program.hints.get("layouts"):
         raise Unfit("T.annotate_layout fixes layouts")
-    depth = _depth(program, limit, splitting.ROLES)
+    depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
     made = _scheduled(program, depth)
@@ -110,9 +110,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
 
 
-def _depth(program: Any, limit: int, roles: tuple[str, ...]) -> int:
-    """The most stages that fit beside everything else that the block has in shared memory."""
-    one = _scheduled(program, 1) if roles == splitting.ROLES else schedule(program, depth=1)
+def _depth(limit: int, one: Any) -> int:
+    """The most stages that fit beside everything else that the block has in shared memory, which is ``one`` with a single stage."""
     sizes = _shared(one.func.body)
     rings = one.schedule.rings
     ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)

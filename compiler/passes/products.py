@@ -19,9 +19,10 @@ tiles or counters with are the same, for any number of rounds; `_head` looks tha
 round stands alone, and the others are one loop, or several in a row where conditions such as ``n < 2`` change: inside they are decided, and
 no branch stands between products.
 
-Where a block has several warpgroups of consumers they take turns at issuing products (`ops.wgmma.Turn`), in such loops and in those whose
-rounds are products and then what is computed from them (`_in_turns`): side by side, all would wait for the tensor cores and then all compute,
-while the tensor cores have nothing to do.
+Several warpgroups of consumers fall into turns by themselves in such loops, since they compete for the tensor cores: turns that named
+barriers force were tried there on an H200 and cost 1 to 3 % (attention forward; head dimension 256 without a mask gained 1.5 %). In
+loops whose rounds are products and then what is computed from them (`_in_turns`) they take turns at issuing products (`ops.wgmma.Turn`):
+side by side, all would wait for the tensor cores and then all compute, while the tensor cores have nothing to do.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from tilescale.compiler.ops.wgmma import FREE, await_products, turn
 from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+
+#: stages of a ring from which two rounds' products may read at once
+DEEP = 3
 
 
 def is_product(s: Any) -> bool:
@@ -65,10 +69,10 @@ def touched(s: Any) -> tuple[set[Any], set[Any]]:
     written: set[Any] = set()
     nest = nest_of(s)
     if nest is not None:
-        for a in nest.accesses:
-            (read if a.mode == "read" else written).add(a.buffer)
+        for e in nest.accesses:
+            (read if e.mode == "read" else written).add(e.buffer)
         return read, written
-    structural_walk(s, (ir.TensorLoad, lambda e: read.add(e.source)))
+    structural_walk(s, (ir.TensorLoad, lambda x: read.add(x.source)))
     structural_walk(s, (tirx.BufferStore, lambda x: written.add(x.buffer)))
     for call in calls(s):
         for a in base.REGISTRY[call.op.name].effects(call):
@@ -170,8 +174,8 @@ class _Awaiting:
         return b
 
     def _land(self, flying: list[Flight], count: int, out: list[Any], s: Any, since: list[Any]) -> None:
-        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last product,
-        which run beside it."""
+        """The first products end here, in front of ``s``, and what waited for them follows. ``since``: the statements behind the last
+        product, which run beside it."""
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
@@ -200,11 +204,12 @@ def _is_straight(s: Any) -> bool:
 def overlapped(program: Any, body: Any) -> Any:
     """The body, its loops overlapped where they have that form."""
     groups = program.launch.threads // 128
+    deep = {k for k, r in enumerate(program.schedule.rings) if r.depth >= DEEP}
 
     def visit(loop: Any) -> Any:
         if str((loop.annotations or {}).get("ts.kind", "")) != "pipelined" or "ts.late" in loop.annotations:
             return loop
-        made = _overlap(loop, groups)
+        made = _overlap(loop, deep)
         if made is None and groups > 1:
             made = _in_turns(loop)
         return loop if made is None else made
@@ -212,25 +217,23 @@ def overlapped(program: Any, body: Any) -> Any:
     return structural_map(body, (tirx.For, visit))
 
 
-def _overlap(loop: Any, groups: int) -> Any | None:
-    """A loop with its last product moved into the next round; None where it has not that form."""
+def _overlap(loop: Any, deep: set[int]) -> Any | None:
+    """A loop with its last product moved into the next round; None where it has not that form. ``deep``: rings of `DEEP` stages."""
     stmts = flat(loop.body)
     tail_at = _tail(stmts)
     if tail_at is None or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
         return None
     rest, tail = stmts[:tail_at], stmts[tail_at:]
-    head_end = _head(rest, tail, loop.loop_var)
-    if head_end is None:
+    shared = _shared_rounds(rest, tail, deep)
+    head_end = None if shared is None else _head(rest, tail, loop.loop_var, shared)
+    if head_end is None or shared is None:
         return None
+    head = [_a_round_on(s, shared) for s in rest[:head_end]]
     span, var = loop.span, loop.loop_var
     count = loop.extent
     zero = tirx.IntImm(str(var.ty), 0)
     first = _settled(renewed(sequence(rest), {var: zero}), None, None)
-    mine = groups > 1
-    steady = [
-        *rest[: head_end - 1], *([turn("take", span)] if mine else []), rest[head_end - 1],
-        *tail[: _product_at(tail) + 1], *([turn("pass", span)] if mine else []), *tail[_product_at(tail) + 1 :], *rest[head_end:],
-    ]  # fmt: skip
+    steady = [*head, *tail, *rest[head_end:]]
     again, starts = [], [1, *_turning_points(rest, var)]
     for k, start in enumerate(starts):
         low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
@@ -238,13 +241,12 @@ def _overlap(loop: Any, groups: int) -> Any | None:
         body = _settled(renewed(sequence(steady), {var: more + low}), more, rounds)
         rounds = rounds if start == 1 else tirx.max(rounds, zero)
         again.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=span))
-    turns = [turn("first", span)] if mine else [], [turn("last", span)] if mine else []
-    made = sequence([*flat(first), *turns[0], *again, *turns[1], *flat(renewed(sequence(tail), {}))])
+    made = sequence([*flat(first), *again, *flat(renewed(sequence(tail), {}))])
     return tirx.IfThenElse(count > zero, made, None, span)
 
 
 def _in_turns(loop: Any) -> Any | None:
-    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has not that form."""
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form."""
     stmts, span = flat(loop.body), loop.span
     at = [k for k, s in enumerate(stmts) if is_product(s)]
     if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != len(at):
@@ -291,11 +293,37 @@ def _product_at(stmts: Sequence[Any]) -> int:
     return next(k for k, s in enumerate(stmts) if is_product(s))
 
 
-def _head(rest: list[Any], tail: list[Any], var: Any) -> int | None:
-    """How many statements of a round, up to its first product, come in front of the tail of the round before; None where the tail may not
-    stand there: it and they share what one of them writes, or it needs a name or a tile of its round."""
+def _shared_rounds(rest: list[Any], tail: list[Any], deep: set[int]) -> set[Any] | None:
+    """The counters of rings from which both the first product and the last one of a round read; None where a ring of the tail is used by
+    the rest otherwise. While the last product reads the stage of round n the first one reads that of n + 1 already, whose number the
+    counter does not have yet; a third stage is what the producer fills meanwhile."""
+    rings = {int(s.value.attrs["ring"]): s.value.args[0].source for s in tail if name_of(s) == "ring_release"}
+    rings |= {int(s.value.attrs["ring"]): None for s in tail if name_of(s) == "ring_wait"}
     if not any(is_product(s) for s in rest):
         return None
+    end = _product_at(rest) + 1
+    shared: set[Any] = set()
+    for k, s in enumerate(rest):
+        for c in calls(s):
+            if not c.op.name.startswith("ts.ring_") or int(c.attrs["ring"]) not in rings:
+                continue
+            ring = int(c.attrs["ring"])
+            if k >= end or c.op.name != "ts.ring_wait" or ring not in deep or rings[ring] is None:
+                return None
+            shared.add(rings[ring])
+    return shared
+
+
+def _a_round_on(s: Any, counters: set[Any]) -> Any:
+    """A statement of the round after the one that the counters are in."""
+    if not counters:
+        return s
+    return structural_map(s, (ir.TensorLoad, lambda e: e + tirx.IntImm(str(e.ty), 1) if e.source in counters else e))
+
+
+def _head(rest: list[Any], tail: list[Any], var: Any, shared: set[Any]) -> int | None:
+    """How many statements of a round, up to its first product, come in front of the tail of the round before; None where the tail may not
+    stand there: it and they share what one of them writes (``shared`` counters aside), or it needs a name or a tile of its round."""
     end = _product_at(rest) + 1
     names: set[Any] = {var}
     structural_walk(sequence(rest), (tirx.Bind, lambda s: names.add(s.var)))
@@ -307,11 +335,8 @@ def _head(rest: list[Any], tail: list[Any], var: Any) -> int | None:
         return None
     for s in rest[:end]:
         read, written = _all([s])
-        if written & (reads | writes) or read & writes:
+        if written & (reads | writes) or read & (writes - shared):
             return None
-    rings = {int(s.value.attrs["ring"]) for s in tail if name_of(s).startswith("ring_")}
-    if any(int(c.attrs["ring"]) in rings for s in rest for c in calls(s) if c.op.name.startswith("ts.ring_")):
-        return None
     return end
 
 

@@ -90,7 +90,8 @@ def schedule(
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
     """
     if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)) or (by_reader and roles != splitting.ROLES):
-        raise ValueError(f"roles={roles!r}, ahead={ahead}: one role, one role that copies ahead, or {splitting.ROLES!r}")
+        asked = f"roles={roles!r}, ahead={ahead}, by_reader={by_reader}"
+        raise ValueError(f"{asked}: one role, one role that copies ahead, or {splitting.ROLES!r}")
     wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else TURN
     reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:
@@ -196,7 +197,8 @@ class _Draft:
         copies = [s for s in head if not _consumed(s, p)]
         fill: list[Any] = []
         compute = [s for s in (*head, *p.stmts[p.last + 1 :]) if _consumed(s, p) or isinstance(s, tirx.Bind)]
-        before, behind = [[] for _ in range(len(compute) + 1)], [[] for _ in range(len(compute) + 1)]
+        before: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
+        behind: list[list[Any]] = [[] for _ in range(len(compute) + 1)]
         for k, buffers in enumerate(groups):
             ring, staged = self._new_ring(p, buffers)
             filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")

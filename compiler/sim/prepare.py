@@ -332,7 +332,7 @@ class Preparation(Expressions):
         accesses = [
             (self.view(a.region, call), a.half or a.mode, a.owner is not None, None if a.when is None else self.scalar(a.when))
             for a in effects
-            if not a.region.source.ty.storage_scope.endswith("signal")
+            if not a.region.source.ty.storage_scope.endswith(("signal", "barrier"))
         ]
         later = any(a.asynchronous for a in effects)
         ring = int(call.attrs["ring"]) if later and "ring" in call.attrs else None

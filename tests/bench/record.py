@@ -43,6 +43,15 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
+def _module() -> str:
+    """What python was asked to run, as a module: where the checkout lies is nobody's business."""
+    program, root = Path(sys.argv[0]).resolve(), RESULTS.parents[2]
+    if "pytest" in program.name or not program.is_relative_to(root):
+        return "pytest"
+    parts = program.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
+
+
 def record(name: str, figures: dict[str, Any]) -> Path:
     """Writes ``figures`` (ratios, times with their unit in the key) with date, machine, versions and command; returns the file, which lies
     in $OUT where that is set."""
@@ -59,7 +68,7 @@ def record(name: str, figures: dict[str, Any]) -> Path:
             "processor": processor(), "llvm": cpu.name, "vector_bytes": cpu.vector_bytes, "cores": len(os.sched_getaffinity(0)), **graphics()
         },
         "versions": versions,
-        "command": shlex.join(["python", "-m", "pytest", *sys.argv[1:]] if "pytest" in sys.argv[0] else ["python", script(), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
         "figures": figures,
     }  # fmt: skip
     folder = Path(os.environ.get("OUT") or RESULTS)

@@ -46,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) main(
       ts::mbarrier_expect(&full2[0], 8192);
       ts::tma_load(&q[0], Q_map, &full2[0], 0, 0);
       ring2_filled = ring2_filled + 1;
+      #pragma unroll 1
       for (int t = 0; t < 5; ++t) {
         ts::mbarrier_wait(&empty0[ring0_filled & 1], ((ring0_filled >> 1) & 1) ^ 1);
         ts::mbarrier_expect(&full0[ring0_filled & 1], 8192);

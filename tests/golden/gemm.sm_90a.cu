@@ -25,6 +25,7 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
   __syncthreads();
   if (tid >= 128) {
     if (tid == 128) {
+      #pragma unroll 1
       for (int k = 0; k < 3; ++k) {
         ts::mbarrier_wait(&empty0[ring0_filled % 3], (ring0_filled / 3 & 1) ^ 1);
         ts::mbarrier_expect(&full0[ring0_filled % 3], 8192);

@@ -31,10 +31,10 @@ def test_a_gemm_by_hand(shape: tuple[int, int, int], options: dict[str, int]):
         assert (c == first).all()
 
 
-@pytest.mark.parametrize("reduce", ["", "add", "max"])
-def test_stores_and_reductions_by_tma(reduce: str):
-    made = tilescale.compile(stored(reduce), target="cuda")
-    a, c = torch.randn(100, 128, device="cuda"), torch.randn(100, 128, device="cuda")
-    want = {"": a, "add": c + a, "max": torch.maximum(c, a)}[reduce]
+@pytest.mark.parametrize("reduce, dtype", [("", "float32"), ("add", "float32"), ("add", "bfloat16"), ("max", "int32"), ("min", "bfloat16")])
+def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
+    made = tilescale.compile(stored(reduce, dtype), target="cuda")
+    a, c = ((torch.randn(100, 128, device="cuda") * 100).to(getattr(torch, dtype)) for _ in range(2))
+    want = {"": a, "add": c + a, "max": torch.maximum(c, a), "min": torch.minimum(c, a)}[reduce]
     made(a, c)
     assert (c == want).all()

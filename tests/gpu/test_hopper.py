@@ -34,7 +34,7 @@ def compiled(**options: Any) -> Any:
     made = tilescale.compile(gemm(**options), target="cuda")
     code = made.get_kernel_source("cuda")
     assert "ts::tma_load" in code and "ts::wgmma_m64" in code
-    assert made.resources["spill_stores"] == 0
+    assert made.resources.get("spill_stores", 0) == 0  # nvcc says; NVRTC does not
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
@@ -36,6 +37,9 @@ class Files(Arena):
         os.unlink(made.name)
         return [f.ctypes.data for f in self.files]
 
+    def _clear(self, at: int, size: int) -> None:  # without torch, whose threads a forked process may lack
+        ctypes.memset(self.address(self.world.rank, at), 0, size)
+
     def _map_stop_word(self) -> int:
         return 0
 
@@ -44,7 +48,7 @@ class Files(Arena):
 
 
 def filled(heap: Heap, team: Any, value: float, count: int = 100) -> tuple[Any, Any]:
-    block = heap.allocate(team, 4 * count, "filled", lambda b: tensors.fill(b, (count,), "float32", "torch", value))
+    block = heap.allocate(team, 4 * count, "filled", lambda b: tensors.fill(b, (100,), "float32", "torch", value))
     return block, tensors.wrap(block, (count,), "float32", "torch")
 
 

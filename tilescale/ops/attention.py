@@ -43,7 +43,8 @@ class Tile:
     @property
     def hiding(self) -> int:
         """In how many of the first rounds a causal mask hides keys: those whose tile reaches beyond the block's first query."""
-        return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in range(0, self.BM * self.BN, self.BM))
+        starts = range(0, self.BM * self.BN, self.BM)
+        return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in starts)
 
 
 def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, tile: Tile) -> Any:
@@ -109,22 +110,28 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
 
     @T.prim_func
     def flash_attention(
-        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32")
-    ):
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype),
+        Lse: T.Tensor(sums, "float32"),
+    ):  # fmt: skip
         each = T.ceildiv(s.queries, BM)
-        if tile.blocks:
-            with T.Kernel(T.min(tile.blocks, each * heads * s.batch), threads=tile.threads) as block:
-                for b, h, x in T.Persistent((s.batch, heads, each), T.min(tile.blocks, each * heads * s.batch), block):
-                    # neighbouring heads begin elsewhere, so that a block whose turns are always the same x has walks of all lengths
-                    queries(Q, K, V, O, Lse, None, None, each, (x + h) % each if causal else x, h, b)
-        else:
+        if not tile.blocks:
             with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
                 queries(Q, K, V, O, Lse, None, None, each, x, h, b)
+        elif causal:  # a long walk and a short one are as long together as any other two
+            with T.Kernel(T.min(tile.blocks, T.ceildiv(each, 2) * heads * s.batch), threads=tile.threads) as block:
+                blocks = T.min(tile.blocks, T.ceildiv(each, 2) * heads * s.batch)
+                for b, h, x in T.Persistent((s.batch, heads, T.ceildiv(each, 2)), blocks, block):
+                    for half in T.serial(2):  # of an odd number the middle one is computed twice
+                        queries(Q, K, V, O, Lse, None, None, each, T.if_then_else(half == 0, x, each - 1 - x), h, b)
+        else:
+            with T.Kernel(T.min(tile.blocks, each * heads * s.batch), threads=tile.threads) as block:
+                for b, h, x in T.Persistent((s.batch, heads, each), T.min(tile.blocks, each * heads * s.batch), block):
+                    queries(Q, K, V, O, Lse, None, None, each, x, h, b)
 
     @T.prim_func
     def packed_flash_attention(
-        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype), Lse: T.Tensor(sums, "float32"),
-        Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype),
+        Lse: T.Tensor(sums, "float32"), Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=tile.threads) as (x, h, b):
             queries(Q, K, V, O, Lse, Starts, Begins, T.ceildiv(most, BM), x, h, b)
@@ -135,11 +142,22 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
 # ---- what people call
 
 
-def tile_of(dim: int) -> Tile:
-    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p."""
+#: tiles of queries a head up to which blocks stay under a causal mask; of more the longest first, as they come, balance better
+FEW = 64
+
+
+def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> Tile:
+    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p.
+
+    Args:
+        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where a causal mask ends in the second round
+            (tiles of more queries than keys) registers do not suffice for blocks that stay.
+    """
     if dim <= 64:
-        return Tile(192, 128, 384)
-    return Tile(128, 128, 256) if dim <= 128 else Tile(128, 64, 256)
+        return Tile(192, 128, 384, blocks=0 if causal else blocks)
+    if dim <= 128:
+        return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
+    return Tile(128, 64, 256, blocks=0 if causal else blocks)
 
 
 def flash_attention(
@@ -147,8 +165,8 @@ def flash_attention(
     q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: int | None = None, tile: Tile | None = None,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores), float32, which the gradients need.
-    A query that sees no key gives zeros and -inf.
+    """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores), float32, which the gradients
+    need. A query that sees no key gives zeros and -inf.
 
     Args:
         q: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim); each of them serves heads / kv_heads
@@ -166,7 +184,8 @@ def flash_attention(
     """
     packed, dtype = q_starts is not None, host.dtype_name(q)
     if dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise TileTypeError(f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}", expected="one of " + ", ".join(DTYPES))
+        dtypes = f"flash_attention of {dtype}, {host.dtype_name(k)}, {host.dtype_name(v)}"
+        raise TileTypeError(dtypes, expected="one of " + ", ".join(DTYPES))
     shapes = f"flash_attention of q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != (3 if packed else 4) or k.dim() != q.dim() or k.shape != v.shape or q.shape[-1] != k.shape[-1]:
         raise TileValueError(shapes, expected="k and v alike, with q's number of axes and head dimension")
@@ -184,7 +203,9 @@ def flash_attention(
     o, lse = host.result(given[0], tuple(q.shape), q.dtype, q), host.result(given[1], numbers, torch.float32, q, "lse")
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype, "causal": causal}
     more = (q_starts, k_starts, longest) if packed else ()
-    host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile or tile_of(dim))
+    stay = 0 if packed or q.device.type != "cuda" else host.multiprocessors(q.device)
+    tile = tile or tile_of(dim, causal, -(-q.shape[-2] // 128), stay)
+    host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile)
     return o, lse
 
 
@@ -211,8 +232,8 @@ def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, q_starts: torch.Tensor | None = None,
     k_starts: torch.Tensor | None = None, longest: int | None = None,
 ) -> tuple[Expected, ...]:  # fmt: skip
-    """In float64. Scores are off as sums in float32 and by the roundings of their scale, exponentials by those and by ex2's, and are rounded
-    to the inputs' dtype before they are multiplied, which adds up as a root."""
+    """In float64. Scores are off as sums in float32 and by the roundings of their scale, exponentials by those and by ex2's, and are
+    rounded to the inputs' dtype before they are multiplied, which adds up as a root."""
     unit, scale, group = ROUNDING[q.dtype], q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]
     numbers = (q.shape[1], q.shape[0]) if q_starts is not None else q.shape[:3]
     o, off = (torch.zeros(q.shape, dtype=torch.float64, device=q.device) for _ in range(2))
@@ -222,7 +243,7 @@ def reference(
             x = _heads(q, q_starts, b, h).double()
             key, value = (_heads(t, k_starts, b, h // group).double() for t in (k, v))
             s = x @ key.T * scale
-            hidden = _hidden(*s.shape, q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
+            hidden = _hidden(s.shape[0], s.shape[1], q.device) if causal else torch.zeros_like(s, dtype=torch.bool)
             rough = (summed(x.abs() @ key.abs().T * scale, x.shape[1]) + s.abs() * 2.0**-21).masked_fill(hidden, 0.0)
             s.masked_fill_(hidden, -torch.inf)
             total = s.logsumexp(-1)
@@ -240,7 +261,12 @@ def reference(
 def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, **_: Any) -> Callable[[], Any]:
     """cuDNN's, as torch calls it, with the log-sum-exps."""
     forward = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return lambda: forward(q, k, v, None, True, 0.0, causal, False)[:2]
+
+    def run() -> Any:
+        o, lse, *_ = forward(q, k, v, None, True, 0.0, causal, False)
+        return o, lse.squeeze(-1)  # cuDNN has an axis of one behind the queries
+
+    return run
 
 
 def flops(batch: int, heads: int, length: int, dim: int, keys: int = 0, causal: bool = False, **_: Any) -> float:

@@ -162,7 +162,8 @@ def query_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
     stages: int = 2,
 ) -> Any:  # fmt: skip
-    """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time."""
+    """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three stages the last product of a
+    round runs beside the first ones of the next."""
     s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
 
     @T.macro
@@ -269,6 +270,8 @@ def attention_gradients(
         raise TileValueError(f"attention_gradients of {shapes}", expected="heads a multiple of k's, dim of 8 and at most 256, one batch")
     if q_starts is not None and (k_starts is None or longest is None or k_starts.shape != q_starts.shape):
         raise TileValueError("packed sequences need q_starts, k_starts and longest", expected="starts of one shape, (batch + 1,) int32")
+    if 0 in (*q.shape, *k.shape):
+        raise TileValueError(f"attention_gradients of {shapes}", expected="extents of 1 at least")
     if not all(t.is_contiguous() for t in (do, q, k, v, o, lse)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
     named = zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True)
@@ -282,7 +285,8 @@ def attention_gradients(
     most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
     host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what)
     host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, BM=m1, BN=n1)
-    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, BM=m2, BN=n2)
+    deep = 3 if dim <= 128 else 2  # larger ones have no registers left for products of two rounds
+    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, BM=m2, BN=n2, stages=deep)
     return dq, dk, dv
 
 

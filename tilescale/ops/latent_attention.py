@@ -141,13 +141,23 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
 
 
 @functools.cache
-def parts_of(blocks: int, tiles: int, units: int) -> int:
-    """Into how many parts contexts are cut, so that waves of ``units`` blocks are full: the fewest within 4 % of the best. A part costs as
-    much as two tiles more, for what it begins and ends with; ``tiles`` are those of the longest context."""
-    most = max(1, min(tiles // 4, 32))
-    time = {k: -(-blocks * k // units) * (-(-tiles // k) + 2 + 2 * (k > 1)) for k in range(1, most + 1)}
-    best = min(time.values())
-    return next(k for k in sorted(time) if time[k] <= 1.04 * best)
+def plan(batch: int, groups: int, tiles: int, units: int) -> tuple[tuple[int, int, int], ...]:
+    """Which sequences go into a launch, from one to another, and into how many parts their contexts are cut there, so that ``units``
+    multiprocessors, each with a block, end together: all alike, or the last ones, which would not fill a wave, finer than the others.
+    Counted in tiles' times: a block begins and ends for two, parts for two more, adding one up takes 0.04, a second launch four."""
+
+    def time(sequences: int, k: int) -> float:
+        blocks = sequences * groups * k
+        return -(-blocks // units) * (-(-tiles // k) + (4 if k > 1 else 2)) + (0.04 * blocks if k > 1 else 0.0)
+
+    cuts = range(1, max(1, min(tiles // 4, 32)) + 1)
+    k = min(cuts, key=lambda k: time(batch, k))
+    whole = batch * groups // units * units // groups  # sequences in full waves
+    if 0 < whole < batch:
+        last = min(cuts, key=lambda k: time(batch - whole, k))
+        if time(whole, 1) + time(batch - whole, last) + 4 < time(batch, k):
+            return (0, whole, 1), (whole, batch, last)
+    return ((0, batch, k),)
 
 
 def mla_decode(
@@ -161,8 +171,9 @@ def mla_decode(
             (pages, page, width) of a multiple of 64 tokens. What lies in a tile of 64 tokens behind a sequence's last one is read, and must
             be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
-        longest: the greatest length, where it is less than the cache has room for. parts: how many parts the longest context has; what fills
-            the GPU where all are equally long, without. More of them balance contexts that differ.
+        longest: the greatest length, where it is less than the cache has room for (what lies behind it is not read). parts: how many
+            parts the longest context has; what fills the GPU where all are equally long, without. More of them balance contexts that
+            differ.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -183,20 +194,23 @@ def mla_decode(
         raise TileTypeError("lengths or a table of another dtype", expected="int32")
     if page % TILE or not all(t.is_contiguous() for t in (q, cache, lengths) + (() if table is None else (table,))):
         raise TileValueError(f"pages of {page} tokens, or a tensor that is not contiguous", expected=f"multiples of {TILE}, contiguous")
+    if 0 in (*q.shape, *cache.shape):
+        raise TileValueError(f"q {tuple(q.shape)}, cache {tuple(cache.shape)}", expected="extents of 1 at least")
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
     tiles = -(-most // TILE)
-    cuts = min(parts or parts_of(batch * heads // BH, tiles, host.multiprocessors(q.device)), tiles)
-    share = -(-tiles // cuts)
-    what = {"heads": heads, "latent": latent, "dtype": dtype, "parts": cuts}
+    launches = plan(batch, heads // BH, tiles, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, tiles)),)
+    what = {"heads": heads, "latent": latent, "dtype": dtype}
     more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH}
-    part = o if cuts == 1 else torch.empty(cuts, batch, heads, latent, dtype=torch.float32, device=q.device)
-    sums = torch.empty(cuts, batch, heads, dtype=torch.float32, device=q.device)
-    tables = () if table is None else (table,)
-    host.launch(decode, (q, cache, *tables, lengths, part, sums, share), **what, **more)
-    if cuts > 1:
-        host.launch(combine, (part, sums, lengths, o, share), **what)
+    for first, last, cuts in launches:
+        some, share = slice(first, last), -(-tiles // cuts)
+        sums = torch.empty(cuts, last - first, heads, dtype=torch.float32, device=q.device)
+        part = o[some] if cuts == 1 else torch.empty(*sums.shape, latent, dtype=torch.float32, device=q.device)
+        held = (cache[some],) if table is None else (cache, table[some])
+        host.launch(decode, (q[some], *held, lengths[some], part, sums, share), **what, **more, parts=cuts)
+        if cuts > 1:
+            host.launch(combine, (part, sums, lengths[some], o[some], share), **what, parts=cuts)
     return o
 
 

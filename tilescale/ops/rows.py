@@ -26,12 +26,13 @@ class Cut(NamedTuple):
 
 
 def cut(columns: int, dtype: str) -> Cut:
-    """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one. Longer ones: a block each, of as many
-    threads as hold it in registers. Rows that no block holds are walked over in several turns."""
+    """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one, with half as many numbers a thread where a
+    warp has room, so that there are blocks enough to load while others store. Longer ones: a block each, of as many threads as hold it in
+    registers. Rows that no block holds are walked over in several turns."""
     each = EACH // 2 if dtype == "float64" else EACH
     wanted = -(-columns // each)
     if wanted <= 32:
-        lanes = 1 << (wanted - 1).bit_length()
+        lanes = min(32, 1 << (-(-2 * columns // each) - 1).bit_length())
         return Cut(128 // lanes, 128, columns, 1)
     threads = max(128, 1 << (wanted - 1).bit_length())
     if threads <= MOST:

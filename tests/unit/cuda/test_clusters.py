@@ -14,6 +14,7 @@ from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.errors import TileSyntaxError
 
 M, N, K = 128, 128, 264
 
@@ -264,3 +265,10 @@ def test_faults_are_found(fault: str):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_compiles(name: str):
     toolchain.compile_cubin(print_kernel(lowered(PROGRAMS[name][0])[0]), "sm_90a")
+
+
+def test_older_architectures_have_no_clusters():
+    args = {"A": data((M, K), "bfloat16", 1), "B": data((K, N), "bfloat16", 2), "C": empty((M, N), "float32"), "n": ROUNDS}
+    agree(product(lambda b, r, n, k: (r, b // 2, k), (4,)), args, arch="sm_80")  # it only asks who it is
+    with pytest.raises(TileSyntaxError, match="clusters need sm_90"):
+        agree(neighbours, PROGRAMS["neighbours"][1], arch="sm_80")

@@ -15,9 +15,6 @@ from tilescale.compiler.cuda import toolchain
 ARCHS = ("sm_90a", "sm_80")
 #: bytes that a thread may spill on Ampere, where nothing is tuned
 SPILLED = 64
-#: operations whose machine code is not yet what it should be, and why
-KNOWN = {"attention_gradients": "the keys' gradients at head dim 128 need more registers than there are"}
-
 pytestmark = pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 
 
@@ -40,8 +37,6 @@ def test_examples_and_gemms(arch: str, make: Callable[[], Any]):
 
 
 @pytest.mark.parametrize("arch, op, case", [pytest.param(a, op, c, id=f"{a}, {name}") for a in ARCHS for name, op, c in cases_of_ops(a)])
-def test_operations(arch: str, op: Any, case: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    if op.name in KNOWN and case.bar is not None and arch == "sm_90a":
-        request.applymarker(pytest.mark.xfail(reason=KNOWN[op.name]))
+def test_operations(arch: str, op: Any, case: Any, monkeypatch: pytest.MonkeyPatch):
     for kernel in kernels_of_case(op, case, monkeypatch):
         judge(kernel, arch)

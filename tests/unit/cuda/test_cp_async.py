@@ -81,10 +81,50 @@ def test_rounds_that_only_the_call_says(n: int):
     agree(kernel, args, arch="sm_80")
 
 
+def test_tiles_that_memory_names():
+    """Where a tile begins is read from memory; that it begins at a multiple of 64 is known all the same."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((512, 32), "float16"), I: T.Tensor((8,), "int32"), B: T.Tensor((4, 64, 32), "float16")):
+        with T.Kernel(4, threads=64) as bx:
+            a, total = T.alloc_shared((64, 32), "float16"), T.alloc_fragment((64, 32), "float16")
+            T.clear(total)
+            first = I[bx] * 64
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[first + k * 64, 0], a)
+                for i, j in T.Parallel(64, 32):
+                    total[i, j] += a[63 - i, j]
+            T.copy(total, B[bx, 0:64, 0:32])
+
+    made, program = lowered(kernel)
+    assert "ts::cp_async<16>" in print_kernel(made).text and program.notes == []
+    args = {"A": data((512, 32), "float16"), "I": np.array([3, 0, 6, 1, 0, 0, 0, 0], "int32"), "B": empty((4, 64, 32), "float16")}
+    agree(kernel, args, arch="sm_80")
+
+
 def test_hopper_does_so_where_tma_cannot():
     made, program = lowered(gemm(100, 100, 100, BM=64, BN=64, threads=128), "sm_90a")
     assert "ts::cp_async<8>" in print_kernel(made).text and any("does without TMA and wgmma" in n for n in program.notes)
     agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
+
+
+def test_staged_operands_leave_room_for_fewer_stages():
+    """A left operand in registers goes through shared memory, 48 KB of an sm_86 block's 99."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 192), "float32"), B: T.Tensor((768, 64), "float32"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_fragment((64, 192), "float32"), T.alloc_shared((192, 64), "float32"), T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for i, j in T.Parallel(64, 192):
+                a[i, j] = A[i, j] + A[i + 64, j]
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(B[k * 192, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C[0:64, 0:64])
+
+    _, program = lowered(kernel, "sm_86")
+    assert any("no room for a second stage" in n for n in program.notes) and program.arena_bytes <= 99 << 10
 
 
 def test_what_keeps_to_turns_is_said():

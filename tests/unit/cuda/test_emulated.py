@@ -9,6 +9,9 @@ import tilescale.language as T
 from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import tirx
 
 SHAPES = [(1,), (7,), (128,), (1000,), (48, 80), (3, 5), (64, 64), (1, 33), (17, 1), (2, 3, 40), (5, 1, 7), (130, 3)]
@@ -319,3 +322,34 @@ def test_nothing_follows_from_a_number_of_which_nothing_is_known():
 
     for n in (2, 3, 4):
         agree(kernel, {"A": data((500,), "float32"), "n": n, "B": empty((256,), "float32")}, exact=True)
+
+
+def test_a_name_of_the_nest_in_the_index_of_a_vector():
+    """The vectors are read in front of the statement that binds it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((100, 64), "float16"), B: T.Tensor((100, 64), "float32")):
+        with T.Kernel(4, threads=64) as bx:
+            for i, j in T.Parallel(32, 64):
+                at = bx * 32 + i
+                B[at, j] = T.cast(A[at, j], "float32") * 2
+
+    agree(kernel, {"A": data((100, 64), "float16"), "B": empty((100, 64), "float32")}, exact=True)
+
+
+def test_numbers_that_all_threads_have_leave_a_loop_to_memory():
+    """Reading one does not cut a loop by its fragment: neighbours go together."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((8192,), "float16"), B: T.Tensor((8192,), "float16")):
+        with T.Kernel(1, threads=128):
+            f, top = T.alloc_fragment((8192,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(A, f)
+            T.reduce_max(f, top)
+            for i, j in T.Parallel(1, 8192):
+                B[i * 8192 + j] = T.cast(A[j] - top[i], "float16")
+
+    program = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    assert text.count("(uint4*)") >= 3, text
+    agree(kernel, {"A": data((8192,), "float16"), "B": empty((8192,), "float16")})

@@ -49,6 +49,32 @@ def test_all_reduce_in_one_shot_and_in_two():
     agree_on_ranks(example("07_all_reduce", "two_shot", 500, 2, block=256), two)
 
 
+SMALL = {"BM": 16, "BN": 16, "BK": 16, "blocks": 3}
+
+
+def test_gather_then_multiply():
+    args = [{"X": f32((2, 32, 32), r), "W": f32((32, 16), 5), "C": empty((2, 32, 16), "float32"), "here": zeros(2, 2)} for r in range(2)]
+    agree_on_ranks(example("08_ag_gemm", "kernel", 32, 16, 32, 2, **SMALL), args, seeds=1)
+
+
+def test_multiply_then_scatter():
+    args = [{"X": f32((2, 32, 32), r), "W": f32((32, 16), 5 + r), "parts": empty((2, 32, 16), "float32"), "arrived": zeros(2, 1),
+             "C": empty((32, 16), "float32")} for r in range(2)]  # fmt: skip
+    agree_on_ranks(example("09_gemm_rs", "kernel", 32, 16, 32, 2, **SMALL), args, seeds=1)
+
+
+def test_a_collective_inside_a_product():
+    args = [{"X": f32((32, 32), r), "W": f32((32, 16), 5 + r), "part": empty((32, 16), "float32"), "C": empty((32, 16), "float32")}
+            for r in range(2)]  # fmt: skip
+    agree_on_ranks(example("10_gemm_ar", "kernel", 32, 16, 32, **SMALL), args, seeds=1)
+
+
+def test_ring_attention():
+    args = [{"Q": f32((1, 20, 16), r), "KV": f32((2, 2, 1, 20, 16), 7 + r), "arrived": zeros(3, 1), "free": zeros(3, 1),
+             "O": empty((1, 20, 16), "float32")} for r in range(3)]  # fmt: skip
+    agree_on_ranks(example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16), args, seeds=1)
+
+
 def shift(wait: bool = True, again: bool = False) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((256,), "float32"), inbox: T.SymmTensor((256,), "float32"), s: T.Signal((2,)), B: T.Tensor((256,), "float32")):

@@ -95,13 +95,13 @@ def test_faults_are_found(fault: str):
     pytest.fail("no schedule shows it")
 
 
-def stored(reduce: str = "") -> Any:
+def stored(reduce: str = "", dtype: str = "float32") -> Any:
     """Blocks of columns, through shared memory, by TMA into C (or onto what lies there)."""
 
     @T.prim_func
-    def stored(A: T.Tensor((100, 128), "float32"), C: T.Tensor((100, 128), "float32")):
+    def stored(A: T.Tensor((100, 128), dtype), C: T.Tensor((100, 128), dtype)):
         with T.Kernel(2, 2, threads=128) as (bx, by):
-            tile = T.alloc_shared((64, 64), "float32")
+            tile = T.alloc_shared((64, 64), dtype)
             T.copy(A[by * 64, bx * 64], tile)
             T.fence_proxy_async()
             T.sync_threads()
@@ -112,16 +112,16 @@ def stored(reduce: str = "") -> Any:
     return stored
 
 
-@pytest.mark.parametrize("reduce", ["", "add", "max"])
-def test_stores_and_reductions_by_tma(reduce: str):
-    kernel = stored(reduce)
+@pytest.mark.parametrize("reduce, dtype", [("", "float32"), ("add", "float32"), ("max", "int32"), ("min", "bfloat16")])
+def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
+    kernel = stored(reduce, dtype)
     assert ("ts::tma_store(" if not reduce else f"ts::tma_reduce_{reduce}(") in print_kernel(lowered(kernel)[0]).text
-    agree(kernel, {"A": data((100, 128), "float32", 1), "C": data((100, 128), "float32", 2)}, exact=True)
+    agree(kernel, {"A": data((100, 128), dtype, 1), "C": data((100, 128), dtype, 2)}, exact=True)
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_it_compiles():
     made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a")
     assert made.resources.spill_stores == 0 and not made.serialised, made.messages
-    for reduce in ("", "add", "min", "max"):
-        toolchain.compile_cubin(print_kernel(lowered(stored(reduce))[0]), "sm_90a")
+    for reduce, dtype in (("", "float16"), ("add", "float32"), ("min", "int32"), ("max", "bfloat16")):
+        toolchain.compile_cubin(print_kernel(lowered(stored(reduce, dtype))[0]), "sm_90a")

@@ -28,7 +28,7 @@ CASES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((64, 48, 128), {"out": "float16", "places": "uint16", "stages": 1}),
     ((64, 48, 128), {"dtype": "int8", "out": "int32"}),
     ((64, 48, 128), {"dtype": "float8_e4m3fn", "trans_b": True, "out": "float32"}),
-    ((32, 48, 128), {"dtype": "float32", "out": "float32"}),
+    ((16, 24, 64), {"dtype": "float32", "out": "float32", "BM": 16, "BN": 32}),
 ]
 
 

@@ -97,3 +97,56 @@ def test_what_matmul_refuses():
 def test_matrices_that_lie_neither_way_are_copied():
     a, b = torch.randn(6, 20)[:, ::2], torch.randn(10, 8)
     assert torch.allclose(tilescale.ops.matmul(a, b), a @ b, atol=1e-4)
+
+
+def test_sequences_that_fill_no_wave_are_cut_finer(monkeypatch: pytest.MonkeyPatch):
+    """200 sequences of two blocks on 132 multiprocessors: three waves of 198, and two sequences in parts; the same on a small scale."""
+    from tilescale.ops import host
+    from tilescale.ops.latent_attention import plan
+
+    assert plan(132, 2, 128, 132) == ((0, 132, 1),) and plan(64, 2, 128, 132) == ((0, 64, 1),)
+    head, tail = plan(200, 2, 128, 132)
+    assert head == (0, 198, 1) and tail[:2] == (198, 200) and tail[2] > 8
+    assert len(plan(4, 1, 32, 3)) == 2
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 3)
+    op = load("latent_attention")
+    arguments = op.draw(batch=4, heads=8, context=2000, latent=64, rope=16, ragged=True)
+    (want,) = op.reference(**arguments)
+    assert worst(op.run(**arguments), want) <= 1
+
+
+def test_what_rows_and_attention_refuse():
+    ops, x = tilescale.ops, torch.zeros(4, 8)
+    q, cache, n = torch.zeros(2, 16, 80, dtype=torch.bfloat16), torch.zeros(2, 100, 80, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int32)
+    page, table = torch.zeros(5, 64, 80, dtype=torch.bfloat16), torch.zeros(2, 2, dtype=torch.int32)
+    g = load("attention_backward").draw(1, 2, 20, 16, kv_heads=1)
+    for wrong in (
+        lambda: ops.softmax(x.T),
+        lambda: ops.softmax(x, out=torch.zeros(8, 4)),
+        lambda: ops.rms_norm(x, torch.zeros(4)),
+        lambda: ops.rms_norm(x.T, torch.zeros(4)),
+        lambda: ops.mla_decode(q, cache[..., :40], n, latent=64),
+        lambda: ops.mla_decode(q, cache, n, latent=80),
+        lambda: ops.mla_decode(q, cache[:1], n, latent=64),
+        lambda: ops.mla_decode(q, cache, n[:1], latent=64),
+        lambda: ops.mla_decode(q, page[:, :48].contiguous(), n, latent=64, table=table),
+        lambda: ops.mla_decode(q, page.transpose(0, 1), n, latent=64, table=table),
+        lambda: ops.mla_decode(q[:0], cache[:0], n[:0], latent=64),
+        lambda: ops.attention_gradients(**{**g, "o": g["o"][:, :1]}),
+        lambda: ops.attention_gradients(**{**g, "k": g["k"][..., :8], "v": g["v"][..., :8]}),
+        lambda: ops.attention_gradients(**{**g, "lse": g["lse"][..., :8]}),
+        lambda: ops.attention_gradients(**{**g, "q": g["q"].transpose(1, 2).contiguous().transpose(1, 2)}),
+        lambda: ops.attention_gradients(**{**g, "q_starts": n}),
+    ):
+        with pytest.raises(TileValueError):
+            wrong()
+    for wrong in (
+        lambda: ops.softmax(x.int()),
+        lambda: ops.rms_norm(x, torch.zeros(8, dtype=torch.float16)),
+        lambda: ops.mla_decode(q.float(), cache.float(), n, latent=64),
+        lambda: ops.mla_decode(q, cache, n.long(), latent=64),
+        lambda: ops.attention_gradients(**{**g, "do": g["do"].float()}),
+        lambda: ops.attention_gradients(**{**g, "lse": g["lse"].double()}),
+    ):
+        with pytest.raises(TileTypeError):
+            wrong()

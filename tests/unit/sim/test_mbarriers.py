@@ -1,0 +1,102 @@
+"""Barriers with phases and copies by TMA on the simulator: right programs have no finding, wrong ones have one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.static import REFUTED
+from tilescale.compiler.static import check as prove
+from tilescale.errors import TileError
+
+ROUNDS, STAGES = 5, 2
+
+
+def relay(full_wait: bool = True, empty_wait: bool = True, count: int = 32, size: int = 256, arrive: bool = True, early: bool = False) -> Any:
+    """One warp fills stages by TMA, the other doubles them into C."""
+
+    @T.prim_func
+    def relay(A: T.Tensor((ROUNDS, 64), "float32"), C: T.Tensor((ROUNDS, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            stage = T.alloc_shared((STAGES, 1, 64), "float32")
+            full, empty = T.alloc_barrier([32] * STAGES), T.alloc_barrier([count] * STAGES)
+            with T.Scale("warp") as (w, n):
+                if w == 0:
+                    for k in T.serial(ROUNDS):
+                        if empty_wait:
+                            T.mbarrier_wait_parity(empty[k % STAGES], k // STAGES % 2 ^ 1)
+                        T.mbarrier_expect_tx(full[k % STAGES], size)
+                        T.tma_copy(A[k : k + 1, 0:64], stage[k % STAGES, :, :], barrier=full[k % STAGES])
+                        T.mbarrier_arrive(full[k % STAGES])
+                else:
+                    for k in T.serial(ROUNDS):
+                        if full_wait:
+                            T.mbarrier_wait_parity(full[k % STAGES], k // STAGES % 2)
+                        if early:
+                            T.mbarrier_arrive(empty[k % STAGES])
+                        for i in T.Parallel(64):
+                            C[k, i] = stage[k % STAGES, 0, i] * 2
+                        if arrive and not early:
+                            T.mbarrier_arrive(empty[k % STAGES])
+
+    return relay
+
+
+def args() -> dict[str, Any]:
+    return {"A": np.arange(ROUNDS * 64, dtype=np.float32).reshape(ROUNDS, 64), "C": np.full((ROUNDS, 64), np.nan, np.float32)}
+
+
+def test_a_relay():
+    assert check(relay(), 1, args(), seeds=20).findings == []
+    assert (launch(relay(), 1, args()).arrays[0]["C"] == args()["A"] * 2).all()
+    assert prove(relay()).of(REFUTED) == []
+
+
+FAULTS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "the reader does not wait": ({"full_wait": False}, {"race"}),
+    "the writer does not wait": ({"empty_wait": False}, {"race"}),
+    "a stage is released before it is read": ({"early": True}, {"race"}),
+    "nobody releases": ({"arrive": False}, {"deadlock"}),
+    "a phase expects more threads": ({"count": 64}, {"deadlock"}),
+    "a phase expects fewer threads": ({"count": 16}, {"schedule"}),
+    "more bytes are announced than come": ({"size": 512}, {"deadlock"}),
+    "fewer bytes are announced than come": ({"size": 128}, {"schedule"}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_named(fault: str):
+    options, kinds = FAULTS[fault]
+    found = {f.kind for f in check(relay(**options), 1, args(), seeds=10).findings}
+    assert found & kinds, found
+
+
+def test_what_is_no_barrier_is_refused():
+    def refuse(statement: Any, message: str) -> None:
+        @T.prim_func
+        def kernel(A: T.Tensor((8, 64), "float32")):
+            with T.Kernel(1, threads=64):
+                tile, half = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float16")
+                statement(A, tile, half, T.alloc_barrier(1))
+
+        with pytest.raises(TileError, match=message):
+            kernel.trace()
+
+    refuse(lambda A, t, h, b: T.mbarrier_arrive(t[0, 0]), "barrier of T.alloc_barrier|T.mbarrier_arrive is given")
+    refuse(lambda A, t, h, b: T.alloc_barrier(0), "alloc_barrier")
+    refuse(lambda A, t, h, b: T.tma_copy(A, t), "without barrier=")
+    refuse(lambda A, t, h, b: T.tma_copy(t, A, barrier=b[0]), "with barrier=")
+    refuse(lambda A, t, h, b: T.tma_copy(A, h, barrier=b[0]), "float32 into float16")
+    refuse(lambda A, t, h, b: T.tma_copy(t, A, reduce="xor"), "reduce='xor'")
+    refuse(lambda A, t, h, b: T.tma_copy(t, A, reduce="max"), "reduce='max' of float32")
+    refuse(lambda A, t, h, b: T.inc_max_nreg(100), "100 registers")
+    refuse(lambda A, t, h, b: T.inc_max_nreg(104), "between warpgroups")
+    refuse(lambda A, t, h, b: T.get_thread_binding(), "a thread's index outside T.Scale")
+
+
+def test_exploration_does_not_claim_to_have_seen_all():
+    assert check(relay(), 1, args(), schedule="exhaustive").complete is False
