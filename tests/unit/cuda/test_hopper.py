@@ -264,6 +264,12 @@ def test_products_stay_in_flight(options: dict[str, Any]):
     assert not made.serialised, made.messages
 
 
+def test_stages_that_do_not_fit_are_said():
+    made, program = lowered(gemm(512, 512, 512, stages=9))
+    assert [n for n in program.notes if "has 4 stages where 9 were asked for" in n], program.notes
+    assert "(ring0_filled & 3)" in print_kernel(made).text
+
+
 # ---- what keeps to one role
 
 
