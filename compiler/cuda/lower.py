@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.clusters import Clusters
-from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
+from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed, symbol
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.ranks import Ranks
@@ -492,7 +492,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         params += [] if self.failure is None else [(self.failure, Source("failure"))]
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
-            func, self.program.name, tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
+            func, symbol(self.program.name), tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
             self.program.arena_bytes, launch.cluster if self.capability >= 90 else (1, 1, 1), maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,

@@ -105,7 +105,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_copies(made)
     _check_readers(made)
     if depth < (asked := _stages(program.func.body)):
-        made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: no more fit into {limit:,} bytes of shared memory")
+        room = f"no more fit into {limit:,} bytes of shared memory"
+        made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")
     made = multicast(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
     made = made.with_body(awaited(made, overlapped(made, body)))
