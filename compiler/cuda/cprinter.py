@@ -49,7 +49,8 @@ class CPrinter(Expressions):
         self.head: list[str] = []  # what a signature asks to be done first
         self.depth = 0
         self.place: Loc | None = None
-        self.scopes: list[set[str]] = [set(RESERVED)]
+        # A local name would hide the function that is called.
+        self.scopes: list[set[str]] = [{*RESERVED, *self.functions.values(), *self.double_functions.values()}]
         self.vectors = _moved_as_vectors(kernel.func.body)
         self.unused = _unused(kernel.func.body)
 
@@ -95,7 +96,7 @@ class CPrinter(Expressions):
 
     def declare(self, var: Any) -> str:
         """Gives a variable its name, the author's own where nothing visible has it."""
-        base = re.sub(r"\W", "_", var.name) or "v"
+        base = re.sub(r"\W", "_", var.name, flags=re.ASCII) or "v"
         base = f"v{base}" if base[0].isdigit() else base
         name, k = base, 0
         while any(name in scope for scope in self.scopes):

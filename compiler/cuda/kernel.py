@@ -85,8 +85,10 @@ TAKEN = frozenset(
 
 
 def symbol(name: str) -> str:
-    """The function's name in the printed code: the kernel's own, unless C++ has another use for it."""
-    return f"{name}_kernel" if name in TAKEN else name
+    """The function's name in the printed code: the kernel's own, unless C++ has another use for it (or for that of float32, expf)."""
+    plain = "".join(c if c.isascii() else "_" for c in name)
+    taken = plain in TAKEN or plain.rstrip("fl") in TAKEN or plain.startswith("__")
+    return f"{plain}_kernel" if taken or plain != name else name
 
 
 def arena(size: int) -> Any:

@@ -93,6 +93,9 @@ def gemm(
         raise TileValueError(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
+    if not isinstance(policy, int) or policy not in list(GemmWarpPolicy):
+        policies = ", ".join(f"T.GemmWarpPolicy.{p.name}" for p in GemmWarpPolicy)
+        raise TileValueError(f"policy={policy!r} in T.gemm", loc=loc, expected=policies)
     flags = [as_expr(clear_accum, "bool")]
     if wg_wait not in (-1, 0):
         raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")

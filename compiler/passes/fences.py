@@ -436,7 +436,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element) -> Owners | None:
     values, inside = loop.values
     env = dict(zip(loop.vars, values, strict=True))
     ids = np.zeros(inside.shape, np.int64)
-    origin, depends = [], set()
+    origin, depends = [f"{a.buffer.ty.dtype}{a.buffer.ty.shape}"], set()  # a T.view numbers the same memory otherwise
     for e in a.indices:
         part = _split(e, loop.vars, env)
         if part is None or len(a.indices) * COORDINATE > 60:

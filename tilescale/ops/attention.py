@@ -160,6 +160,7 @@ def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> T
     return Tile(128, 64, 256, blocks=0 if causal else blocks)
 
 
+@host.checked
 def flash_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, scale: float | None = None,
     q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None, longest: int | None = None, tile: Tile | None = None,

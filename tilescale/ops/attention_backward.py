@@ -236,6 +236,7 @@ def tiles(dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
     return (64, 64), (128, 32)
 
 
+@host.checked
 def attention_gradients(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, *, causal: bool = False,
     scale: float | None = None, q_starts: torch.Tensor | None = None, k_starts: torch.Tensor | None = None,

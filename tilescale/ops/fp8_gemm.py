@@ -145,6 +145,7 @@ def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
 # ---- what people call
 
 
+@host.checked
 def fp8_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16, fast: bool = False, config: Config | None = None,

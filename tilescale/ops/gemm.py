@@ -215,6 +215,7 @@ def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
 # ---- what people call
 
 
+@host.checked
 def matmul(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "", *, out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None, config: Config | None = None,

@@ -100,6 +100,7 @@ def product(
 # ---- what people call
 
 
+@host.checked
 def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """The first sizes[0] rows of a times b[0], the next sizes[1] rows times b[1], …; summed in float32 and rounded once.
 

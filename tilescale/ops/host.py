@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,26 @@ from tilescale.jit import resolve_target
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
+
+
+def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of what people call: arguments that are annotated as tensors must be some.
+
+    Raises:
+        TileTypeError: from the call, for an argument of another kind.
+    """
+    signature = inspect.signature(function)
+    wanted = {n: "None" in str(p.annotation) for n, p in signature.parameters.items() if str(p.annotation).startswith("torch.Tensor")}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, value in {**dict(zip(signature.parameters, args, strict=False)), **kwargs}.items():
+            if name in wanted and not isinstance(value, torch.Tensor) and not (value is None and wanted[name]):
+                what = f"{name} of {function.__name__} is {type(value).__name__}"
+                raise TileTypeError(what, expected="a torch tensor" + (", or None" if wanted[name] else ""))
+        return function(*args, **kwargs)
+
+    return call
 
 
 def launch(factory: Callable[..., Any], args: tuple[Any, ...], /, **constants: Any) -> None:

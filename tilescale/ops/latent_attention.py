@@ -160,6 +160,7 @@ def plan(batch: int, groups: int, tiles: int, units: int) -> tuple[tuple[int, in
     return ((0, batch, k),)
 
 
+@host.checked
 def mla_decode(
     q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, *, latent: int = 512, scale: float | None = None,
     table: torch.Tensor | None = None, longest: int | None = None, parts: int | None = None, out: torch.Tensor | None = None,

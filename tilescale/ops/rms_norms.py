@@ -53,6 +53,7 @@ def rms_norm_rows(columns: int, dtype: str, eps: float, rows: int, threads: int,
     return rms_norm if turns == 1 else rms_norm_of_long_rows
 
 
+@host.checked
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """RMSNorm over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded once.
 

@@ -65,6 +65,7 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
     return softmax if turns == 1 else softmax_of_long_rows
 
 
+@host.checked
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Softmax over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded once. A row of minus
     infinities gives NaN.

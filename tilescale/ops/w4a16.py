@@ -146,6 +146,7 @@ def chosen(M: int, N: int, K: int) -> Config:
     return Config(BM=128, BN=64, stages=4, threads=256, split=1)
 
 
+@host.checked
 def w4a16_matmul(
     a: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, *, out: torch.Tensor | None = None,
     config: Config | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tilescale.language as T
-from tests.unit.cuda.emulated import data, empty
+from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.passes import pipeline
@@ -156,3 +156,20 @@ def test_an_atomic_update_publishes_what_the_block_wrote():
     args = {"A": data((256,), "float32"), "P": empty((4,), "float32"), "count": empty((1,), "int32"), "S": empty((1,), "float32")}
     got = emulate.run(kernel, program, args)
     assert abs(got["S"][0] - args["A"].sum()) < 1e-4
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_view_meets_what_it_is_a_view_of(seed: int):
+    """The same bytes under two shapes: who touches which is not told by the indices alone."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 128), "float32"), C: T.Tensor((64, 128), "float32")):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((64, 128), "float32")
+            T.copy(A, a)
+            flat = T.reshape(a, (128, 64))
+            for i, j in T.Parallel(128, 64):
+                flat[i, j] = flat[i, j] * 2.0
+            T.copy(a, C)
+
+    agree(kernel, {"A": data((64, 128), "float32", 1), "C": empty((64, 128), "float32")}, seed=seed)

@@ -24,3 +24,20 @@ def test_a_kernel_may_be_called_main():
 
 def test_other_names_stay():
     assert symbol("gemm") == "gemm" and symbol("exp") == "exp_kernel" and symbol("class") == "class_kernel"
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+def test_a_variable_may_be_called_like_a_function():
+    @T.prim_func
+    def expf(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64) as bx:
+            for i in T.Parallel(64):
+                expf = A[i]
+                A[i] = T.exp(expf) + bx
+
+    made = tilescale.compile(expf, target="cuda")
+    assert "expf_kernel(" in made.get_kernel_source("cuda") and made.resources["registers"] > 0
+
+
+def test_names_are_ascii():
+    assert symbol("é") == "__kernel" and symbol("__x") == "__x_kernel"

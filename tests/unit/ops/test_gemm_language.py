@@ -251,3 +251,15 @@ def test_precision_allows_operands_to_be_cut():
     less = launch(kernel("tf32"), 1, args).arrays[0]["C"]
     assert np.array_equal(plain, (args["A"].astype("float64") @ args["B"]).astype("float32"))
     assert np.array_equal(less, (cut["A"] @ cut["B"]).astype("float32")) and not np.array_equal(plain, less)
+
+
+@pytest.mark.parametrize("policy", ["fullrow", 7, None], ids=str)
+def test_a_policy_that_there_is_not(policy: object):
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 16), "float32")):
+        with T.Kernel(1, threads=32):
+            a, c = T.alloc_shared((16, 16), "float32"), T.alloc_fragment((16, 16), "float32")
+            T.gemm(a, a, c, policy=policy)
+
+    with refused(TileValueError, "in T.gemm", expected="T.GemmWarpPolicy.FullRow"):
+        kernel.trace()

@@ -150,3 +150,12 @@ def test_what_rows_and_attention_refuse():
     ):
         with pytest.raises(TileTypeError):
             wrong()
+
+
+def test_what_is_no_tensor_is_refused():
+    from tilescale import ops
+
+    x = torch.ones(8, 8)
+    for call in (lambda: ops.softmax([1.0]), lambda: ops.matmul(x.numpy(), x), lambda: ops.matmul(x, x, bias=[1.0])):
+        with pytest.raises(TileTypeError, match="of (softmax|matmul) is (list|ndarray)"):
+            call()
