@@ -33,6 +33,25 @@ RESERVED = frozenset(
     "blockIdx threadIdx blockDim gridDim warpSize INFINITY NAN".split()
 )
 
+#: what no kernel may be called besides: functions and types that the compiler's own headers declare
+DECLARED = frozenset(
+    "main acos acosh asin asinh asprintf assert atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil clock copysign cos cosh "
+    "cospi div erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide floor fma fmax fmin fmod free frexp getenv "
+    "hypot ilogb index isfinite isinf isnan j0 j1 jn labs ldexp ldiv lgamma log log10 log1p log2 logb lrint lround malloc memcpy "
+    "memset modf nan nearbyint nextafter norm normcdf pow printf qsort rand rcbrt read realloc remainder remquo rhypot rint rnorm "
+    "round rsqrt scalbln scalbn select signal signbit sin sincos sinh sinpi sqrt srand strlen strtod system tan tanh tgamma time trap "
+    "trunc wait write y0 y1 yn".split()
+)
+
+
+def symbol(name: str) -> str:
+    """The function's name in the printed code: the kernel's own, unless C++ has another use for it (or for that of float32, expf)."""
+    plain = "".join(c if c.isascii() else "_" for c in name)
+    taken = RESERVED | DECLARED
+    if plain != name or plain in taken or plain.rstrip("fl") in taken or plain.startswith("__"):
+        return f"{plain}_kernel"
+    return name
+
 
 class CPrinter(Expressions):
     """Prints one kernel."""

@@ -70,27 +70,6 @@ class ThreadKernel:
     team: bool = False
 
 
-#: what no kernel may be called in the printed code: C++'s words, and functions that the compiler's own headers declare
-TAKEN = frozenset(
-    "main abs acos acosh asin asinh asprintf assert atan atan2 atanh atexit atof atoi bsearch calloc cbrt ceil clock copysign cos "
-    "cosh cospi div erf erfc erfcinv erfcx erfinv exit exp exp10 exp2 expm1 fabs fdim fdivide floor fma fmax fmin fmod free frexp "
-    "getenv hypot ilogb index isfinite isinf isnan j0 j1 jn labs ldexp ldiv lgamma log log10 log1p log2 logb lrint lround malloc max "
-    "memcpy memset min modf nan nearbyint nextafter norm normcdf pow printf qsort rand rcbrt read realloc remainder remquo rhypot "
-    "rint rnorm round rsqrt scalbln scalbn select signal signbit sin sincos sinh sinpi sqrt srand strlen strtod system tan tanh "
-    "tgamma time trap trunc wait write y0 y1 yn asm auto bool break case catch char class const continue default delete do double "
-    "else enum explicit export extern false float for friend goto if inline int long mutable namespace new not nullptr operator or "
-    "private protected public register return short signed sizeof static struct switch template this throw true try typedef typeid "
-    "typename union unsigned using virtual void volatile while xor and half ts dim3 uint uint2 uint4".split()
-)
-
-
-def symbol(name: str) -> str:
-    """The function's name in the printed code: the kernel's own, unless C++ has another use for it (or for that of float32, expf)."""
-    plain = "".join(c if c.isascii() else "_" for c in name)
-    taken = plain in TAKEN or plain.rstrip("fl") in TAKEN or plain.startswith("__")
-    return f"{plain}_kernel" if taken or plain != name else name
-
-
 def arena(size: int) -> Any:
     """The buffer of a block's shared memory; its AllocBuffer stands in front of every tile in it."""
     return tirx.decl_buffer((size,), "uint8", name="smem", scope="shared")

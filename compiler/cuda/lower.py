@@ -13,7 +13,8 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.clusters import Clusters
-from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed, symbol
+from tilescale.compiler.cuda.cprinter import symbol
+from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.cuda.ranks import Ranks

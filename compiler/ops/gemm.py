@@ -21,6 +21,18 @@ class GemmWarpPolicy(IntEnum):
     FullCol = 2
 
 
+def warp_policy(policy: Any, what: str, loc: Any) -> int:
+    """A policy as an operation's attribute.
+
+    Raises:
+        TileValueError: there is no such policy.
+    """
+    if not isinstance(policy, int) or policy not in list(GemmWarpPolicy):
+        policies = ", ".join(f"T.GemmWarpPolicy.{p.name}" for p in GemmWarpPolicy)
+        raise TileValueError(f"policy={policy!r} in {what}", loc=loc, expected=policies)
+    return int(policy)
+
+
 def _accumulates(a: str, b: str, c: str) -> bool:
     """Which products the language has: (A, B) → C."""
     if a == b == "float64":
@@ -93,14 +105,11 @@ def gemm(
         raise TileValueError(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
-    if not isinstance(policy, int) or policy not in list(GemmWarpPolicy):
-        policies = ", ".join(f"T.GemmWarpPolicy.{p.name}" for p in GemmWarpPolicy)
-        raise TileValueError(f"policy={policy!r} in T.gemm", loc=loc, expected=policies)
     flags = [as_expr(clear_accum, "bool")]
     if wg_wait not in (-1, 0):
         raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")
     attrs: dict[str, Any] = {"wgmma": FREE} if wg_wait else {}
-    attrs |= {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
+    attrs |= {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": warp_policy(policy, "T.gemm", loc)}
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 

@@ -11,7 +11,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import as_expr, constant
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, region, register, show
-from tilescale.compiler.ops.gemm import GemmWarpPolicy, check_operands
+from tilescale.compiler.ops.gemm import GemmWarpPolicy, check_operands, warp_policy
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -68,7 +68,7 @@ def gemm_sp(
             expected=f"A (M, K / 2), E (M, K / {each}), B (K, N), C (M, N); here K is {whole}",
         )
     check_operands(a.dtype, b.dtype, c.dtype, "T.gemm_sp", loc)
-    attrs = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": int(policy)}
+    attrs = {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": warp_policy(policy, "T.gemm_sp", loc)}
     emit("gemm_sp", [a.ir(), b.ir(), c.ir(), as_expr(clear_accum, "bool"), e.ir()], attrs)
 
 

@@ -30,7 +30,7 @@ from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
-from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.gpu_store import MOST_AXES, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
@@ -43,8 +43,6 @@ WARPGROUP = 128
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
 #: columns of a product that mma.sync does as well where its left operand lies in registers
 NARROW = 16
-#: axes of a tensor that TMA can copy from
-MOST_AXES = 5
 #: bytes of shared memory beside the tiles: barriers
 BESIDE = 1024
 

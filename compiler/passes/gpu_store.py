@@ -24,13 +24,13 @@ from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.bulk import await_stores
-from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
 from tilescale.compiler.passes.roles import calls, meets, polls, releases
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 #: bytes of a box's row: the widest swizzle
 ROW = 128
-#: axes of a tensor that TMA can store to
+#: axes of a tensor that TMA can copy
 MOST_AXES = 5
 
 
@@ -136,19 +136,14 @@ def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
 def _parts(call: Any, tile: Any, count: int, wide: int) -> Iterator[Any]:
     src, dst = call.args[:2]
     rows = int(src.source.ty.shape[0])
-    whole = _region(tile, [0, 0], [rows, wide])
+    staged = whole(tile)
     axis = long_axes(dst)[-1]
     for k in range(count):
         into = [r.min + k * wide if j == axis and k else r.min for j, r in enumerate(dst.region)]
         extents = [wide if j == axis else r.extent for j, r in enumerate(dst.region)]
-        yield await_stores(whole, call.span)
-        yield _copy(call, _region(src.source, [0, k * wide], [rows, wide]), whole, {})
-        yield _copy(call, whole, _region(dst.source, into, extents), {"bulk": 1})
-
-
-def _copy(like: Any, src: Any, dst: Any, more: dict[str, Any]) -> Any:
-    made = ir.Call(like.op, [src, dst, like.args[2]], attrs={**dict(like.attrs), **more}, ret_ty=like.ty, span=like.span)
-    return tirx.Evaluate(made, like.span)
+        yield await_stores(staged, call.span)
+        yield again(call, [_region(src.source, [0, k * wide], [rows, wide]), staged, call.args[2]])
+        yield again(call, [staged, _region(dst.source, into, extents), call.args[2]], {"bulk": 1})
 
 
 def _around(body: Any, tiles: list[Any]) -> Any:
@@ -158,7 +153,7 @@ def _around(body: Any, tiles: list[Any]) -> Any:
     def consumer(s: Any) -> Any:
         if s.attr_key != "ts.role" or str(s.node.value) != "consumer":
             return s
-        ends = [await_stores(_region(t, [0] * 2, list(t.ty.shape)), s.span) for t in tiles]
+        ends = [await_stores(whole(t), s.span) for t in tiles]
         return tirx.AttrStmt(s.node, s.attr_key, s.value, sequence([*(tirx.AllocBuffer(t) for t in tiles), s.body, *ends]), s.span)
 
     return structural_map(body, (tirx.AttrStmt, consumer))

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 
 import tilescale
+from tests.unit.cuda.emulated import same
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
+from tilescale.compiler.sim.run import launch
 
 
 def to_gpu(array: Any) -> Any:
@@ -43,3 +45,12 @@ def run(kernel: Any, args: dict[str, Any], target: str = "cuda") -> dict[str, An
     made(**given)
     torch.cuda.synchronize()
     return {name: to_numpy(given[name], v) for name, v in args.items() if isinstance(v, np.ndarray)}
+
+
+def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str = "", seed: int = 0) -> dict[str, Any]:
+    """The results of the GPU, which must be the simulator's; in the place of the emulator's function of this name."""
+    got = run(kernel, args)
+    want = launch(kernel, 1, args).arrays[0]
+    for name, array in got.items():
+        same(array, want[name], name, exact)
+    return got

@@ -23,15 +23,18 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         TileTypeError: from the call, for an argument of another kind.
     """
-    signature = inspect.signature(function)
-    wanted = {n: "None" in str(p.annotation) for n, p in signature.parameters.items() if str(p.annotation).startswith("torch.Tensor")}
+    parameters = enumerate(inspect.signature(function).parameters.items())
+    wanted = [(k, n, "None" in str(p.annotation)) for k, (n, p) in parameters if str(p.annotation).startswith("torch.Tensor")]
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name, value in {**dict(zip(signature.parameters, args, strict=False)), **kwargs}.items():
-            if name in wanted and not isinstance(value, torch.Tensor) and not (value is None and wanted[name]):
+        for k, name, optional in wanted:
+            if k >= len(args) and name not in kwargs:
+                continue  # the function itself says what is missing
+            value = args[k] if k < len(args) else kwargs[name]
+            if not isinstance(value, torch.Tensor) and not (value is None and optional):
                 what = f"{name} of {function.__name__} is {type(value).__name__}"
-                raise TileTypeError(what, expected="a torch tensor" + (", or None" if wanted[name] else ""))
+                raise TileTypeError(what, expected="a torch tensor" + (", or None" if optional else ""))
         return function(*args, **kwargs)
 
     return call

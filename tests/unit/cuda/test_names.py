@@ -7,7 +7,7 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tilescale.compiler.cuda import toolchain
-from tilescale.compiler.cuda.kernel import symbol
+from tilescale.compiler.cuda.cprinter import symbol
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
