@@ -37,7 +37,7 @@ MOST_AXES = 5
 def tma_stores(program: Any, room: int) -> Any:
     """The program with the results that TMA can store staged, in at most ``room`` bytes of shared memory each."""
     body = program.func.body
-    if any(meets(c) or polls(c) for c in calls(body)) or releases(body):
+    if _tells(body):
         return program
     touched = _touched(program)
     staged: dict[Any, Any] = {}
@@ -58,6 +58,20 @@ def tma_stores(program: Any, room: int) -> Any:
     if not staged:
         return program
     return program.with_body(_around(body, list(staged.values())))
+
+
+def staged_bytes(program: Any) -> int:
+    """The shared memory that results take on their way out where none of them goes in parts."""
+    if _tells(program.func.body):
+        return 0
+    touched = _touched(program)
+    tiles = {(*call.args[0].source.ty.shape, bits_of(call.args[1].source)) for call in calls(program.func.body) if _fits(call, program, touched)}
+    return sum(int(rows) * int(cols) * bits // 8 for rows, cols, bits in tiles)
+
+
+def _tells(body: Any) -> bool:
+    """Whether a kernel tells others of what it has done."""
+    return any(meets(c) or polls(c) for c in calls(body)) or releases(body)
 
 
 def _fits(call: Any, program: Any, touched: dict[Any, int]) -> bool:

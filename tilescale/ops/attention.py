@@ -85,10 +85,10 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
                 total[i] *= shrink[i]
             for i, j in T.Parallel(BM, BN):
                 score[i, j] = T.__exp2(score[i, j] * factor - base[i])
-            T.reduce_sum(score, total, dim=1, clear=False)
             for i, j in T.Parallel(BM, dim):
                 o[i, j] *= shrink[i]
             T.copy(score, p)
+            T.reduce_sum(score, total, dim=1, clear=False)
             T.gemm(p, v, o, policy=FULL_ROW)
         for i in T.Parallel(BM):
             top[i] = (base[i] + T.log2(total[i])) / LOG2_E
