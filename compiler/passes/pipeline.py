@@ -13,6 +13,7 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
+from tilescale.compiler.passes.gpu_apart import gpu_apart
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
@@ -72,6 +73,8 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
         Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
         # The arena before the fences: tiles that share bytes must be ordered too.
         Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
+        # Who writes what is known now, and the fences follow from who stores it.
+        Pass("gpu_apart", gpu_apart, spec.SCHEDULED),
         # Fences last: they order what all the others made.
         Pass("fences", fences, spec.SCHEDULED),
     )
