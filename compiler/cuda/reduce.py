@@ -314,12 +314,14 @@ def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: A
     def walk(first: int, count: int, made: Any) -> Any:
         r = tirx.Var("r", "int32")
         cx.bind_range(r, count)
-        k, digits, step = r + first if first else r, [], 1
+        k, step = r + first if first else r, 1
+        digits: list[Any] = []
         for e in reversed(extents):
             digits.insert(0, cx.analyzer.simplify(k // step % e))
             step *= e
         way = cx.analyzer.simplify(k % ways)
-        return tirx.For(r, zero, tirx.IntImm("int32", count), tirx.ForKind.UNROLLED, tirx.BufferStore(total, made(of(way), element(digits)), [way], span))
+        step_in = tirx.BufferStore(total, made(of(way), element(digits)), [way], span)
+        return tirx.For(r, zero, tirx.IntImm("int32", count), tirx.ForKind.UNROLLED, step_in)
 
     number = lambda k: tirx.IntImm("int32", k)  # noqa: E731
     body = [alloc, walk(0, ways, lambda _, x: x)]

@@ -19,7 +19,6 @@ from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
 
-
 WARPGROUP = WIDTHS["warpgroup"]
 
 
@@ -63,8 +62,8 @@ def store(cx: Any, call: Any) -> Any:
 
 
 def await_stores(cx: Any, call: Any) -> Any:
-    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes
-    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone who writes what it stored."""
+    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes after
+    those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone who writes what it stored."""
     wait = tirx.Evaluate(tirx.call_extern("void", "ts::bulk_wait_read<0>"), call.span)
     return tirx.IfThenElse(_issuer(cx, int(call.attrs.get("groups", 1))), wait, None, call.span)
 
@@ -85,7 +84,7 @@ def boxes(
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
     wide, blocks = layout.swizzle * 8 // layout.bits, cx.cluster_size(shared)
     which, parts = part
-    by_columns = parts == 1 and cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or some of those one below the other
+    by_columns = parts == 1 and cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or of those one below the other
     down = box_rows(rows, 1 if by_columns else blocks * parts)
     high, broad = (rows, cols // blocks) if by_columns else (rows // (blocks * parts), cols)
     own = which if parts > 1 else cx.cluster_rank(shared)

@@ -32,7 +32,9 @@ def gpu_apart(program: Any) -> Any:
             apart[tile] = apart.get(tile, True) and ex.name == "block" and int(tile.ty.shape[0]) % (groups * PATTERN) == 0
     for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
         nest = nest_of(s)
-        for a in () if nest is None else nest.accesses:
+        if nest is None:
+            continue
+        for a in nest.accesses:
             if apart.get(a.buffer):
                 loop, _ = choose(nest, program.layouts, ex.threads)
                 apart[a.buffer] = _own_rows(owners_of(nest, loop, a), int(a.buffer.ty.shape[0]) // groups)

@@ -123,8 +123,8 @@ def _depth(limit: int, one: Any) -> int:
 
 
 def _aside(program: Any, depth: int, limit: int) -> Any | None:
-    """The program with two stages for tiles that are filled anew for every tile of a loop around, where they fit beside the results on their
-    way out; else None. A block that stays then copies what its next tile needs while it works on this one."""
+    """The program with two stages for tiles that are filled anew in every round of a loop around, where they fit beside the results on
+    their way out; else None. A block that stays then copies what its next tile needs while it works on this one."""
     made = _scheduled(program, depth, 2)
     fits = sum(_shared(made.func.body).values()) + staged_bytes(made) + BESIDE <= limit
     return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None

@@ -65,8 +65,9 @@ def staged_bytes(program: Any) -> int:
     if _tells(program.func.body):
         return 0
     touched = _touched(program)
-    tiles = {(*call.args[0].source.ty.shape, bits_of(call.args[1].source)) for call in calls(program.func.body) if _fits(call, program, touched)}
-    return sum(int(rows) * int(cols) * bits // 8 for rows, cols, bits in tiles)
+    found = [c.args[:2] for c in calls(program.func.body) if _fits(c, program, touched)]
+    tiles = {(*(int(e) for e in src.source.ty.shape), bits_of(dst.source)) for src, dst in found}
+    return sum(rows * cols * bits // 8 for rows, cols, bits in tiles)
 
 
 def _tells(body: Any) -> bool:
