@@ -118,7 +118,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
         if not tile.blocks:
             with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
                 queries(Q, K, V, O, Lse, None, None, each, x, h, b)
-        else:  # the tiles of ``side`` heads, the longest walks first, then those of the next; every other round from the last block to the first
+        else:  # the longest walks of ``side`` heads first, then the next heads; in every other round from the last block to the first
             with T.Kernel(T.min(tile.blocks, each * every), threads=tile.threads) as block:
                 blocks = T.min(tile.blocks, each * every)
                 whole = each * every // blocks
