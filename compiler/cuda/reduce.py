@@ -205,6 +205,19 @@ def emit_reduce(cx: Any, call: Any) -> Any:
     return _folded(cx, call, put)
 
 
+def emit_join(cx: Any, call: Any) -> Any:
+    """The lanes' sums of each element added up (`passes.gpu_lanes`); all get the same bits."""
+    held = cx.places[call.args[0].source]
+    slot = tirx.Var("u", "int32")
+    now = tirx.BufferLoad(held.buf, [slot])
+    body = []
+    for mask in map(int, str(call.attrs["masks"]).split(",")):
+        there = tirx.call_extern("float32", "ts::shuffle_xor", now, tirx.IntImm("int32", mask))
+        body.append(tirx.BufferStore(held.buf, now + there, [slot], call.span))
+    zero, count = tirx.IntImm("int32", 0), tirx.IntImm("int32", held.layout.slots)
+    return tirx.For(slot, zero, count, tirx.ForKind.UNROLLED, sequence(body), span=call.span)
+
+
 def emit_part(cx: Any, call: Any) -> Any:
     """Each group's part into shared memory, by one of the lanes that have it."""
     parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
@@ -272,7 +285,7 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
         return tirx.if_then_else(at < place.shape[axis], value, identity(op, acc))
 
     body = _own(cx, op, total, [p.extent for p in along], element, call.span)
-    for p in near:
+    for p in () if "lanes" in call.attrs else near:
         for k in range(p.extent.bit_length() - 1):
             there = tirx.call_extern(acc, "ts::shuffle_xor", now, tirx.IntImm("int32", p.stride << k))
             body.append(tirx.BufferStore(total, fold(op, now, there), [zero], call.span))

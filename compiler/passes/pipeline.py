@@ -16,6 +16,7 @@ from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_apart import gpu_apart
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
+from tilescale.compiler.passes.gpu_lanes import gpu_lanes
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
 from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
@@ -71,6 +72,7 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
         Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
         # Only layouts say which threads need what others hold.
         Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
+        Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED),
         # The arena before the fences: tiles that share bytes must be ordered too.
         Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
         # Who writes what is known now, and the fences follow from who stores it.
