@@ -494,6 +494,15 @@ def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     return np.broadcast_to(value, m.shape)[there]
 
 
+def _any(b: Block, m: Any, test: Any) -> Any:
+    """Whether one of a warp's lanes says yes."""
+    said = np.broadcast_to(test, m.shape) & m
+    warps = np.zeros(b.threads, bool)
+    for w in _whole_warps(b, m, "a vote"):
+        warps[w * WARP : (w + 1) * WARP] = said[w * WARP : (w + 1) * WARP].any()
+    return warps
+
+
 def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
@@ -608,6 +617,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
     "ts::shuffle_xor": _shuffle_xor,
+    "ts::any": _any,
     "ts::fail": _fail,
     "printf": _printf,
     **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},

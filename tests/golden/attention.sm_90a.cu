@@ -147,8 +147,6 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
             total_1 = total_1 + s[r0 * 4 + u0 * 2 + r1];
           }
         }
-        total_1 = total_1 + ts::shuffle_xor(total_1, 1);
-        total_1 = total_1 + ts::shuffle_xor(total_1, 2);
         total[u0] = total[u0] + total_1;
       }
       #pragma unroll
@@ -240,8 +238,6 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
               total_1 = total_1 + s[r0 * 4 + u0 * 2 + r1];
             }
           }
-          total_1 = total_1 + ts::shuffle_xor(total_1, 1);
-          total_1 = total_1 + ts::shuffle_xor(total_1, 2);
           total[u0] = total[u0] + total_1;
         }
         ts::wgmma_behind(&s[31], &smem[0]);
@@ -290,6 +286,11 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
     }
     ts::mbarrier_arrive_warp(&empty2[0], true);
     ring2_read = ring2_read + 1;
+    #pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      total[u] = total[u] + ts::shuffle_xor(total[u], 1);
+      total[u] = total[u] + ts::shuffle_xor(total[u], 2);
+    }
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll

@@ -25,6 +25,10 @@ from tilescale.ops.attention_backward import DTYPES, LOG2_E, Shape, _heads, _hid
 from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
 
 FULL_ROW = T.GemmWarpPolicy.FullRow
+#: exponents of two are counted from a score that was greatest once, as long as none exceeds it by more: the exponentials stay below 2^8
+SLACK = 8.0
+#: below every score that is a number
+LEAST = -3.0e38
 
 
 # ---- the kernel
@@ -66,7 +70,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
         tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
         T.copy(s.tile(Q, b, h, q_first + row, BM), q)
         T.fill(top, low)
-        T.fill(base, low)
+        T.fill(base, LEAST)
         T.clear(total)
         T.clear(o)
         for t in T.Pipelined(tiles, num_stages=tile.stages):
@@ -78,18 +82,19 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
                 for i, j in T.Parallel(BM, BN):
                     last = T.min(row + i, k_count - 1) if causal else k_count - 1
                     score[i, j] = T.if_then_else(at + j <= last, score[i, j], low)
-            T.copy(base, shrink)
             T.reduce_max(score, top, dim=1, clear=False)
             for i in T.Parallel(BM):
-                base[i] = T.if_then_else(top[i] == low, 0.0, top[i] * factor)
-                shrink[i] = T.__exp2(shrink[i] - base[i])
+                exceeds = top[i] * factor > base[i] + SLACK
+                shrink[i] = T.if_then_else(exceeds, T.__exp2(base[i] - top[i] * factor), 1.0)
+                base[i] = T.if_then_else(exceeds, top[i] * factor, base[i])
                 total[i] *= shrink[i]
             for i, j in T.Parallel(BM, BN):
                 score[i, j] = T.__exp2(score[i, j] * factor - base[i])
-            for i, j in T.Parallel(BM, dim):
-                o[i, j] *= shrink[i]
-            T.copy(score, p)
             T.reduce_sum(score, total, dim=1, clear=False)
+            for i, j in T.Parallel(BM, dim):
+                if shrink[i] != 1.0:
+                    o[i, j] *= shrink[i]
+            T.copy(score, p)
             T.gemm(p, v, o, policy=FULL_ROW)
         for i in T.Parallel(BM):
             top[i] = (base[i] + T.log2(total[i])) / LOG2_E

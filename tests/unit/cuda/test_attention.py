@@ -130,8 +130,7 @@ FAULTS: dict[str, Any] = {
     "keys without a wait": lambda n, a: None if n == "ts::mbarrier_wait" and _named(a[0]) == "full0" else ...,
     "values not released": lambda n, a: None if n == "ts::mbarrier_arrive_warp" and _named(a[0]) == "empty1" else ...,
     "scores without a wait": lambda n, a: None if n == "ts::wgmma_wait<1>" else ...,
-    "the output without a wait": lambda n, a: None if n == "ts::wgmma_wait<0, false>" else ...,
-    "the last output without a wait": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
+    "outputs without a wait": lambda n, a: None if n == "ts::wgmma_wait<0>" else ...,
     "the scores' wait lets two run": lambda n, a: ("ts::wgmma_wait<2>", a) if n == "ts::wgmma_wait<1>" else ...,
     "no fence in front of products": lambda n, a: None if n == "ts::wgmma_fence" else ...,
 }

@@ -9,6 +9,9 @@ __device__ __forceinline__ void barrier_sync(int number, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// Whether one of the warp's lanes says so. All of them take part.
+__device__ __forceinline__ bool any(bool test) { return __any_sync(0xffffffffu, test); }
+
 // The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, int mask) {
