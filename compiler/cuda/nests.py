@@ -104,7 +104,8 @@ class NestLowering:
         structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
         calls: list[Any] = []
         structural_walk(s.condition, (ir.Call, lambda c: calls.append(c) if c.op.name in EXTERN_CALLS else None))
-        if not reads or calls or not all(in_registers(b) for b in reads) or any(a.mode != "read" and a.buffer in reads for a in nest.accesses):
+        written = {a.buffer for a in nest.accesses if a.mode != "read"}
+        if not reads or calls or not all(in_registers(b) and b not in written for b in reads):
             return None
         used: set[Any] = set()
         structural_walk(s.condition, (ir.Var, used.add))

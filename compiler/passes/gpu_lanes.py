@@ -102,8 +102,11 @@ def _adds(s: Any, tile: Any) -> bool:
 
 def _repeats(s: Any, tile: Any) -> bool:
     """Whether a loop in a statement adds to a tile."""
+    loops: list[Any] = []
     found: list[Any] = []
-    structural_walk(s, (tirx.For, lambda loop: structural_walk(loop.body, (tirx.Evaluate, lambda e: found.append(e) if _adds(e, tile) else None))))
+    structural_walk(s, (tirx.For, loops.append))
+    for loop in loops:
+        structural_walk(loop.body, (tirx.Evaluate, lambda e: found.append(e) if _adds(e, tile) else None))
     return bool(found)
 
 
