@@ -55,8 +55,11 @@ def store(cx: Any, call: Any) -> Any:
 
 def await_stores(cx: Any, call: Any) -> Any:
     """The thread that issued the stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes
-    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else."""
-    wait = tirx.Evaluate(tirx.call_extern("void", "ts::bulk_wait_read<0>"), call.span)
+    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else. Where the stores are
+    to be complete, their writes are visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it makes behind
+    that releases them, and who meets it comes behind them."""
+    name = "ts::bulk_wait<0>" if int(call.attrs["complete"]) else "ts::bulk_wait_read<0>"
+    wait = tirx.Evaluate(tirx.call_extern("void", name), call.span)
     return tirx.IfThenElse(_issuer(cx), wait, None, call.span)
 
 

@@ -143,6 +143,8 @@ __device__ __forceinline__ void bulk_wait() {
 }
 // What this thread wrote to shared memory is there for TMA and wgmma (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread wrote to global memory comes before what TMA stores there later.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // PTX ISA, "setmaxnreg": registers of each thread of the warpgroup from here on.
 template <int count>
