@@ -65,7 +65,8 @@ def tma_stores(program: Any, room: int) -> Any:
             return [*([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]), *_parts(s.value, staged[s])]
         if _atomics(s):
             return [await_stores(whole(next(iter(tiles.values()))), s.span, complete=True), s]
-        if tile := next((t for b, t in through.items() if any(s.same_as(x) for x in writers[b])), None):
+        tile = next((t for b, t in through.items() if any(s.same_as(x) for x in writers[b])), None)
+        if tile is not None:
             return [await_stores(whole(tile), s.span, complete=True), s, fence_writes(s.span)]
         return None
 

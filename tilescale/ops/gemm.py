@@ -118,7 +118,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
         blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))  # a step for each, however few rows
         partial = torch.empty(blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device)
         ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
-        host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail)
+        host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **{**cut, "panel": max(1, how.panel)}, blocks=blocks, swap=swap, **tail)
     elif blocks:
         host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, **tail)
     elif split == 1:
@@ -210,6 +210,7 @@ def _cases() -> tuple[Case, ...]:
     few = [(16, 8192, 8192), (64, 8192, 8192), (256, 8192, 8192)]
     bench = [{"M": m, "N": n, "K": k} for m, n, k in large]
     bench += [{"M": m, "N": n, "K": k, "trans_b": tb} for m, n, k in few for tb in (False, True)]
+    bench += [{"M": m, "N": n, "K": k} for m, n, k in ((384, 8192, 8192), (1024, 4096, 8192), (3000, 3000, 3000), (16, 4096, 4096))]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
 
 
