@@ -118,7 +118,8 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
         blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))  # a step for each, however few rows
         partial = torch.empty(blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device)
         ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
-        host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **{**cut, "panel": max(1, how.panel)}, blocks=blocks, swap=swap, **tail)
+        cut["panel"] = max(1, how.panel)
+        host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail)
     elif blocks:
         host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, **tail)
     elif split == 1:
