@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch  # noqa: F401  # so that the record names the GPU
+
 from tests.bench.record import record
 from tests.gpu.jobs import LAUNCHERS, ROOT, Job
 
@@ -45,6 +47,8 @@ def service(folder: str, visible: str) -> Iterator[dict[str, str]]:
         yield places
     finally:
         subprocess.run(["nvidia-cuda-mps-control"], input="quit -t 1\n", env=env, text=True, timeout=20, check=False)
+        for log in sorted(Path(folder, "log").glob("*.log")):
+            print(f"{log.name}:", *log.read_text(errors="replace").splitlines()[-6:], sep="\n  ", flush=True)
 
 
 def run(launcher: str, ranks: int, env: dict[str, str], given: argparse.Namespace, folder: str, limit: float) -> dict[str, Any]:
