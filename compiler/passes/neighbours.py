@@ -1,9 +1,9 @@
 """Updates of several neighbours in an iteration become an iteration each.
 
-``for i, j in T.Parallel(M, N // 4): T.atomic_addx4(C[i, 4 * j], f[i, 4 * j])`` is ``for i, j in T.Parallel(M, N): T.atomic_add(C[i, j], f[i, j])``:
-what fragments are indexed with are plain loop variables then, so that layouts follow them, and a target that can add neighbours at
-once finds them itself, whoever wrote them.
-"""  # fmt: skip
+``for i, j in T.Parallel(M, N // 4): T.atomic_addx4(C[i, 4 * j], f[i, 4 * j])`` is ``for i, j in T.Parallel(M, N)`` with a ``T.atomic_add`` of
+one element: what fragments are indexed with are plain loop variables then, so that layouts follow them, and a target that can add
+neighbours at once finds them itself, whoever wrote them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def _rewritten(s: Any) -> Any:
         one: Any = tirx.Evaluate(ir.Call(calls[0].op, [to, load], attrs=attrs, ret_ty=calls[0].ty, span=calls[0].span), calls[0].span)
         if test is not None:
             of_group = tirx.floordiv(loop.loop_var, tirx.IntImm(str(loop.loop_var.ty), count))
-            one = tirx.IfThenElse(structural_map(test, (ir.Var, lambda v, x=loop.loop_var, g=of_group: g if v.same_as(x) else v)), one, None)
+            named = structural_map(test, (ir.Var, lambda v, x=loop.loop_var, g=of_group: g if v.same_as(x) else v))
+            one = tirx.IfThenElse(named, one, None)
         return _around(loops, loop, count, one)
     return None
 
