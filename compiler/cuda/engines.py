@@ -560,7 +560,7 @@ def product(name: str) -> Callable[..., None]:
             right = (int(one(mine, bb)), n, trans[1] == "1")
             left: Any = None
             if trans[0] == "r":
-                f = wgmma_a(16)
+                f = wgmma_a(8 * np.dtype(numerics.storage(dtypes[0])).itemsize)
                 index = np.indices(f.shape)
                 left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index))
             else:

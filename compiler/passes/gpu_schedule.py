@@ -241,7 +241,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
-        if in_registers(r.source) and bits_of(r.source) != 16:
+        if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
     if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):

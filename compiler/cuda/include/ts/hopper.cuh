@@ -197,7 +197,7 @@ __device__ __forceinline__ void wgmma_arrived(int* d) {
 template <int count, typename T>
 __device__ __forceinline__ void wgmma_arrived(T* a) {
 #pragma unroll
-  for (int i = 0; i < count; i += 2) {
+  for (int i = 0; i < count; i += 4 / int(sizeof(T))) {
     uint32_t r;
     memcpy(&r, a + i, sizeof(r));
     asm volatile("" ::"r"(r) : "memory");
