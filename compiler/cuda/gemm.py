@@ -85,7 +85,8 @@ def _from_registers(call: Any, cx: Any) -> bool:
     if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
-    return whole and not a.source.same_as(b.source) and extents(call)[2] % dtypes.depth(bits_of(a.source)) == 0 and a.source not in cx.accumulators
+    deep = extents(call)[2] % dtypes.depth(bits_of(a.source)) == 0
+    return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
 def layouts(call: Any, cx: Any) -> list[list[Demand]]:
