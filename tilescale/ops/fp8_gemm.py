@@ -24,6 +24,8 @@ from tilescale.ops.gemm_kernels import ceil_div, panelled
 BLOCK = 128
 #: columns of a tile whose sums are formed at once
 HALF = 128
+#: bytes of A's scales that a block may fetch into shared memory
+FETCHED = 32 << 10
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 RESULTS = ("bfloat16", "float16", "float32")
 
@@ -84,12 +86,14 @@ def by_block(
 ) -> Any:  # fmt: skip
     """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
     (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). Tiles of 64, 128 or 256 columns, their
-    sums 128 columns after 128 columns, which have one scale of B."""
+    sums 128 columns after 128 columns, which have one scale of B. The scales of a round are loaded in the one before it; those of tiles
+    whose rounds are shorter than a load takes are all fetched into shared memory first."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
     count = min(stay or high * wide, high * wide)
     each = columns_at_once(BN)
     sides = range(BN // each)
+    fetched = len(sides) == 1 and steps * BM * 4 <= FETCHED
 
     @T.prim_func
     def fp8_gemm_blocks(
@@ -102,30 +106,43 @@ def by_block(
             acc, part = [T.alloc_fragment((BM, each), "float32") for _ in sides], T.alloc_fragment((BM, each), "float32")
             row, later_row = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             column, later_column = ([T.alloc_fragment((1,), "float32") for _ in sides] for _ in range(2))
+            if fetched:
+                sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
             for tile in T.Persistent(high * wide, count, block):
                 by, bx = panelled(tile, high, wide, panel)
                 group = bx * BN // BLOCK
-                for i in T.Parallel(BM):
-                    row[i] = SA[0, by * BM + i] if down else SA[by * BM + i, 0]
+                if fetched:
+                    for k, i in T.Parallel(steps, BM):
+                        sa[k, i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
+                    T.copy(SB[group, 0:steps], sb)
+                else:
+                    for i in T.Parallel(BM):
+                        row[i] = SA[0, by * BM + i] if down else SA[by * BM + i, 0]
+                    for s in sides:
+                        column[s][0] = SB[group + s, 0]
                 for s in sides:
-                    column[s][0] = SB[group + s, 0]
                     T.clear(acc[s])
                 for k in T.Pipelined(steps, num_stages=stages):
                     T.copy(A[by * BM, k * BLOCK], a)
                     T.copy(B[bx * BN, k * BLOCK], b)
                     if len(sides) > 1:
                         T.copy(a, rows)
-                    for i in T.Parallel(BM):  # the next round's scales have this round to come
-                        later_row[i] = SA[k + 1, by * BM + i] if down else SA[by * BM + i, k + 1]
-                    for s in sides:
-                        later_column[s][0] = SB[group + s, k + 1]
+                    if fetched:
+                        for i in T.Parallel(BM):
+                            row[i] = sa[k, i] * sb[k]
+                    else:
+                        for i in T.Parallel(BM):  # the next round's scales have this round to come
+                            later_row[i] = SA[k + 1, by * BM + i] if down else SA[by * BM + i, k + 1]
+                        for s in sides:
+                            later_column[s][0] = SB[group + s, k + 1]
                     for s in sides:
                         T.gemm(rows, b[s * each : (s + 1) * each, 0:BLOCK], part, transpose_B=True, clear_accum=True)
                         for i, j in T.Parallel(BM, each):
-                            acc[s][i, j] += part[i, j] * (row[i] * column[s][0])
-                    T.copy(later_row, row)
-                    for s in sides:
-                        T.copy(later_column[s], column[s])
+                            acc[s][i, j] += part[i, j] * (row[i] if fetched else row[i] * column[s][0])
+                    if not fetched:
+                        T.copy(later_row, row)
+                        for s in sides:
+                            T.copy(later_column[s], column[s])
                 for s in sides:
                     T.copy(acc[s], C[by * BM, bx * BN + s * each])
 
