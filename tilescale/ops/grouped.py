@@ -25,12 +25,11 @@ DTYPES = ("bfloat16", "float16")
 
 
 def grouped(
-    M: int, N: int, K: int, G: int, most: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str,
-    trans_b: bool,
+    N: int, K: int, G: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str, trans_b: bool
 ) -> Any:  # fmt: skip
-    """C's rows of each group of ``sizes`` (G,): A's rows (M, K) times the group's B (G, K, N), or (G, N, K). By ``blocks`` blocks that take
-    one tile after another, of ``most`` rows of tiles at most, in panels of ``panel`` rows of tiles of a group."""
-    wide = ceil_div(N, BN)
+    """C's rows of each group of ``sizes`` (G,): A's rows (M, K), any number of them, times the group's B (G, K, N), or (G, N, K). By
+    ``blocks`` blocks that take one tile after another, in panels of ``panel`` rows of tiles of a group."""
+    M, wide = T.dynamic("M"), ceil_div(N, BN)
 
     @T.prim_func
     def grouped(
@@ -43,6 +42,7 @@ def grouped(
             # the group that has come, its first row and first tile, its rows
             group, row, before, size = (T.alloc_var("int32") for _ in range(4))
             size = sizes[0]
+            most = T.min(M, T.ceildiv(M, BM) + G)  # rows of tiles: a group has less than one tile that is not full
             for tile in T.Persistent(most * wide, blocks, block):
                 while group < G and tile >= before + T.ceildiv(size, BM) * wide:
                     before = before + T.ceildiv(size, BM) * wide
@@ -104,10 +104,9 @@ def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out
     c = host.result(out, (M, N), a.dtype, a)
     BM = 64 if M <= 64 * G else 128
     BN = 128 if N <= 128 or BM == 64 else 256
-    most = min(M, ceil_div(M, BM) + G)  # a group has less than one tile that is not full
     cut = {"BM": BM, "BN": BN, "BK": 64, "stages": 4 if BN == 256 else 6, "threads": 128 if BM == 64 else 256, "panel": 16}
-    cut["blocks"] = min(most * ceil_div(N, BN), host.multiprocessors(a.device))
-    host.launch(grouped, (a, b, sizes, c), M=M, N=N, K=K, G=G, most=most, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
+    cut["blocks"] = host.multiprocessors(a.device)
+    host.launch(grouped, (a, b, sizes, c), N=N, K=K, G=G, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
     return c
 
 
