@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ IN_TORCH: dict[str, Callable[[Any], Any]] = {
 class Config:
     """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
     ``blocks``: so many that take one tile after another, 0: a block for each tile; ``stream``: they share tiles too, so that all have
-    equally many steps of k (no more blocks than are resident at once)."""
+    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many of them fetch b's tiles together."""
 
     BM: int = 128
     BN: int = 256
@@ -51,18 +51,41 @@ class Config:
     swap: bool = False
     blocks: int = 0
     stream: bool = False
+    cluster: int = 1
+
+
+#: columns of a tile of 128 rows → microseconds that 64 steps of k take on an H200, and stages; of a tile of 64 columns of Cᵀ 128 steps
+STEP, STAGES = {256: 0.66, 192: 0.52, 128: 0.38, 64: 0.25}, {256: 4, 192: 4, 128: 6, 64: 8}
+NARROW = 0.3
+#: microseconds that blocks take to share tiles, once and for each part of a tile, and bytes of a part that they hand over in one
+SHARING, PART, HANDED = 5.0, 0.7, 100e3
 
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
-    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors."""
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or shared, those
+    that take the least time by what was measured on an H200 (docs/PERFORMANCE.md)."""
     if dtype == "float32":
         return Config(BM=64 if M <= 64 else 128, BN=64 if N <= 64 else 128, BK=32, stages=3, panel=0)
     if M <= 64:
         BM = 16 if M <= 16 else 32 if M <= 32 else 64
-        return Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-    if ceil_div(M, 128) * ceil_div(N, 256) >= units:
-        return Config(panel=16, blocks=units)
-    return Config(BN=128, stages=6) if N > 64 else Config(BN=64, stages=6)
+        narrow = Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
+        whole, shared = times(ceil_div(N, 64), ceil_div(K, 128), NARROW, BM * 64, units)
+        return replace(narrow, panel=1, blocks=units, stream=True) if shared < whole else narrow
+    found: list[tuple[float, Config]] = []
+    for BN, step in STEP.items():
+        tiles = ceil_div(M, 128) * ceil_div(N, BN)
+        whole, shared = times(tiles, ceil_div(K, 64), step, 128 * BN, units)
+        how = Config(BN=BN, stages=STAGES[BN], panel=16, blocks=units)
+        found += [(whole, how if tiles > units or BN > 128 else replace(how, panel=8, blocks=0)), (shared, replace(how, stream=True))]
+    return min(found, key=lambda f: f[0])[1]
+
+
+def times(tiles: int, steps: int, step: float, size: int, units: int) -> tuple[float, float]:
+    """Microseconds of ``tiles`` of ``size`` sums, of ``steps`` steps each: whole ones, and shared among all blocks (a tenth more than is
+    expected of it, for it must be worth it)."""
+    parts = max(2, ceil_div(units, tiles))
+    shared = tiles * steps * step / units + SHARING + parts * (PART + size * 4 / HANDED)
+    return ceil_div(tiles, units) * steps * step, 1.1 * shared if tiles % units else float("inf")
 
 
 # ---- what people call
@@ -111,9 +134,11 @@ def matmul(
 def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[str, Any], tail: dict[str, Any]) -> None:
     """The launches of a configuration. ``what``: extents, dtype and order of the operands; ``tail``: what is done with the sums."""
     cut = asdict(how)
-    blocks, stream, split, swap = (cut.pop(name) for name in ("blocks", "stream", "split", "swap"))
-    if (blocks and split > 1) or (blocks and swap and not stream) or (stream and not blocks):
+    blocks, stream, split, swap, cluster = (cut.pop(name) for name in ("blocks", "stream", "split", "swap", "cluster"))
+    if blocks and (split > 1 or swap and not stream) or stream and not blocks:
         raise TileValueError(f"{how}", expected="blocks=0 with split, and with swap where it is not stream; blocks with stream")
+    if cluster > 1 and (stream or not blocks or blocks % cluster):
+        raise TileValueError(f"{how}", expected="cluster=1, or blocks in whole clusters, without stream")
     if stream:
         blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))  # a step for each, however few rows
         partial = torch.empty(blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device)
@@ -121,7 +146,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
         cut["panel"] = max(1, how.panel)
         host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail)
     elif blocks:
-        host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, **tail)
+        host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
     elif split == 1:
         host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, **tail)
     else:
@@ -189,7 +214,7 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
     stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
-    small += [{**stay, "trans_a": ta} for ta in (False, True)]
+    small += [{**stay, "trans_a": ta} for ta in (False, True)] + [{**stay, "M": 136, "blocks": 4, "cluster": 2}]
     share: dict[str, Any] = {**stay, "K": 200, "stream": True}
     small += [share, {**share, "trans_b": True, "blocks": 8, "activation": ""}, {**share, "trans_a": True, "blocks": 13, "bias": False}]
     small += [{**share, "M": 12, "N": 72, "BM": 16, "blocks": 5, "swap": True}]
@@ -205,13 +230,15 @@ def _cases() -> tuple[Case, ...]:
     gpu += [{"M": m, **cut, "swap": swap} for m in (64, 70) for swap in (False, True)]
     share = {**stay, "blocks": 132, "stream": True, "panel": 16}
     gpu += [{**share, "M": m, "K": k, "trans_b": tb, "bias": tb} for m in (256, 1000, 3000) for k in (520, 8192) for tb in (False, True)]
+    gpu += [{**stay, "blocks": 132, "cluster": 2, "trans_b": tb, "BN": n} for tb in (False, True) for n in (128, 192)]
     gpu += [{**share, "M": 1000, "K": 4104, "trans_a": True, "BN": 256, "stages": 4, "activation": "gelu"}]
     gpu += [{**share, "M": 16, "N": 4096, "K": 4096, "BM": 16, "BN": 64, "BK": 128, "threads": 128, "swap": True}]
     large = [(8192, 8192, 8192), (4096, 4096, 4096), (8192, 7168, 8192), (16384, 16384, 8192), (4096, 22016, 4096)]
     few = [(16, 8192, 8192), (64, 8192, 8192), (256, 8192, 8192)]
     bench = [{"M": m, "N": n, "K": k} for m, n, k in large]
     bench += [{"M": m, "N": n, "K": k, "trans_b": tb} for m, n, k in few for tb in (False, True)]
-    bench += [{"M": m, "N": n, "K": k} for m, n, k in ((384, 8192, 8192), (1024, 4096, 8192), (3000, 3000, 3000), (16, 4096, 4096))]
+    waves = [(384, 8192, 8192), (640, 8192, 8192), (1024, 4096, 8192), (3000, 3000, 3000)]  # tiles that fill no whole waves
+    bench += [{"M": m, "N": n, "K": k} for m, n, k in (*waves, (128, 2048, 16384), (16, 1024, 16384), (16, 4096, 4096))]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
 
 

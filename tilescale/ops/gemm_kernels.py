@@ -120,21 +120,23 @@ def product(
 
 
 def persistent(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str, out: str,
-    trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, cluster: int, dtype: str,
+    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
-    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles."""
+    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles. The ``cluster`` blocks
+    of a cluster have tiles one below the other, and fetch B's tile together."""
     M = T.dynamic("M") if M is None else M
     a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
 
     @T.macro
     def body(A, B, bias, C):
-        with T.Kernel(blocks, threads=threads) as block:
-            high, wide = T.ceildiv(M, BM), ceil_div(N, BN)
+        with T.Kernel(blocks, threads=threads, cta_cluster=cluster) as block:
+            high, wide = T.ceildiv(M, BM * cluster), ceil_div(N, BN)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
-            for tile in T.Persistent(high * wide, blocks, block):
-                row, col = panelled(tile, high, wide, panel)
+            for tile in T.Persistent(high * wide, blocks // cluster, block // cluster):
+                pair, col = panelled(tile, high, wide, max(1, panel // cluster))
+                row = pair * cluster + block % cluster
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                     load(A, B, a, b, row * BM, col * BN, k * BK, trans_a, trans_b)
