@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from tilescale import env, log, native
 from tilescale.comm.bootstrap import World
@@ -40,17 +39,15 @@ class Arena:
     def __init__(self, world: World, segment: int):
         self.world = world
         self._lib = native.library()
-        self._lib.ts_gpu_control_bytes.restype = self._lib.ts_stop_word.restype = ctypes.c_int64
         self.control = self.team_bytes(world.size)
         self.segment = -(-max(segment, self.control + GRAIN) // GRAIN) * GRAIN
         stamps = -(-self.segment // PAGE * 8 // PAGE) * PAGE
-        self._lib.ts_heap_control_bytes.restype = ctypes.c_int64
         self.host = Shm(world, int(self._lib.ts_heap_control_bytes()) + stamps + PAGE)
         try:
             self.device: int | None = self._choose_device()
             self.bases = self._map()
             self._clear(0, self.control)
-            gathered(self, b"ready", "init()")  # nobody tells a rank anything before its words are zero
+            self.gathered(b"ready")  # nobody tells a rank anything before its words are zero
         except BaseException as error:
             self.host.stop(f"rank {world.rank}: {self.name}: {error}")
             self.host.leave(unmap=True)
@@ -64,6 +61,10 @@ class Arena:
         raise NotImplementedError
 
     # ---- set-up
+
+    def gathered(self, mine: bytes) -> list[bytes]:
+        """Every rank's ``mine`` (at most LETTER bytes), in rank order; collective."""
+        return [letter.rstrip(b"\0") for letter in self.host.exchange(range(self.world.size), mine, "init()")]
 
     def _choose_device(self) -> int:
         """Ranks of a machine share its GPUs out by their number."""
@@ -189,8 +190,3 @@ def job_file(world: World, what: str) -> str:
     import tempfile
 
     return os.path.join(tempfile.gettempdir(), f"ts-{world.job}-{what}")
-
-
-def gathered(arena: Arena, mine: bytes, what: str) -> list[Any]:
-    """Every rank's ``mine`` (at most 512 bytes), in rank order."""
-    return [letter.rstrip(b"\0") for letter in arena.host.exchange(range(arena.world.size), mine, what)]
