@@ -103,9 +103,13 @@ def test_a_kernel_that_fails_ends_the_others_launches(clean_env: dict[str, str])
     program(clean_env, "asserts").must_fail("after less than 10 s", "rank 1 stopped the job: checked: ", "assert failed: A is positive")
 
 
-@pytest.mark.parametrize("name", ["late", "ends"])
-def test_a_rank_that_does_not_come(clean_env: dict[str, str], name: str):
-    program(clean_env, name, TILESCALE_WAIT_TIMEOUT="2").must_fail("rank 1 to reach launch 1 of their team")
+def test_a_rank_that_does_not_come(clean_env: dict[str, str]):
+    program(clean_env, "late", TILESCALE_WAIT_TIMEOUT="2").must_fail("rank 1 to reach launch 1 of their team")
+
+
+def test_a_rank_that_has_ended(clean_env: dict[str, str]):
+    job = program(clean_env, "ends", TILESCALE_WAIT_TIMEOUT="2")
+    job.must_fail("rank 1 to reach launch 1 of their team", "by now rank 1 has ended")
 
 
 def living(mark: str) -> list[str]:
