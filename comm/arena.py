@@ -67,17 +67,18 @@ class Arena:
         return [letter.rstrip(b"\0") for letter in self.host.exchange(range(self.world.size), mine, "init()")]
 
     def _choose_device(self) -> int:
-        """Ranks of a machine share its GPUs out by their number."""
+        """Ranks of a machine share out the GPUs that they see by their number; perhaps each sees one of its own. Collective."""
         import torch
 
         count = torch.cuda.device_count()
         if not count:
             raise CommError("torch sees no GPU on this machine", hint="TILESCALE_TARGET=cpu")
         device = self.world.local_rank % count
-        if self.world.local_size > count:
-            log.say("info", f"{self.world.local_size} ranks share {count} GPU{'s' if count > 1 else ''}, and take turns there", once=True)
         torch.cuda.set_device(device)
         torch.cuda.current_stream(device)  # makes the context
+        name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()
+        if (sharing := self.gathered(name).count(name)) > 1:
+            log.say("info", f"{sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: milliseconds a launch", once=True)
         return device
 
     def _tell(self) -> None:
