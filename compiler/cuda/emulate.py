@@ -570,6 +570,17 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
     return run
 
 
+def _red_add(count: int, dtype: str) -> Callable[..., None]:
+    def run(b: Block, m: Any, where: Pointer, values: Pointer) -> None:
+        if (where.index[m] % count).any():
+            raise EmulationError(f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}")
+        added, one = decoded(load(b, m, values.memory, values.index, count), dtype), _atomic("add")
+        for k in range(count):
+            one(b, m, Pointer(where.memory, where.index + k), added[:, k])
+
+    return run
+
+
 def _atomic(kind: str) -> Callable[..., Any]:
     from tilescale.compiler.sim.tiles import updated
 
@@ -610,6 +621,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::fail": _fail,
     "printf": _printf,
     **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
+    **{f"ts::{how}red_add{n}_{k}": _red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
+       for n in (2, 4, 8) for how in ("", "publishing_")},
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
