@@ -26,6 +26,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
+from tilescale.compiler.passes import annotated
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
@@ -50,10 +51,9 @@ BESIDE = 1024
 class Unfit(Exception):
     """A kernel keeps to one role; ``str`` says why, ``loc`` where."""
 
-    def __init__(self, reason: str, node: Any = None):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None):
         super().__init__(reason)
-        self.loc = loc_of(getattr(node, "span", None))
-
+        self.loc = loc or loc_of(getattr(node, "span", None))
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -89,8 +89,6 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
-    if program.hints.get("layouts"):
-        raise Unfit("T.annotate_layout fixes layouts")
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
@@ -102,6 +100,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    if (refused := annotated.unfit(made)) is not None:
+        raise Unfit(refused[0], loc=refused[1])
     if depth < (asked := _stages(program.func.body)):
         room = f"no more fit into {limit:,} bytes of shared memory"
         made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")

@@ -1,0 +1,30 @@
+"""Sums in vectors, annotated layouts, shuffles and named barriers on the GPU itself: the emulator's tests, run where they are meant for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu import device
+from tests.unit.cuda import test_neighbours
+from tests.unit.cuda.emulated import data
+from tests.unit.cuda.test_neighbours import several, test_products_leave_in_pairs, test_where_alignment_is_not_known, tiles  # noqa: F401
+from tests.unit.layout import test_made
+from tests.unit.layout.test_made import test_what_agrees_with_the_hardware_keeps_it, test_what_does_not_agree_is_kept_and_said  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' ``agree``, with the GPU in the emulator's place."""
+    monkeypatch.setattr(test_neighbours, "agree", device.agree)
+    monkeypatch.setattr(test_made, "agree", device.agree)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
+def test_tiles_are_added(dtype: str):
+    device.agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)})
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_two_and_four_at_once(count: int, dtype: str):
+    device.agree(several(count, dtype), {"A": data((32, 64), dtype, 1), "C": data((6, 32, 64), dtype, 2)})
