@@ -6,10 +6,11 @@ import pytest
 
 from tests.gpu import device
 from tests.unit.cuda import test_neighbours
-from tests.unit.cuda.emulated import data
+from tests.unit.cuda.emulated import data, empty
 from tests.unit.cuda.test_neighbours import several, test_products_leave_in_pairs, test_where_alignment_is_not_known, tiles  # noqa: F401
 from tests.unit.layout import test_made
 from tests.unit.layout.test_made import test_what_agrees_with_the_hardware_keeps_it, test_what_does_not_agree_is_kept_and_said  # noqa: F401
+from tests.unit.ops.test_shuffle import halves, shuffles, sums, wanted
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +29,19 @@ def test_tiles_are_added(dtype: str):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_two_and_four_at_once(count: int, dtype: str):
     device.agree(several(count, dtype), {"A": data((32, 64), dtype, 1), "C": data((6, 32, 64), dtype, 2)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint16", "int64"])
+@pytest.mark.parametrize("width", [32, 8])
+def test_shuffles(dtype: str, width: int):
+    args = {"A": data((64,), dtype, 1), "C": empty((5, 64), dtype)}
+    assert (device.run(shuffles(dtype, width), args)["C"].view("u1") == wanted(args["A"], width).view("u1")).all()
+
+
+def test_a_sum_over_a_warp():
+    device.agree(sums(), {"A": data((4, 128), "float32", 1), "C": empty((4, 4), "float32")})
+
+
+@pytest.mark.parametrize("first", [1, 7, 13])
+def test_meetings_of_some_threads(first: int):
+    device.agree(halves(first), {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}, exact=True)

@@ -37,7 +37,8 @@ _EXPORTS: dict[str, str] = {
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
     "ops.print": "print",
     "ops.assertion": "device_assert",
-    "ops.sync": "barrier sync_threads sync_grid signal wait",
+    "ops.sync": "barrier sync_grid signal wait",
+    "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait get_thread_binding shuffle_elect",

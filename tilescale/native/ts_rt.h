@@ -77,6 +77,8 @@ typedef struct ts_kernel {
 /* One argument of one call, as far as later checks and reports need it. */
 typedef struct ts_arg { char *lo, *hi; const DLTensor* tensor; } ts_arg;
 
+/* Barriers of a block: 16 as on a GPU, and one for each of at most 32 warps. */
+enum { TS_BLOCK_BARRIERS = 48 };
 typedef struct ts_barrier_t { _Atomic int64_t arrived, generation; } ts_barrier_t;
 
 struct ts_team;
@@ -125,8 +127,7 @@ typedef struct ts_fiber {
   uint8_t* arena;
   int64_t* frame;
   ts_cluster* cluster;
-  ts_barrier_t* block_barrier;
-  ts_barrier_t own_barrier;
+  ts_barrier_t *block_barriers, own_barriers[TS_BLOCK_BARRIERS];
   _Atomic int64_t children;
   char* stack;
 } ts_fiber;
