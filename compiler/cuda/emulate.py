@@ -64,7 +64,7 @@ class Emulator:
                 name = self.names[m.param]
                 values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
             elif source.kind == "failure":
-                memory[var] = Memory(var.name, np.zeros(2, np.int64), 2)
+                memory[var] = Memory(var.name, np.zeros(3, np.int64), 3)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
@@ -92,6 +92,8 @@ class Emulator:
                 name = self.names[source.index] if source.kind == "param" else ""
                 if source.kind == "param" and tirx.is_buffer_var(var):
                     memory[var] = world.view(task, task.rank, name)
+                elif source.kind == "failure":
+                    memory[var] = Memory(var.name, np.zeros(3, np.int64), 3)
                 elif source.kind == "map":
                     of = self.kernel.maps[source.index]
                     name = self.names[of.param]
