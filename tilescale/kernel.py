@@ -129,6 +129,11 @@ class Kernel:
         return list(self._meta["symbols"])
 
     @property
+    def multiples(self) -> dict[str, int]:
+        """What the values of symbolic extents are promised to be multiples of (``T.dynamic(…, multiple_of=8)``)."""
+        return dict(self._meta["multiples"])
+
+    @property
     def target(self) -> str:
         """What the kernel runs on: "cpu", "cuda" or "sim"."""
         return str(self._meta.get("target", "cpu"))

@@ -27,6 +27,7 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import promise
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
@@ -101,6 +102,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             made = tirx.Var(name, "int32")
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
+            promise(made, self.program.multiples.get(name, 1))
             symbols.append((made, Source("symbol", k)))
         for k, p in enumerate(self.program.params):
             if hasattr(p.spec, "shape"):

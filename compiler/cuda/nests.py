@@ -10,8 +10,9 @@ from typing import Any
 from tilescale.compiler.cuda import packed
 from tilescale.compiler.cuda.atomic import emit_neighbours
 from tilescale.compiler.cuda.places import Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
+from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by

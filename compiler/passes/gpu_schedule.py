@@ -21,6 +21,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
@@ -187,9 +188,10 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
     axes, tile = long_axes(src), [int(e) for e in extents]
     if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
         return f"the tile of {name} is no matrix of whole rows"
-    row = constant(shape[-1])
-    if row is None or row * bits_of(var) // 8 % 16:
-        return f"rows of {name} are not known to be a multiple of 16 bytes"
+    each = 16 * 8 // bits_of(var)
+    if not is_multiple(shape[-1], each):
+        how = "" if constant(shape[-1]) is not None else f" (T.dynamic(…, multiple_of={each}) promises it)"
+        return f"rows of {name} are not known to be a multiple of 16 bytes{how}"
     if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
         return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
     return None

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.gpu import device
+from tests.kernels import refused
 from tests.unit.cuda import test_neighbours
 from tests.unit.cuda.emulated import data, empty
 from tests.unit.cuda.test_neighbours import several, test_products_leave_in_pairs, test_where_alignment_is_not_known, tiles  # noqa: F401
+from tests.unit.cuda.test_promises import args, product
 from tests.unit.layout import test_made
 from tests.unit.layout.test_made import test_what_agrees_with_the_hardware_keeps_it, test_what_does_not_agree_is_kept_and_said  # noqa: F401
 from tests.unit.ops.test_shuffle import halves, shuffles, sums, wanted
+from tilescale.errors import TileValueError
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +48,13 @@ def test_a_sum_over_a_warp():
 @pytest.mark.parametrize("first", [1, 7, 13])
 def test_meetings_of_some_threads(first: int):
     device.agree(halves(first), {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}, exact=True)
+
+
+@pytest.mark.parametrize("multiple", [1, 4, 8])
+def test_promised_extents(multiple: int):
+    device.agree(product(multiple), args())
+
+
+def test_a_broken_promise():
+    with refused(TileValueError, "n is 68, the extent of axis 1 of B", expected="a multiple of 8"):
+        device.run(product(8), args(n=68))

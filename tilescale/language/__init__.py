@@ -23,7 +23,8 @@ symbolic = dynamic
 
 #: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line here.
 _EXPORTS: dict[str, str] = {
-    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value get_rank get_world_size",
+    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value assume "
+    "get_rank get_world_size",
     "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent grid",
