@@ -73,6 +73,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.here: Loc | None = None
         self.loop = None
         self.moved: list[tuple[Any, Any]] = []
+        self.widths: dict[Any, int] = {}
         self.threads = program.launch.threads
         self.executor = Executor("block", self.threads)
         self.tid = tirx.Var("tid", "int32")
@@ -528,7 +529,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
-            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+            widths=self.widths, team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
 
 
