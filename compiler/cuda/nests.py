@@ -9,11 +9,12 @@ from typing import Any
 
 from tilescale.compiler.cuda import packed
 from tilescale.compiler.cuda.atomic import emit_neighbours
-from tilescale.compiler.cuda.places import Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
+from tilescale.compiler.cuda.places import Global, Registers, digit, widened
+from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
-from tilescale.compiler.layout.loops import choose, fragments_of
+from tilescale.compiler.layout.loops import bits_of, choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
@@ -43,6 +44,7 @@ class NestLowering:
     analyzer: Any
     executor: Any
     layouts: dict[Any, Any]
+    places: dict[Any, Any]
     here: Any
     thread: Any
     stmt: Any
@@ -54,6 +56,8 @@ class NestLowering:
     strided: bool = False
     #: accesses that move as parts of vectors, each with the register that stands for it
     moved: list[tuple[Any, Any]]
+    #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
+    widths: dict[Any, int]
     once: Any
     access: Any
     #: one holder of the iteration runs already
@@ -127,6 +131,8 @@ class NestLowering:
         extents = [*loop.counts[:-1], chunks]
         for var, n in zip(counters, extents, strict=True):
             self.bind_range(var, n)
+        outside = [m for m in vectors.moves if isinstance(self.places[m.element.buffer], Global)]
+        self.widths[nest.node] = max((m.width * bits_of(m.element.buffer) // 8 for m in outside), default=0)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
         plain = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
         make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))

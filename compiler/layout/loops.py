@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.layout.fragment import Fragment, packed
 from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
@@ -180,8 +181,7 @@ def contiguous(nest: Nest) -> tuple[int, int]:
         if k >= 0:
             row = a.buffer.ty.shape[-1]
             run = 128 // bits_of(a.buffer)
-            length = int(row.value) if isinstance(row, tirx.IntImm) else 1
-            while length % run:
+            while not is_multiple(row, run):
                 run //= 2
             votes.setdefault(k, []).append(run)
     if not votes:

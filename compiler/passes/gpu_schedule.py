@@ -21,11 +21,13 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
+from tilescale.compiler.passes import annotated
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
@@ -50,10 +52,9 @@ BESIDE = 1024
 class Unfit(Exception):
     """A kernel keeps to one role; ``str`` says why, ``loc`` where."""
 
-    def __init__(self, reason: str, node: Any = None):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None):
         super().__init__(reason)
-        self.loc = loc_of(getattr(node, "span", None))
-
+        self.loc = loc or loc_of(getattr(node, "span", None))
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -89,8 +90,6 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
-    if program.hints.get("layouts"):
-        raise Unfit("T.annotate_layout fixes layouts")
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
@@ -102,6 +101,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    if (refused := annotated.unfit(made)) is not None:
+        raise Unfit(refused[0], loc=refused[1])
     if depth < (asked := _stages(program.func.body)):
         room = f"no more fit into {limit:,} bytes of shared memory"
         made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")
@@ -187,9 +188,10 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
     axes, tile = long_axes(src), [int(e) for e in extents]
     if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
         return f"the tile of {name} is no matrix of whole rows"
-    row = constant(shape[-1])
-    if row is None or row * bits_of(var) // 8 % 16:
-        return f"rows of {name} are not known to be a multiple of 16 bytes"
+    each = 16 * 8 // bits_of(var)
+    if not is_multiple(shape[-1], each):
+        how = "" if constant(shape[-1]) is not None else f" (T.dynamic(…, multiple_of={each}) promises it)"
+        return f"rows of {name} are not known to be a multiple of 16 bytes{how}"
     if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
         return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
     return None
