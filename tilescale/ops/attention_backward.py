@@ -25,15 +25,12 @@ DTYPES = ("bfloat16", "float16")
 
 # ---- kernels
 
-#: queries of a tile in the table of numbers a query, whose last tile is filled up
-TILE = 64
-
-
 class Shape:
-    """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start."""
+    """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start.
+    ``tile``: queries of a tile in the table of numbers a query, whose last tile is filled up."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool):
-        self.heads, self.kv_heads, self.dim, self.packed = heads, kv_heads, dim, packed
+    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int):
+        self.heads, self.kv_heads, self.dim, self.packed, self.tile_rows = heads, kv_heads, dim, packed, tile
         self.queries, self.keys, self.blocks, self.ends = (T.dynamic(n) for n in ("queries", "keys", "blocks", "ends"))
         self.batch = self.ends - 1 if packed else T.dynamic("batch")
 
@@ -43,7 +40,7 @@ class Shape:
     @property
     def numbers(self) -> Any:
         """A query's numbers, by tiles: its log-sum-exp times log2 e, infinite where there is no query, and its delta."""
-        return T.Tensor((self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, TILE), "float32")
+        return T.Tensor((self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, self.tile_rows), "float32")
 
     def tile(self, x: Any, b: Any, h: Any, row: Any, count: int) -> Any:
         return x[row : row + count, h, 0 : self.dim] if self.packed else x[b, h, row, 0]
@@ -53,9 +50,9 @@ class Shape:
         return (starts[b], starts[b + 1] - starts[b]) if self.packed else (0, length)
 
 
-def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, threads: int = 128) -> Any:
+def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
-    s = Shape(heads, kv_heads, dim, packed)
+    s = Shape(heads, kv_heads, dim, packed, TILE)
     kind, numbers = T.Tensor(s.rows(s.queries, heads), dtype), s.numbers
 
     @T.macro
@@ -99,7 +96,13 @@ def key_gradients(
 
     added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
     sequence may fill a tile in part."""
-    s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
+    s, factor, group = Shape(heads, kv_heads, dim, packed, BM), scale * LOG2_E, heads // kv_heads
+    # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
+    halves = dim % 128 == 0
+    policy = T.GemmWarpPolicy.Square if halves else T.GemmWarpPolicy.FullRow
+    # where a warpgroup has half of the queries, p and ds are handed over through shared memory
+    in_registers = BN % (threads // 2) == 0
+    left = T.alloc_fragment if in_registers else T.alloc_shared
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dK, dV, dQ, q_starts, k_starts, most):
@@ -110,10 +113,11 @@ def key_gradients(
             q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
             lse, delta = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
             p, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
-            p_left, ds_left = T.alloc_fragment((BN, BM), dtype), T.alloc_fragment((BN, BM), dtype)
+            p_left, ds_left = left((BN, BM), dtype), left((BN, BM), dtype)
             dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
             if added:
-                ds_whole, dq = T.alloc_shared((BN, BM), dtype), T.alloc_fragment((BM, dim), "float32")
+                dq = T.alloc_fragment((BM, dim), "float32")
+                ds_whole = T.alloc_shared((BN, BM), dtype) if in_registers else ds_left
             T.copy(s.tile(K, b, h, k_first + bx * BN, BN), k)
             T.copy(s.tile(V, b, h, k_first + bx * BN, BN), v)
             T.clear(dk)
@@ -141,10 +145,14 @@ def key_gradients(
                 for i, j in T.Parallel(BN, BM):
                     ds[i, j] = p[i, j] * (ds[i, j] - delta[j])
                 T.copy(ds, ds_left)
-                if added:
+                if added and in_registers:
                     T.copy(ds_left, ds_whole)
-                    T.gemm(ds_whole, k, dq, transpose_A=True, clear_accum=True)
-                T.gemm(ds_left, q, dk)
+                if not halves:
+                    T.gemm(ds_left, q, dk)
+                if added:
+                    T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
+                if halves:
+                    T.gemm(ds_left, q, dk)
                 if added:
                     T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
             for i, j in T.Parallel(BN, dim):
@@ -187,12 +195,12 @@ def key_gradients(
 
 
 def query_gradients(
-    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2,
+    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, TILE: int, BM: int, BN: int,
+    threads: int = 256, stages: int = 2,
 ) -> Any:  # fmt: skip
     """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three stages the last product of a
     round runs beside the first ones of the next."""
-    s, factor, group = Shape(heads, kv_heads, dim, packed), scale * LOG2_E, heads // kv_heads
+    s, factor, group = Shape(heads, kv_heads, dim, packed, TILE), scale * LOG2_E, heads // kv_heads
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
@@ -323,10 +331,10 @@ def attention_gradients(
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
     (m1, n1), (m2, n2) = tiles(dim)
     batch, queries = (len(q_starts) - 1, longest[0]) if q_starts is not None and longest is not None else (q.shape[0], q.shape[2])
-    sums = torch.empty(batch, heads, 2, -(-queries // TILE), TILE, dtype=torch.float32, device=q.device)
+    sums = torch.empty(batch, heads, 2, -(-queries // m1), m1, dtype=torch.float32, device=q.device)
     starts: tuple[Any, ...] = (q_starts, k_starts) if packed else ()
     most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
-    host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what)
+    host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what, TILE=m1)
     if not deterministic:
         added = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         ragged = packed or k.shape[2] % n1 != 0
@@ -336,7 +344,7 @@ def attention_gradients(
         return dq, dk, dv
     host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, BM=m1, BN=n1)
     deep = 3 if dim <= 128 else 2  # larger ones have no registers left for products of two rounds
-    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, BM=m2, BN=n2, stages=deep)
+    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=m1, BM=m2, BN=n2, stages=deep)
     return dq, dk, dv
 
 
