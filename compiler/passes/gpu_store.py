@@ -55,8 +55,8 @@ def tma_stores(program: Any, room: int) -> Any:
         rows, cols = (int(e) for e in src.source.ty.shape)
         kind = element_dtype(dst.source)
         wide = _width(rows, cols, bits_of(dst.source), room)
-        if not wide:
-            return s
+        if not wide or wide < cols and call.op.name == "ts.atomic":
+            return s  # parts of an update would wait for one another in the middle of a loop
         tile = staged.setdefault((rows, wide, kind), _tile(dst.source.name, rows, wide, kind))
         return sequence(list(_parts(call, tile, cols // wide, wide)))
 

@@ -88,7 +88,7 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
 
 def key_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2, added: bool = False, ragged: bool = True,
+    stages: int = 2, added: bool = False, ragged: bool = True, turned: int = 0, last: bool = False,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
     Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
@@ -126,6 +126,8 @@ def key_gradients(
             tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
             for t in T.Pipelined(tiles * group, num_stages=stages):
                 head, m = (h, start + t) if group == 1 else (h * group + t // tiles, start + t % tiles)
+                if turned:
+                    m = start + (t + bx * turned) % tiles
                 T.copy(s.tile(Q, b, head, q_first + m * BM, BM), q)
                 T.copy(Numbers[b, head, 0, m, 0], lse)
                 T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
@@ -147,11 +149,11 @@ def key_gradients(
                 T.copy(ds, ds_left)
                 if added and in_registers:
                     T.copy(ds_left, ds_whole)
-                if not halves:
+                if not halves or last:
                     T.gemm(ds_left, q, dk)
                 if added:
                     T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
-                if halves:
+                if halves and not last:
                     T.gemm(ds_left, q, dk)
                 if added:
                     T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
