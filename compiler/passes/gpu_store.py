@@ -68,21 +68,33 @@ def tma_stores(program: Any, room: int) -> Any:
 
 
 def _awaited_early(loop: Any, staged: set[Any]) -> Any:
-    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last, and its readers' meeting:
-    that one then orders TMA's reads before the next writes of their tile too, which need none of their own."""
+    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
+    the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
+    Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
     if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:
         return loop
-    stmts = flat(loop.body)
-    for k, s in enumerate(stmts):
-        if name_of(s) != "await_stores" or s.value.args[0].source not in staged or any(_uses(x, s.value.args[0].source) for x in stmts[:k]):
+    stmts, outside = flat(loop.body), []
+    for s in list(stmts):
+        tile = s.value.args[0].source if name_of(s) == "await_stores" else None
+        if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
             continue
-        for at in reversed(range(k)):
-            written = {b for b in touched(stmts[at])[1] if b.ty.storage_scope == "shared"}
-            if written and any(written & touched(x)[0] for x in stmts[at + 1 : k]):
-                stmts[at : k + 1] = [s, *stmts[at:k]]
+        k = stmts.index(s)
+        end = next(i for i in reversed(range(len(stmts))) if _uses(stmts[i], tile)) + 1
+        turned = stmts[end:] + stmts[:k]  # from the last use of the tile to the next
+        for at in reversed(range(len(turned))):
+            written = {b for b in touched(turned[at])[1] if b.ty.storage_scope == "shared"}
+            if written and any(written & touched(x)[0] for x in turned[at + 1 :]):
+                place = turned[at]
                 break
+        else:
+            continue
+        if any(x is place for x in stmts[end:]):
+            outside.append(s)
+        stmts = [x for x in stmts if x is not s]
+        stmts.insert(next(i for i, x in enumerate(stmts) if x is place), s)
+    made = sequence(stmts)
     notes = dict(loop.annotations or {})
-    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(stmts), annotations=notes, span=loop.span)
+    return sequence([*outside, tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span)])
 
 
 def _uses(s: Any, buffer: Any) -> bool:
@@ -114,7 +126,7 @@ def _leaves(call: Any) -> bool:
     return call.op.name == "ts.copy" and not str(call.attrs["side"]) and "ring" not in call.attrs and len(call.args) <= 3
 
 
-def _fits(call: Any, program: Any, tensors: dict[Any, int]) -> bool:
+def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
     """Whether a call takes a whole fragment to where TMA can store it."""
     if not _leaves(call):
         return False
@@ -122,7 +134,7 @@ def _fits(call: Any, program: Any, tensors: dict[Any, int]) -> bool:
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global" or tensors.get(var, 0) != 1:
+    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global" or tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
         return False
     shape, axes = list(var.ty.shape), long_axes(dst)
     tile = [int(e) for e in src.source.ty.shape]
@@ -150,17 +162,17 @@ def _multiple(e: Any, of: int) -> bool:
     return int(found.coeff) % of == 0 and int(found.base) % of == 0
 
 
-def _touched(program: Any) -> dict[Any, int]:
-    """How many statements touch each tensor."""
-    found: dict[Any, int] = {}
+def _touched(program: Any) -> dict[Any, list[str]]:
+    """Which operations touch each tensor; "" for what is none."""
+    found: dict[Any, list[str]] = {}
 
-    def one(buffer: Any) -> None:
-        found[buffer] = found.get(buffer, 0) + 1
+    def one(buffer: Any, by: str = "") -> None:
+        found.setdefault(buffer, []).append(by)
 
     def operation(c: Any) -> None:
         op = base.find(c)
         for buffer in {a.region.source for a in op.effects(c)} if op is not None else ():
-            one(buffer)
+            one(buffer, c.op.name)
 
     structural_walk(program.func.body, (ir.Call, operation))
     structural_walk(program.func.body, (ir.TensorLoad, lambda e: one(e.source)))

@@ -29,7 +29,7 @@ class Shape:
     """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start.
     ``tile``: queries of a tile in the table of numbers a query, whose last tile is filled up."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int):
+    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int = 64):
         self.heads, self.kv_heads, self.dim, self.packed, self.tile_rows = heads, kv_heads, dim, packed, tile
         self.queries, self.keys, self.blocks, self.ends = (T.dynamic(n) for n in ("queries", "keys", "blocks", "ends"))
         self.batch = self.ends - 1 if packed else T.dynamic("batch")
