@@ -248,8 +248,11 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
 
 
 def _in_turns(loop: Any) -> Any | None:
-    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form."""
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form, or
+    where all threads may have to meet in a round, since who has the turn would wait for who waits for it."""
     stmts, span = flat(loop.body), loop.span
+    if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
+        return None
     at = [k for k, s in enumerate(stmts) if is_product(s)]
     if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != len(at):
         return None
