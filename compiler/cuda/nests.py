@@ -207,8 +207,10 @@ class NestLowering:
         kind = str(nest.vars[vectors.axis].ty)
         self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
         outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
-        body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
-        self.moved = outer
+        try:
+            body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
+        finally:
+            self.moved = outer  # where slots turn out irregular, each element moves by itself
         return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
 
     def in_vector(self, node: Any) -> Any:

@@ -186,6 +186,8 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
     if len(shape) > MOST_AXES or list(var.ty.strides):
         return f"{name} has {len(shape)} axes or strides of its own"
     axes, tile = long_axes(src), [int(e) for e in extents]
+    if len(tile) == 1:
+        return _unfit_vector(src, axes, tile[0])
     if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
         return f"the tile of {name} is no matrix of whole rows"
     each = 16 * 8 // bits_of(var)
@@ -195,6 +197,17 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
     if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
         return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
     return None
+
+
+def _unfit_vector(src: Any, axes: list[int], count: int) -> str | None:
+    """Why TMA cannot copy a part of one row, without a swizzle; None where it can. A stage begins at a multiple of 128 bytes."""
+    var, shape = src.source, list(src.source.ty.shape)
+    row = constant(shape[-1])
+    if axes != [len(shape) - 1] or constant(src.region[-1].extent) != count:
+        return f"the tile of {var.name} is no part of a row"
+    if row is None or row * bits_of(var) // 8 % 16:
+        return f"rows of {var.name} are not known to be a multiple of 16 bytes"
+    return None if count <= 256 and count * bits_of(var) // 8 % 128 == 0 else f"a tile of {count} numbers is no 128·k bytes"
 
 
 def _check_readers(program: Any) -> None:
