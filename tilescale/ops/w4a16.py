@@ -65,17 +65,18 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 
 def product(
-    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, dtype: str, out: str, zeros: bool
-) -> Any:
+    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, dtype: str, out: str,
+    zeros: bool,
+) -> Any:  # fmt: skip
     """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of them in a stage.
-    Scales, zeros: (K // 128, N)."""
+    Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read one tile of activations, which TMA brings all of them at once."""
     steps = ceil_div(K // GROUP, split * groups)
     own = steps * groups
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
+        with T.Kernel(ceil_div(N, BN * cluster) * cluster, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster) as (bx, by, bz):
             a = [T.alloc_shared((BM, GROUP), dtype) for _ in range(groups)]
             w = T.alloc_shared((BN // ROWS, groups * GROUP), "int32")
             words = T.alloc_fragment((BN, WORDS), "int32")
@@ -296,7 +297,7 @@ def w4a16_matmul(
     c = host.result(out, (M, N), a.dtype, a)
     how = config or chosen(M, N, K)
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
-    fields = ("BN", "warps", "rows", "ahead", "cluster", "pdl") if how.warps else ("BM", "BN", "groups", "stages", "threads", "split")
+    fields = ("BN", "warps", "rows", "ahead", "cluster", "pdl") if how.warps else ("BM", "BN", "groups", "stages", "threads", "split", "cluster")
     what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}
     if how.warps:
         if M > 16:
