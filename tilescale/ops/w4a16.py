@@ -144,6 +144,7 @@ def streamed(
     own = ceil_div(K // GROUP, cluster * shares * ahead) * ahead  # groups of a warp
     BM = M if M == 1 else 16
     part_of_k, part_of_n = own * shares * GROUP, BN // cluster
+    chunk = part_of_k // warps
     magic, base = MAGIC[dtype]
 
     @T.macro
@@ -151,43 +152,58 @@ def streamed(
         with T.Kernel(cluster, T.ceildiv(N, BN), threads=32 * warps, cta_cluster=cluster, pdl=pdl) as (bk, bx):
             a = T.alloc_shared((BM, part_of_k), dtype)
             sums = T.alloc_shared((shares, BN, BM), "float32")
-            T.copy(A[0, bk * part_of_k], a)
+            ready = T.alloc_signal((1,))
             with T.Scale("warp") as (warp, _):
-                first, share = bx * BN + warp % tiles * rows, warp // tiles
-                words = [T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)]
-                scale = [T.alloc_fragment((rows,), dtype) for _ in range(ahead)]
-                zero = [T.alloc_fragment((rows,), "uint8") for _ in range(ahead)]
+                words, later = ([T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)] for _ in range(2))
+                scale, later_scale = ([T.alloc_fragment((rows,), dtype) for _ in range(ahead)] for _ in range(2))
+                zero, later_zero = ([T.alloc_fragment((rows,), "uint8") for _ in range(ahead)] for _ in range(2))
                 offset, weights = T.alloc_fragment((rows,), dtype), T.alloc_fragment((rows, GROUP), dtype)
                 pairs = T.view(weights, (rows, GROUP // 2), "int32")
                 part, acc = T.alloc_fragment((rows, BM), "float32"), T.alloc_fragment((rows, BM), "float32")
 
-                def load(n, own_group):
+                def load(warp, own_group, words, scale, zero):
+                    first, share = bx * BN + warp % tiles * rows, warp // tiles
                     group = bk * (own * shares) + own_group * shares + share
                     for i, j in T.Parallel(rows, WORDS):
-                        words[n][i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
-                    T.copy(scales[group, first], scale[n])
+                        words[i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
+                    T.copy(scales[group, first], scale)
                     if zeros is not None:
-                        T.copy(zeros[group, first], zero[n])
+                        T.copy(zeros[group, first], zero)
+
+                def multiply(warp, own_group, words, scale, zero):
+                    at = (own_group * shares + warp // tiles) * GROUP
+                    for i, p in T.Parallel(rows, GROUP // 2):
+                        pairs[i, p] = (words[i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                    if zeros is not None:
+                        for i in T.Parallel(rows):
+                            offset[i] = T.cast(T.cast(zero[i], "int32") + base, dtype)
+                    for i, k in T.Parallel(rows, GROUP):
+                        weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                    T.gemm(weights, a[:, at : at + GROUP], part, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(rows, BM):
+                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[i], "float32")
 
                 T.clear(acc)
-                for n in range(ahead - 1):
-                    load(n, n)
-                for step in T.serial(own // ahead):
+                for n in range(ahead):
+                    load(warp, n, words[n], scale[n], zero[n])
+                T.copy(A[0, bk * part_of_k + warp * chunk], a[:, warp * chunk : warp * chunk + chunk])
+                T.signal(ready[0])
+                T.wait(ready[0], warps)
+                for step in T.serial(own // ahead - 1):
                     for n in range(ahead):
-                        load((n - 1) % ahead, step * ahead + n + ahead - 1)
-                        at = ((step * ahead + n) * shares + share) * GROUP
-                        for i, p in T.Parallel(rows, GROUP // 2):
-                            pairs[i, p] = (words[n][i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                        load(warp, (step + 1) * ahead + n, later[n], later_scale[n], later_zero[n])
+                    T.barrier()  # ptxas would move the loads behind the products, which saves registers
+                    for n in range(ahead):
+                        multiply(warp, step * ahead + n, words[n], scale[n], zero[n])
+                    for n in range(ahead):
+                        T.copy(later[n], words[n])
+                        T.copy(later_scale[n], scale[n])
                         if zeros is not None:
-                            for i in T.Parallel(rows):
-                                offset[i] = T.cast(T.cast(zero[n][i], "int32") + base, dtype)
-                        for i, k in T.Parallel(rows, GROUP):
-                            weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                        T.gemm(weights, a[:, at : at + GROUP], part, transpose_B=True, clear_accum=True)
-                        for i, j in T.Parallel(rows, BM):
-                            acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
+                            T.copy(later_zero[n], zero[n])
+                for n in range(ahead):
+                    multiply(warp, own - ahead + n, words[n], scale[n], zero[n])
                 for i, j in T.Parallel(rows, BM):
-                    sums[share, warp % tiles * rows + i, j] = acc[i, j]
+                    sums[warp // tiles, warp % tiles * rows + i, j] = acc[i, j]
             if cluster == 1:
                 for i, j in T.Parallel(BN, BM):
                     C[j, bx * BN + i] = added([sums[s, i, j] for s in range(shares)])
@@ -242,7 +258,7 @@ class Config:
     BN: int = 64
     warps: int = 0
     rows: int = 16
-    ahead: int = 4
+    ahead: int = 2
     cluster: int = 1
     pdl: int = 0
     BM: int = 16
@@ -256,9 +272,9 @@ class Config:
 def chosen(M: int, N: int, K: int) -> Config:
     """The configuration for a class of shapes."""
     if M == 1:
-        return Config(warps=16)
+        return Config(warps=16, pdl=1)
     if M <= 16:
-        return Config(BN=256, warps=16, rows=32, ahead=2, cluster=4 if K >= 2048 else 1)
+        return Config(BN=256, warps=16, rows=32, ahead=1, cluster=4 if K >= 2048 else 1, pdl=1)
     if M <= 64:
         return Config(BM=32 if M <= 32 else 64, split=2 if K >= 4096 else 1)
     return Config(BM=128, threads=256)
