@@ -111,22 +111,7 @@ def product(
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
-    packed, scaled = (ceil_div(N, ROWS), K), (K // GROUP, N)
-
-    @T.prim_func
-    def w4a16(
-        A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor((split, M, N), out)
-    ):  # fmt: skip
-        body(A, W, scales, None, C)
-
-    @T.prim_func
-    def w4a16_zeros(
-        A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), zeros: T.Tensor(scaled, "uint8"),
-        C: T.Tensor((split, M, N), out),
-    ):  # fmt: skip
-        body(A, W, scales, zeros, C)
-
-    return w4a16_zeros if zeros else w4a16
+    return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
 
 
 def streamed(
@@ -219,22 +204,27 @@ def streamed(
                 for i, j in T.Parallel(part_of_n, BM):
                     C[j, bx * BN + bk * part_of_n + i] = added([t[i, j] for t in theirs])
 
+    return declared(body, M, N, K, (M, N), dtype, dtype, zeros)
+
+
+def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: str, out: str, zeros: bool) -> Any:
+    """The kernel of ``body(A, W, scales, zeros or None, C)``."""
     packed, scaled = (ceil_div(N, ROWS), K), (K // GROUP, N)
 
     @T.prim_func
-    def w4a16_streamed(
-        A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor((M, N), dtype)
+    def w4a16(
+        A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor(result, out)
     ):  # fmt: skip
         body(A, W, scales, None, C)
 
     @T.prim_func
-    def w4a16_streamed_zeros(
+    def w4a16_zeros(
         A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), zeros: T.Tensor(scaled, "uint8"),
-        C: T.Tensor((M, N), dtype),
+        C: T.Tensor(result, out),
     ):  # fmt: skip
         body(A, W, scales, zeros, C)
 
-    return w4a16_streamed_zeros if zeros else w4a16_streamed
+    return w4a16_zeros if zeros else w4a16
 
 
 def added(terms: list[Any]) -> Any:
