@@ -27,9 +27,9 @@ class _Digit:
 
 
 def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes: bool) -> Fragment | None:
-    """The fragment of extents ``shape`` whose element ``indices`` lies where its iteration runs. Each digit of the loop's variables may move
-    one index, by any step; those that move none are copies, or values of a slot that is read again. Slots are numbered along the last axis,
-    so that neighbours in memory are neighbours in a thread. None where an index is no such sum of digits, or names no whole tile."""
+    """The fragment of extents ``shape`` whose element ``indices`` lies where its iteration runs. Each digit of the loop's variables may
+    move one index, by any step; those that move none are copies, or a slot's values, read again. Slots are numbered along the last axis,
+    so that neighbours in memory are a thread's neighbours. None where an index is no such sum of digits, or names no whole tile."""
     if any(loop.shifts) or tuple(loop.extents) != loop.fragment.shape or int(np.prod(loop.extents)) > MOST:
         return None
     digits = _digits(loop, indices)
@@ -68,7 +68,10 @@ def _digits(loop: Loop, indices: Sequence[Any]) -> list[_Digit] | None:
         at = int(np.ravel_multi_index([q.unit if k == q.axis else 0 for k in range(len(grid))], loop.extents))
         found.append(_Digit(q, tuple(int(v[at]) for v in values)))
     for axis, v in enumerate(values):
-        if not (v == sum((grid[d.piece.axis or 0] // d.piece.unit % d.piece.extent * d.steps[axis] for d in found), np.zeros_like(v))).all():
+        made = np.zeros_like(v)
+        for d in found:
+            made = made + grid[d.piece.axis or 0] // d.piece.unit % d.piece.extent * d.steps[axis]
+        if not (made == v).all():
             return None
     return found
 

@@ -68,8 +68,9 @@ def product(
     M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, dtype: str, out: str,
     zeros: bool,
 ) -> Any:  # fmt: skip
-    """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of them in a stage.
-    Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read one tile of activations, which TMA brings all of them at once."""
+    """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of
+    them in a stage. Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read equal activations, which TMA brings all of them at
+    once."""
     steps = ceil_div(K // GROUP, split * groups)
     own = steps * groups
     magic, base = MAGIC[dtype]
@@ -258,6 +259,11 @@ class Config:
     split: int = 1
 
 
+#: what each kernel takes of a `Config`
+STREAMED = ("BN", "warps", "rows", "ahead", "cluster", "pdl")
+PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster")
+
+
 @functools.cache
 def chosen(M: int, N: int, K: int) -> Config:
     """The configuration for a class of shapes."""
@@ -303,7 +309,7 @@ def w4a16_matmul(
     c = host.result(out, (M, N), a.dtype, a)
     how = config or chosen(M, N, K)
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
-    fields = ("BN", "warps", "rows", "ahead", "cluster", "pdl") if how.warps else ("BM", "BN", "groups", "stages", "threads", "split", "cluster")
+    fields = STREAMED if how.warps else PIPELINED
     what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}
     if how.warps:
         if M > 16:
