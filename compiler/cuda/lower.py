@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -43,7 +44,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks, Clusters):
+class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -86,6 +87,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.dependent = bool(program.launch.pdl) and self.capability >= 90
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
+        self.flying = []
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -133,7 +135,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
     def thread(self) -> Any:
         """The thread's number within its executor."""
         if self.executor.name == "block":
-            return self.tid
+            return self.block_thread()
         return tirx.IntImm("int32", 0) if self.executor.threads == 1 else self.tid % self.executor.threads
 
     def scale_value(self, name: str, which: int) -> Any:
@@ -164,6 +166,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
         if b.ty.storage_scope.startswith("shared"):
+            if b in self.places:  # another warpgroup's code has it already
+                return NOTHING
             layout = self.layouts[b]
             tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
             self.head.append(declared)
@@ -342,7 +346,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
-        rest: Any = self.stmt(consumer.body)
+        rest: Any = (self.apart if is_apart(self.program, consumer.body, self.threads) else self.stmt)(consumer.body)
         self.role = None
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
