@@ -17,10 +17,13 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import digit
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import Executor
+from tilescale.compiler.ops import base
+from tilescale.compiler.passes.products import flat, name_of, touched
 from tilescale.compiler.passes.roles import calls
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 WARP, WARPGROUP = 32, 128
 
@@ -36,10 +39,12 @@ def is_apart(program: Any, consumer: Any, threads: int) -> bool:
 class Apart:
     """Mixed into the lowering: who runs a statement where warpgroups have code of their own."""
 
+    program: Any
     threads: int
     tid: Any
     executor: Executor
     analyzer: Any
+    layouts: dict[Any, Any]
     stmt: Any
     bind_range: Any
     #: the warpgroup whose code is being made; None where all run the same
@@ -57,12 +62,53 @@ class Apart:
         for self.group in range(self.threads // WARPGROUP):
             self.flying, self.lane = [], tirx.Var("lane", "int32")
             self.bind_range(self.lane, WARPGROUP)
-            bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(consumer)]))
+            body = structural_map(consumer, (tirx.SeqStmt, lambda s: sequence(self.postponed(flat(s)))))
+            bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)]))
         self.group = None
-        made = bodies.pop()
+        made, number = bodies.pop(), tirx.Var("group", "int32")
         for g in reversed(range(len(bodies))):
-            made = tirx.IfThenElse(self.tid < (g + 1) * WARPGROUP, bodies[g], made)
-        return made
+            made = tirx.IfThenElse(tirx.EQ(number, tirx.IntImm("int32", g)), bodies[g], made)
+        return sequence([tirx.Bind(number, tirx.call_extern("int32", "ts::uniform", self.tid // WARPGROUP)), made])
+
+    def postponed(self, stmts: list[Any]) -> list[Any]:
+        """Statements of a sequence, where a wait for a stage stands in front of the first one of this warpgroup that reads it."""
+        out: list[Any] = []
+        for s in reversed(stmts):
+            k = 0
+            if name_of(s) == "ring_wait":
+                ring = int(s.value.attrs["ring"])
+                while k < len(out) and not self.concerns(out[k], ring):
+                    k += 1
+            out.insert(k, s)
+        return out
+
+    def concerns(self, s: Any, ring: int) -> bool:
+        """Whether a statement may be this warpgroup's and read a stage of a ring, or is a token of it."""
+        if not isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.AllocBuffer, tirx.BufferStore)) and nest_of(s) is None:
+            return True
+        if name_of(s).startswith("ring_"):
+            return int(s.value.attrs["ring"]) == ring
+        if name_of(s) == "gemm" and not self.has(s.value.args[2]):
+            return False
+        return any(self.program.schedule.ring_of.get(b) == ring for b in touched(s)[0])
+
+    def readers(self, consumer: Any) -> dict[int, set[int]]:
+        """Ring → the warpgroups that read it, where some ring is not read by all. Products say which warpgroups they are; whatever else
+        touches a ring is all of them's."""
+        rings, everyone = self.program.schedule.ring_of, range(self.threads // WARPGROUP)
+        found: dict[int, set[int]] = {}
+        for c in calls(consumer):
+            mine = {rings[a.region.source] for a in base.REGISTRY[c.op.name].effects(c) if a.region.source in rings}
+            for self.group in everyone if mine else ():
+                self.lane = tirx.Var("lane", "int32")
+                self.bind_range(self.lane, WARPGROUP)
+                if c.op.name != "ts.gemm" or self.has(c.args[2]):
+                    for ring in mine:
+                        found.setdefault(ring, set()).add(self.group)
+        self.group = None
+        loads: list[Any] = []
+        structural_walk(consumer, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
+        return {**found, **{rings[e.source]: set(everyone) for e in loads}}
 
     @contextlib.contextmanager
     def turned(self, turn: int) -> Iterator[None]:
@@ -95,6 +141,14 @@ class Apart:
             if self.own(mine < int(shape[p.axis]) // p.unit) is False:
                 return True
         return False
+
+    def has(self, tile: Any) -> bool:
+        """Whether this warpgroup has a part of a tile."""
+        held = self.layouts.get(tile.source)
+        if not isinstance(held, Fragment):
+            return True
+        with self.turned(held.turn):
+            return not self.skips(held, [int(e) for e in tile.source.ty.shape], self.block_thread())
 
     def await_own(self, pending: int) -> int | None:
         """How many of this warpgroup's products may still run where all but the last ``pending`` of the text are awaited; None where it

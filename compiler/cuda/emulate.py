@@ -479,6 +479,14 @@ def _called(s: Any) -> set[str]:
     return names
 
 
+def _uniform(b: Block, m: Any, value: Any) -> Any:
+    v = np.broadcast_to(value, m.shape)
+    for w in range(0, b.threads, WARP):
+        if not m[w : w + WARP].all() and m[w : w + WARP].any() or len(set(v[w : w + WARP][m[w : w + WARP]])) > 1:
+            raise EmulationError("a value is not the same in all lanes of a warp")
+    return value
+
+
 def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)
@@ -604,6 +612,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
+    "ts::uniform": _uniform,
     "ts::shuffle_xor": _shuffle_xor,
     "ts::fail": _fail,
     "printf": _printf,

@@ -332,7 +332,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
         whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        self.barriers = {r.number: Barriers(self, r) for r in plan.rings}
+        apart = is_apart(self.program, consumer.body, self.threads)
+        readers = self.readers(consumer.body) if apart else {}
+        self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():
             shape = [int(e) for e in b.ty.shape[1:]]
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
@@ -346,7 +348,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
-        rest: Any = (self.apart if is_apart(self.program, consumer.body, self.threads) else self.stmt)(consumer.body)
+        rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])

@@ -47,7 +47,8 @@ class AwaitProducts(TileOp):
         pending = cx.await_own(int(call.attrs["pending"]))
         if pending is None:
             return sequence([])
-        return awaited(cx, call.args[:apart], pending, call.span, call.args[apart:], straight)
+        tiles, behind = ([t for t in part if cx.has(t)] for part in (call.args[:apart], call.args[apart:]))
+        return awaited(cx, tiles, pending, call.span, behind, straight)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights

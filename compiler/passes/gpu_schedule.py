@@ -133,12 +133,14 @@ def _scheduled(program: Any, depth: int) -> Any:
 
 
 def _shared(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to."""
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to; rows of numbers in less."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
+        shape = [int(e) for e in s.buffer.ty.shape]
         if s.buffer.ty.storage_scope.startswith("shared"):
-            sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
+            unit = 1024 if len(shape) > 1 else 128
+            sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit
 
     structural_walk(body, (tirx.AllocBuffer, size))
     return sizes
