@@ -25,13 +25,16 @@ LOG2_E = 1.4426950408889634
 DTYPES = ("bfloat16", "float16")
 #: tokens of a tile, and of a round
 TILE, ROUND = 64, 128
+#: blocks of a sequence that fetch its tokens together
+CLUSTER = 1
 
 
 # ---- kernels
 
 
 def decode(
-    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, BN: int = TILE, threads: int = 256
+    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE,
+    threads: int = 256,
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
     (batch, most pages) has each sequence's. A part has ``share`` rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O,
@@ -45,7 +48,7 @@ def decode(
 
     @T.macro
     def body(Q, KV, Table, Lengths, O, Sums, share):
-        with T.Kernel(heads // BH, parts, batch, threads=threads) as (group, part, b):
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=threads) as (group, part, b):
             q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
             tiles = [[T.alloc_shared((BN, n), dtype) for n in (half, half, rope)] for _ in range(2)]
             s, mass = ([T.alloc_fragment((BH, BN), "float32") for _ in range(2)] for _ in range(2))
@@ -227,7 +230,8 @@ def mla_decode(
     rounds = -(-most // ROUND)
     launches = plan(batch, heads // BH, rounds, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, rounds)),)
     what = {"heads": heads, "latent": latent, "dtype": dtype}
-    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH}
+    cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
+    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
     for first, last, cuts in launches:
         some, share = slice(first, last), -(-rounds // cuts)
         sums = torch.empty(cuts, last - first, heads, dtype=torch.float32, device=q.device)
