@@ -59,8 +59,8 @@ class Apart:
     def apart(self, consumer: Any) -> Any:
         """A consumer's body, once for each warpgroup."""
         bodies = []
-        for self.group in range(self.threads // WARPGROUP):
-            self.flying, self.lane = [], tirx.Var("lane", "int32")
+        for group in range(self.threads // WARPGROUP):
+            self.group, self.flying, self.lane = group, [], tirx.Var("lane", "int32")
             self.bind_range(self.lane, WARPGROUP)
             body = structural_map(consumer, (tirx.SeqStmt, lambda s: sequence(self.postponed(flat(s)))))
             bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)]))
@@ -99,7 +99,8 @@ class Apart:
         found: dict[int, set[int]] = {}
         for c in calls(consumer):
             mine = {rings[a.region.source] for a in base.REGISTRY[c.op.name].effects(c) if a.region.source in rings}
-            for self.group in everyone if mine else ():
+            for group in everyone if mine else ():
+                self.group = group
                 self.lane = tirx.Var("lane", "int32")
                 self.bind_range(self.lane, WARPGROUP)
                 if c.op.name != "ts.gemm" or self.has(c.args[2]):

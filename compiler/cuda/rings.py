@@ -1,9 +1,10 @@
 """The tokens of a ring as mbarriers in shared memory (PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier").
 
 A stage has two. ``full`` expects one arrival, the producer's, which names the bytes that TMA will bring: its phase ends when they
-are there. ``empty`` expects one arrival of each consuming warp (of those that read the ring, where warpgroups have code of their own). Round n uses stage n % depth for the (n // depth)th time, so a consumer
-waits for the phase n // depth of ``full``, and the producer for the one before of ``empty``, which in the first pass over the ring counts
-as over (a wait for the parity of the phase before a barrier's first returns at once).
+are there. ``empty`` expects one arrival of each consuming warp; of those that read the ring, where warpgroups have code of their own. Round
+n uses stage n % depth for the (n // depth)th time, so a consumer waits for the phase n // depth of ``full``, and the producer for the one
+before of ``empty``, which in the first pass over the ring counts as over (a wait for the parity of the phase before a barrier's first
+returns at once).
 
 - What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all

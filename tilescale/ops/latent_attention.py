@@ -33,30 +33,29 @@ CLUSTER = 1
 
 
 def decode(
-    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE,
-    threads: int = 256,
+    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
-    (batch, most pages) has each sequence's. A part has ``share`` rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O,
-    divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens
-    are not written."""
+    (batch, most pages) has each sequence's. A part has ``share`` rounds of two tiles. One part: O (batch, heads, latent). More: each
+    block's part of O, divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads);
+    parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, least, half = scale * LOG2_E, -T.infinity("float32"), latent // 2
+    factor, least, half, alone = scale * LOG2_E, -T.infinity("float32"), latent // 2, T.GemmWarpPolicy.FullRow
+    wide = half, half, rope
     q_type, lengths_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
     out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
     sums_type = T.Tensor((parts, batch, heads), "float32")
 
     @T.macro
     def body(Q, KV, Table, Lengths, O, Sums, share):
-        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=threads) as (group, part, b):
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, b):
             q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
-            tiles = [[T.alloc_shared((BN, n), dtype) for n in (half, half, rope)] for _ in range(2)]
+            tiles = [[T.alloc_shared((BN, n), dtype) for n in wide] for _ in range(2)]
             s, mass = ([T.alloc_fragment((BH, BN), "float32") for _ in range(2)] for _ in range(2))
             o = [T.alloc_fragment((BH, half), "float32") for _ in range(2)]
             top, was, own, shift, keep, total = ([T.alloc_fragment((BH,), "float32") for _ in range(2)] for _ in range(6))
             most, fall, sums = ([T.alloc_shared((BH,), "float32") for _ in range(2)] for _ in range(3))
-            length = Lengths[b]
-            first = part * share
+            length, first = Lengths[b], part * share
             rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
             T.fill(most[1], least)
@@ -73,8 +72,7 @@ def decode(
                         T.copy(KV[where, row, n * half], tiles[k][n])
                 for k in range(2):
                     for n in range(3):
-                        part_of_q = q[:, n * half : min((n + 1) * half, width)]
-                        T.gemm(part_of_q, tiles[k][n], s[k], transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=n == 0)
+                        T.gemm(q[:, n * half : n * half + wide[n]], tiles[k][n], s[k], False, True, alone, clear_accum=n == 0)
                 for k in range(2):
                     at = (2 * (first + t) + k) * BN
                     for i, j in T.Parallel(BH, BN):
@@ -95,7 +93,7 @@ def decode(
                         for i, j in T.Parallel(BH, half):
                             o[n][i, j] *= fall[k][i]
                     for n in range(2):
-                        T.gemm(p, tiles[k][n], o[n], policy=T.GemmWarpPolicy.FullRow)
+                        T.gemm(p, tiles[k][n], o[n], policy=alone)
                     for i, j in T.Parallel(BH, BN):
                         mass[k][i, j] = mass[k][i, j] * keep[k][i] + s[k][i, j]
                 T.barrier()  # p and most may be written again
