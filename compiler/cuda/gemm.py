@@ -9,7 +9,7 @@ Small-float accumulators are kept in float32 during the call and rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.cuda import dtypes, wgmma
@@ -99,7 +99,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = wgmma_operand(f.shape[0], extents(call)[2], (down, across))
+                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across)), turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
@@ -124,8 +124,8 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
 
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to the
-    first warpgroups, and the rows of the others are padding."""
+    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to some
+    of the warpgroups (from the call's ``turn`` on), and the rows of the others are padding."""
     m, n, _ = extents(call)
     policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
@@ -142,7 +142,8 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
         a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
-            found.append((accumulator(rows, n, (down, across)), down, across))
+            made = accumulator(rows, n, (down, across))
+            found.append((replace(made, turn=int(call.attrs.get("turn", 0))) if rows > m else made, down, across))
     found.sort(key=lambda f: f[1] if policy == 2 else f[2])
     return found[:1] if policy == 1 else found
 

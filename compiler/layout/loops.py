@@ -104,7 +104,7 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
                 pieces.append(Piece(k, unit, rest, "slot", slot))
                 slot *= rest
     try:
-        made = Fragment(tuple(shape), tuple(pieces), fragment.threads)
+        made = Fragment(tuple(shape), tuple(pieces), fragment.threads, fragment.turn)
     except TileValueError:
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
@@ -164,7 +164,7 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
             pieces.append(replace(p, axis=where[p.axis]))
         elif p.to == "thread":
             pieces.append(replace(p, axis=None))
-    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads)
+    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads, loop.fragment.turn)
 
 
 # ---- a loop from nothing
