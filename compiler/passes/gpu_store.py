@@ -135,7 +135,9 @@ def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global" or tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
+    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global":
+        return False
+    if tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
         return False
     shape, axes = list(var.ty.shape), long_axes(dst)
     tile = [int(e) for e in src.source.ty.shape]

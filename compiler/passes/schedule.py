@@ -239,7 +239,7 @@ class _Draft:
         return sequence(stmts)
 
     def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
-        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it, some of them by tiles of rings."""
+        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it, some by tiles of rings."""
         rings = set(self.staged.values())
         products = [c for s in stmts[1:] for c in splitting.calls(s) if c.op.name == "ts.gemm"]
         mine = [[r.source for r in c.args[:2]] for c in products if any(r.source.same_as(buffer) for r in c.args[:2])]
