@@ -101,11 +101,8 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-<<<<<<< HEAD
-                held = wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(call.args[0].source))
-=======
-                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across)), turn=f.turn)
->>>>>>> main
+                own = wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(call.args[0].source))
+                held = replace(own, turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
