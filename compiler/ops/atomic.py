@@ -101,7 +101,7 @@ def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
     if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
         return _atomic("add", to, frm, False)
     for k in range(count):
-        at, of = (r.buffer[(*r.mins[:-1], binary("+", r.mins[-1], k))] for r in (to, frm))
+        at, of = (r.buffer.__getitem__((*r.mins[:-1], binary("+", r.mins[-1], k))) for r in (to, frm))
         _atomic("add", at, of, False, count)
     return None
 

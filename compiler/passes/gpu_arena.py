@@ -134,6 +134,13 @@ class _Lifetimes:
                 for _, used in self.open:
                     used.append(buffer)
 
+        def reached(call: Any) -> None:
+            if call.op.name == "ts.copy" and str(call.attrs["side"]) and str(call.attrs["reach"]) == "cta_cluster":
+                tile = call.args[1 if str(call.attrs["side"]) == "dst" else 0].source
+                if tile in self.tiles:  # when other blocks are there, the text of this one does not say
+                    self.tiles[tile].touches(0, 1 << 30)
+
+        structural_walk(node, (ir.Call, reached))
         structural_walk(node, ((ir.TensorRegion, ir.TensorLoad), lambda n: note(n.source)))
         structural_walk(node, (tirx.BufferStore, lambda n: note(n.buffer)))
         structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))

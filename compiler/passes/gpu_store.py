@@ -23,6 +23,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
@@ -134,11 +135,12 @@ def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global" or tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
+    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global":
+        return False
+    if tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
         return False
     shape, axes = list(var.ty.shape), long_axes(dst)
     tile = [int(e) for e in src.source.ty.shape]
-    row = constant(shape[-1])
     return (
         len(shape) <= MOST_AXES
         and not list(var.ty.strides)
@@ -146,20 +148,11 @@ def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
         and len(axes) == 2
         and axes[-1] == len(shape) - 1
         and [constant(dst.region[k].extent) for k in axes] == tile
-        and row is not None
-        and row * bits_of(var) // 8 % 16 == 0
+        and is_multiple(shape[-1], 16 * 8 // bits_of(var))
         and bits_of(var) >= 8
         and tile[0] % 8 == 0
-        and _multiple(dst.region[axes[-1]].min, 16 * 8 // bits_of(var))
+        and is_multiple(dst.region[axes[-1]].min, 16 * 8 // bits_of(var))
     )
-
-
-def _multiple(e: Any, of: int) -> bool:
-    """Whether an index is known to be a multiple: TMA's coordinates along rows must come to 16 bytes."""
-    from tilescale.compiler.tvm_compat import sym
-
-    found = sym.Analyzer().modular_set(e)
-    return int(found.coeff) % of == 0 and int(found.base) % of == 0
 
 
 def _touched(program: Any) -> dict[Any, list[str]]:

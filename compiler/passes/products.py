@@ -158,6 +158,8 @@ class _Awaiting:
         """How many of the products under way must be complete in front of a statement."""
         if isinstance(s, (tirx.While, tirx.AttrStmt, tirx.IfThenElse)) or isinstance(s, tirx.For) and nest_of(s) is None:
             return len(flying)
+        if name_of(s) == "barrier":  # what stands in front of a meeting that the author wrote is done there
+            return len(flying)
         read, written = ({self._root(b) for b in buffers} for buffers in touched(s))
         if is_product(s):  # products into one accumulator follow one another by themselves
             own = s.value.args[2].source

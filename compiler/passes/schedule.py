@@ -53,6 +53,9 @@ class Ring:
     form: str = TURN
     #: its one stage is filled outside pipelined loops
     single: bool = False
+    #: the stages that the author asked for, and where
+    asked: int = 1
+    loc: Any = None
     #: on GPUs: where the barriers of its stages lie in the arena, in bytes
     barriers: int = -1
     #: the cluster's axes along which blocks copy for each other (passes/multicast.py): some of "xyz"
@@ -174,7 +177,8 @@ class _Draft:
     def _new_ring(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
         """A ring for some of a loop's buffers, and these with a stage axis."""
         asked = int(p.loop.annotations["ts.num_stages"])
-        ring = Ring(len(self.plan.rings), min(self.depth, asked), [b.name for b in buffers], self.wanted)
+        place = loc_of(p.loop.span)
+        ring = Ring(len(self.plan.rings), min(self.depth, asked), [b.name for b in buffers], self.wanted, asked=asked, loc=place)
         self.plan.rings.append(ring)
         staged = {b: _staged(b, ring.depth) for b in buffers}
         self.staged.update(staged)
@@ -235,7 +239,7 @@ class _Draft:
         return sequence(stmts)
 
     def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
-        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it, some of them by tiles of rings."""
+        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it, some by tiles of rings."""
         rings = set(self.staged.values())
         products = [c for s in stmts[1:] for c in splitting.calls(s) if c.op.name == "ts.gemm"]
         mine = [[r.source for r in c.args[:2]] for c in products if any(r.source.same_as(buffer) for r in c.args[:2])]

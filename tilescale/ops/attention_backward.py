@@ -411,7 +411,8 @@ def draw(
             total = s.logsumexp(-1)
             _heads(lse, q_starts, b, h).copy_(total)
             _heads(o, q_starts, b, h).copy_(s.sub_(total[:, None]).exp_() @ z.float())
-    made: dict[str, Any] = {"do": normal(q_shape, dtype, g), "q": q, "k": k, "v": v, "o": o, "lse": lse, "causal": causal, "deterministic": deterministic}
+    made: dict[str, Any] = {"do": normal(q_shape, dtype, g), "q": q, "k": k, "v": v, "o": o, "lse": lse}
+    made |= {"causal": causal, "deterministic": deterministic}
     return {**made, "q_starts": q_starts, "k_starts": k_starts, "longest": (max(counts[0]), max(counts[1]))} if packed else made
 
 

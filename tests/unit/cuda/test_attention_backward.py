@@ -139,7 +139,7 @@ COMPILED: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("factory, constants", COMPILED, ids=str)
+@pytest.mark.parametrize("factory, constants", COMPILED, ids=lambda v: getattr(v, "__name__", str(v)))
 def test_products_stay_in_flight(factory: Any, constants: dict[str, Any]):
     given = {"heads": 32, "kv_heads": 8, "packed": False, "dtype": "bfloat16", "scale": 0.1, "causal": False, **constants}
     made = toolchain.compile_cubin(print_kernel(lowered(factory(**given))[0]), "sm_90a")
