@@ -24,13 +24,13 @@ from typing import Any
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import is_multiple
-from tilescale.compiler.ir.nests import long_axes, nest_of
+from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.bulk import await_stores
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
+from tilescale.compiler.passes.early_waits import awaited_early
 from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
-from tilescale.compiler.passes.products import flat, name_of, touched
 from tilescale.compiler.passes.roles import meets, polls, releases
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -43,14 +43,14 @@ MOST_AXES = 5
 def tma_stores(program: Any, room: int) -> Any:
     """The program with the results that TMA can store staged, in at most ``room`` bytes of shared memory each."""
     body = program.func.body
-    tensors = _touched(program)
-    if any(_tells(s) and not _fits(s.value, program, tensors) for s in _operations(body)):
+    touched = _touched(program)
+    if any(_tells(s) and not _fits(s.value, program, touched) for s in _operations(body)):
         return program
     staged: dict[Any, Any] = {}
 
     def store(s: Any) -> Any:
         call = s.value
-        if not _fits(call, program, tensors):
+        if not _fits(call, program, touched):
             return s
         src, dst = _ends(call)
         rows, cols = (int(e) for e in src.source.ty.shape)
@@ -64,42 +64,8 @@ def tma_stores(program: Any, room: int) -> Any:
     body = structural_map(body, (tirx.Evaluate, lambda s: store(s) if isinstance(s.value, ir.Call) else s))
     if not staged:
         return program
-    body = structural_map(body, (tirx.For, lambda f: _awaited_early(f, set(staged.values()))))
+    body = structural_map(body, (tirx.For, lambda f: awaited_early(f, set(staged.values()))))
     return program.with_body(_around(body, list(staged.values())))
-
-
-def _awaited_early(loop: Any, staged: set[Any]) -> Any:
-    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
-    the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
-    Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
-    if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:
-        return loop
-    stmts, outside = flat(loop.body), []
-    for s in list(stmts):
-        tile = s.value.args[0].source if name_of(s) == "await_stores" else None
-        if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
-            continue
-        k = stmts.index(s)
-        end = next(i for i in reversed(range(len(stmts))) if _uses(stmts[i], tile)) + 1
-        turned = stmts[end:] + stmts[:k]  # from the last use of the tile to the next
-        for at in reversed(range(len(turned))):
-            written = {b for b in touched(turned[at])[1] if b.ty.storage_scope == "shared"}
-            if written and any(written & touched(x)[0] for x in turned[at + 1 :]):
-                place = turned[at]
-                break
-        else:
-            continue
-        if any(x is place for x in stmts[end:]):
-            outside.append(s)
-        stmts = [x for x in stmts if x is not s]
-        stmts.insert(next(i for i, x in enumerate(stmts) if x is place), s)
-    made = sequence(stmts)
-    notes = dict(loop.annotations or {})
-    return sequence([*outside, tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span)])
-
-
-def _uses(s: Any, buffer: Any) -> bool:
-    return any(buffer in found for found in touched(s))
 
 
 def _operations(body: Any) -> list[Any]:
@@ -127,7 +93,7 @@ def _leaves(call: Any) -> bool:
     return call.op.name == "ts.copy" and not str(call.attrs["side"]) and "ring" not in call.attrs and len(call.args) <= 3
 
 
-def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
+def _fits(call: Any, program: Any, touched: dict[Any, int]) -> bool:
     """Whether a call takes a whole fragment to where TMA can store it."""
     if not _leaves(call):
         return False
@@ -137,7 +103,7 @@ def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
         return False
     if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global":
         return False
-    if tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
+    if touched[var] > _alike(call, program.func.body):
         return False
     shape, axes = list(var.ty.shape), long_axes(dst)
     tile = [int(e) for e in src.source.ty.shape]
@@ -155,17 +121,30 @@ def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
     )
 
 
-def _touched(program: Any) -> dict[Any, list[str]]:
-    """Which operations touch each tensor; "" for what is none."""
-    found: dict[Any, list[str]] = {}
+def _alike(call: Any, body: Any) -> int:
+    """How many statements may write a tensor as a call does: updates of one kind come in any order, a copy stands alone."""
+    found: list[Any] = []
 
-    def one(buffer: Any, by: str = "") -> None:
-        found.setdefault(buffer, []).append(by)
+    def look(c: Any) -> None:
+        if c.op.name == "ts.atomic" and c.args[0].source.same_as(call.args[0].source) and str(c.attrs["kind"]) == str(call.attrs["kind"]):
+            found.append(c)
+
+    if call.op.name == "ts.atomic":
+        structural_walk(body, (ir.Call, look))
+    return max(1, len(found))
+
+
+def _touched(program: Any) -> dict[Any, int]:
+    """How many statements touch each tensor."""
+    found: dict[Any, int] = {}
+
+    def one(buffer: Any) -> None:
+        found[buffer] = found.get(buffer, 0) + 1
 
     def operation(c: Any) -> None:
         op = base.find(c)
         for buffer in {a.region.source for a in op.effects(c)} if op is not None else ():
-            one(buffer, c.op.name)
+            one(buffer)
 
     structural_walk(program.func.body, (ir.Call, operation))
     structural_walk(program.func.body, (ir.TensorLoad, lambda e: one(e.source)))
