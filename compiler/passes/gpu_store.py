@@ -19,20 +19,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.bulk import await_stores
+from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
 from tilescale.compiler.passes.roles import calls, meets, polls, releases
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 #: bytes of a box's row: the widest swizzle
 ROW = 128
-#: axes of a tensor that TMA can copy
-MOST_AXES = 5
 
 
 def tma_stores(program: Any, room: int) -> Any:
@@ -69,22 +67,11 @@ def _fits(call: Any, program: Any, touched: dict[Any, int]) -> bool:
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global" or touched.get(var, 0) != 1:
+    if touched.get(var, 0) != 1 or str(call.attrs["executor"]) != "block":
         return False
-    shape, axes = list(var.ty.shape), long_axes(dst)
-    tile = [int(e) for e in src.source.ty.shape]
-    return (
-        len(shape) <= MOST_AXES
-        and not list(var.ty.strides)
-        and str(call.attrs["executor"]) == "block"
-        and len(axes) == 2
-        and axes[-1] == len(shape) - 1
-        and [constant(dst.region[k].extent) for k in axes] == tile
-        and is_multiple(shape[-1], 16 * 8 // bits_of(var))
-        and bits_of(var) >= 8
-        and tile[0] % 8 == 0
-        and is_multiple(dst.region[axes[-1]].min, 16 * 8 // bits_of(var))
-    )
+    if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
+        return False
+    return is_multiple(dst.region[-1].min, boxes.CHUNK * 8 // bits_of(var))
 
 
 def _touched(program: Any) -> dict[Any, int]:
