@@ -28,6 +28,16 @@ def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
     b.engines.turns.meet((b.engines, "named", which), count, int(m.sum()), met)
 
 
+def uniform(b: Block, m: Any, value: Any) -> Any:
+    """A value that the program says is the same in all lanes of a warp."""
+    v = np.broadcast_to(value, m.shape)
+    for w in range(0, b.threads, WARP):
+        here = m[w : w + WARP]
+        if here.any() and not here.all() or len(set(v[w : w + WARP][here])) > 1:
+            raise EmulationError("a value is not the same in all lanes of a warp")
+    return value
+
+
 def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)

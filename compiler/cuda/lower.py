@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -46,7 +47,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks, Clusters):
+class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -92,6 +93,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.failure: Any = None
         #: the author's barriers → the block's
         self.named: dict[int, int] = {}
+        self.flying = []
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -140,7 +142,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
     def thread(self) -> Any:
         """The thread's number within its executor."""
         if self.executor.name == "block":
-            return self.tid
+            return self.block_thread()
         return tirx.IntImm("int32", 0) if self.executor.threads == 1 else self.tid % self.executor.threads
 
     def scale_value(self, name: str, which: int) -> Any:
@@ -171,6 +173,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
         if b.ty.storage_scope.startswith("shared"):
+            if b in self.places:  # another warpgroup's code has it already
+                return NOTHING
             layout = self.layouts[b]
             tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
             self.head.append(declared)
@@ -359,7 +363,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
         whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        self.barriers = {r.number: Barriers(self, r) for r in plan.rings}
+        apart = is_apart(self.program, consumer.body, self.threads)
+        readers = self.readers(consumer.body) if apart else {}
+        self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():
             shape = [int(e) for e in b.ty.shape[1:]]
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
@@ -373,7 +379,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
-        rest: Any = self.stmt(consumer.body)
+        rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])

@@ -54,6 +54,8 @@ class NestLowering:
     #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
     loop: Loop | None
     strided: bool = False
+    turned: Any
+    own: Any
     #: accesses that move as parts of vectors, each with the register that stands for it
     moved: list[tuple[Any, Any]]
     #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
@@ -72,10 +74,11 @@ class NestLowering:
             raise InternalError(f"{bad[0][0].buffer.name} does not fit the loop: {bad[0][1]}", loc=self.here)
         if loop is None:
             return self._strided(nest)
-        try:
-            return self._looped(nest, loop)
-        except _Irregular:
-            return self._laid_out(nest, loop)
+        with self.turned(loop.fragment.turn):
+            try:
+                return self._looped(nest, loop)
+            except _Irregular:
+                return self._laid_out(nest, loop)
 
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
@@ -98,7 +101,11 @@ class NestLowering:
             p = idle(loop, axis)
             if p is not None:
                 mine = digit(self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
-                body = tirx.IfThenElse(mine < loop.extents[axis] // p.unit, body, None)
+                test = mine < loop.extents[axis] // p.unit
+                if (known := self.own(test)) is None:
+                    body = tirx.IfThenElse(test, body, None)
+                elif not known:
+                    return sequence([])
         return body
 
     def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
@@ -111,7 +118,7 @@ class NestLowering:
         around = list(zip(counters, extents, strict=True))
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
         body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
-        return sequence([*binds, self._loops(nest, body, around if extents[-1] > 1 else around[:-1])])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
 
     def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""
@@ -207,8 +214,10 @@ class NestLowering:
         kind = str(nest.vars[vectors.axis].ty)
         self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
         outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
-        body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
-        self.moved = outer
+        try:
+            body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
+        finally:
+            self.moved = outer  # where slots turn out irregular, each element moves by itself
         return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
 
     def in_vector(self, node: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.loops import bits_of
-from tilescale.compiler.layout.shared import CHUNK_BYTES, boxed, widest_swizzle
+from tilescale.compiler.layout.shared import CHUNK_BYTES, boxed, strided, widest_swizzle
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes import roles as splitting
 
@@ -35,10 +35,15 @@ def unfit(program: Any) -> tuple[str, Any] | None:
     """Why TMA and wgmma cannot work on tiles as they were laid, and where; None where they can."""
     from tilescale.compiler.cuda.gemm import wgmma_fragments
 
+    if not program.hints.get("layouts"):
+        return None
     asked: dict[Any, list[Any]] = {}
     for var in program.schedule.ring_of:
         stages, *shape = (int(e) for e in var.ty.shape)
-        asked[var] = [boxed(tuple(shape), bits_of(var), widest_swizzle(shape[-1], bits_of(var))).staged(stages)]
+        if len(shape) == 1:  # a row, which has no swizzle
+            asked[var] = [strided((stages, *shape), bits_of(var))]
+        else:
+            asked[var] = [boxed(tuple(shape), bits_of(var), widest_swizzle(shape[-1], bits_of(var))).staged(stages)]
     for call in splitting.calls(program.func.body):
         if call.op.name != "ts.gemm":
             continue

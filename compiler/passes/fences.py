@@ -464,7 +464,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element) -> Owners | None:
 
 def first_holders(loop: Loop) -> Any:
     """The threads that stand for all copies of an iteration: those that write memory. Bool, one a thread."""
-    threads = np.arange(loop.fragment.threads)
+    threads = (np.arange(loop.fragment.threads) - loop.fragment.turn) % loop.fragment.threads
     first = np.ones(loop.fragment.threads, bool)
     for p in loop.thread_digits:
         if p.axis is None:

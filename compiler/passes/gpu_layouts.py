@@ -46,6 +46,8 @@ def _ring_layout(program: Any, buffer: Any) -> Shared | None:
     if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
         return None
     stages, *shape = (int(e) for e in buffer.ty.shape)
+    if len(shape) == 1:
+        return None  # numbers side by side, as they come
     return boxed(tuple(shape), bits_of(buffer), widest_swizzle(shape[-1], bits_of(buffer))).staged(stages)
 
 

@@ -37,7 +37,9 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
-WARPGROUP = 128
+WARPGROUP, ROWS = 128, 64
+#: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
+FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
@@ -129,12 +131,14 @@ def _scheduled(program: Any, depth: int) -> Any:
 
 
 def _shared(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to."""
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to; rows of numbers in less."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
+        shape = [int(e) for e in s.buffer.ty.shape]
         if s.buffer.ty.storage_scope.startswith("shared"):
-            sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
+            unit = 1024 if len(shape) > 1 else 128
+            sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit
 
     structural_walk(body, (tirx.AllocBuffer, size))
     return sizes
@@ -254,12 +258,17 @@ def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
 
 
 def _products(program: Any) -> Any:
-    """The body with every product that wgmma can do marked as its own."""
+    """The body with every product that wgmma can do marked as its own. Accumulators that one warpgroup alone has, by FullRow, go to the
+    warpgroups in turn, in the order of their first products."""
+    turns: dict[Any, int] = {}
 
     def mark(s: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
+        if int(c.attrs["policy"]) == FULL_ROW and int(c.args[2].source.ty.shape[0]) == ROWS:
+            turn = turns.setdefault(c.args[2].source, len(turns) * WARPGROUP % program.launch.threads)
+            c = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "turn": turn}, ret_ty=c.ty, span=c.span)
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))

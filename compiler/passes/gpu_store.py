@@ -6,6 +6,9 @@ it while the threads go on (PTX ISA 9.0, "cp.async.bulk.tensor").
         copy(fragment[:, part] → staged)         by the threads
         copy(staged → tensor[…, part])           by TMA
 
+An atomic update of a region by a whole fragment (T.atomic_add, _min, _max) goes the same way, as TMA combines what it stores with what
+lies there (PTX ISA 9.0, "cp.reduce.async.bulk.tensor").
+
 The fences between these follow from their effects (passes/fences.py), the one in front of TMA's read with a proxy fence. The tile takes
 what the ring leaves of shared memory; where that is not one box wide, and where TMA cannot store the tensor, threads store directly.
 
@@ -20,13 +23,15 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.multiples import is_multiple
-from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.bulk import await_stores
+from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.passes import boxes
-from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
-from tilescale.compiler.passes.roles import calls, meets, polls, releases
+from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
+from tilescale.compiler.passes.products import flat, name_of, touched
+from tilescale.compiler.passes.roles import meets, polls, releases
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 #: bytes of a box's row: the widest swizzle
@@ -36,55 +41,116 @@ ROW = 128
 def tma_stores(program: Any, room: int) -> Any:
     """The program with the results that TMA can store staged, in at most ``room`` bytes of shared memory each."""
     body = program.func.body
-    if any(meets(c) or polls(c) for c in calls(body)) or releases(body):
+    tensors = _touched(program)
+    if any(_tells(s) and not _fits(s.value, program, tensors) for s in _operations(body)):
         return program
-    touched = _touched(program)
     staged: dict[Any, Any] = {}
 
     def store(s: Any) -> Any:
         call = s.value
-        if not _fits(call, program, touched):
+        if not _fits(call, program, tensors):
             return s
-        rows, cols = (int(e) for e in call.args[0].source.ty.shape)
-        kind = element_dtype(call.args[1].source)
-        wide = _width(rows, cols, bits_of(call.args[1].source), room)
-        if not wide:
-            return s
-        tile = staged.setdefault((rows, wide, kind), _tile(call.args[1].source.name, rows, wide, kind))
+        src, dst = _ends(call)
+        rows, cols = (int(e) for e in src.source.ty.shape)
+        kind = element_dtype(dst.source)
+        wide = _width(rows, cols, bits_of(dst.source), room)
+        if not wide or wide < cols and call.op.name == "ts.atomic":
+            return s  # parts of an update would wait for one another in the middle of a loop
+        tile = staged.setdefault((rows, wide, kind), _tile(dst.source.name, rows, wide, kind))
         return sequence(list(_parts(call, tile, cols // wide, wide)))
 
     body = structural_map(body, (tirx.Evaluate, lambda s: store(s) if isinstance(s.value, ir.Call) else s))
     if not staged:
         return program
+    body = structural_map(body, (tirx.For, lambda f: _awaited_early(f, set(staged.values()))))
     return program.with_body(_around(body, list(staged.values())))
 
 
-def _fits(call: Any, program: Any, touched: dict[Any, int]) -> bool:
-    """Whether a call copies a whole fragment to where TMA can store it."""
-    if call.op.name != "ts.copy" or str(call.attrs["side"]) or "ring" in call.attrs or len(call.args) > 3:
+def _awaited_early(loop: Any, staged: set[Any]) -> Any:
+    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
+    the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
+    Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
+    if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:
+        return loop
+    stmts, outside = flat(loop.body), []
+    for s in list(stmts):
+        tile = s.value.args[0].source if name_of(s) == "await_stores" else None
+        if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
+            continue
+        k = stmts.index(s)
+        end = next(i for i in reversed(range(len(stmts))) if _uses(stmts[i], tile)) + 1
+        turned = stmts[end:] + stmts[:k]  # from the last use of the tile to the next
+        for at in reversed(range(len(turned))):
+            written = {b for b in touched(turned[at])[1] if b.ty.storage_scope == "shared"}
+            if written and any(written & touched(x)[0] for x in turned[at + 1 :]):
+                place = turned[at]
+                break
+        else:
+            continue
+        if any(x is place for x in stmts[end:]):
+            outside.append(s)
+        stmts = [x for x in stmts if x is not s]
+        stmts.insert(next(i for i, x in enumerate(stmts) if x is place), s)
+    made = sequence(stmts)
+    notes = dict(loop.annotations or {})
+    return sequence([*outside, tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span)])
+
+
+def _uses(s: Any, buffer: Any) -> bool:
+    return any(buffer in found for found in touched(s))
+
+
+def _operations(body: Any) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(body, (tirx.Evaluate, lambda s: found.append(s) if base.find(s.value) is not None else None))
+    structural_walk(body, (tirx.Bind, lambda s: found.append(s) if base.find(s.value) is not None else None))
+    return found
+
+
+def _tells(s: Any) -> bool:
+    """Whether others may learn by an operation what the block did before it."""
+    return meets(s.value) or polls(s.value) or releases(s)
+
+
+def _ends(call: Any) -> tuple[Any, Any]:
+    """What a copy or an update reads, and what it writes."""
+    return (call.args[1], call.args[0]) if call.op.name == "ts.atomic" else (call.args[0], call.args[1])
+
+
+def _leaves(call: Any) -> bool:
+    """Whether a call copies a tile of this rank's, or combines one with what lies where it goes, as TMA can."""
+    if call.op.name == "ts.atomic":
+        kind, tile = str(call.attrs["kind"]), call.args[1]
+        return isinstance(tile, ir.TensorRegion) and element_dtype(call.args[0].source) in REDUCTIONS.get(kind, ())
+    return call.op.name == "ts.copy" and not str(call.attrs["side"]) and "ring" not in call.attrs and len(call.args) <= 3
+
+
+def _fits(call: Any, program: Any, tensors: dict[Any, list[str]]) -> bool:
+    """Whether a call takes a whole fragment to where TMA can store it."""
+    if not _leaves(call):
         return False
-    src, dst = call.args[:2]
+    src, dst = _ends(call)
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if touched.get(var, 0) != 1 or str(call.attrs["executor"]) != "block":
+    if tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])) or str(call.attrs["executor"]) != "block":
         return False
     if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
         return False
     return is_multiple(dst.region[-1].min, boxes.CHUNK * 8 // bits_of(var))
 
 
-def _touched(program: Any) -> dict[Any, int]:
-    """How many statements touch each tensor."""
-    found: dict[Any, int] = {}
+def _touched(program: Any) -> dict[Any, list[str]]:
+    """Which operations touch each tensor; "" for what is none."""
+    found: dict[Any, list[str]] = {}
 
-    def one(buffer: Any) -> None:
-        found[buffer] = found.get(buffer, 0) + 1
+    def one(buffer: Any, by: str = "") -> None:
+        found.setdefault(buffer, []).append(by)
 
     def operation(c: Any) -> None:
         op = base.find(c)
         for buffer in {a.region.source for a in op.effects(c)} if op is not None else ():
-            one(buffer)
+            one(buffer, c.op.name)
 
     structural_walk(program.func.body, (ir.Call, operation))
     structural_walk(program.func.body, (ir.TensorLoad, lambda e: one(e.source)))
@@ -112,7 +178,7 @@ def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
 
 
 def _parts(call: Any, tile: Any, count: int, wide: int) -> Iterator[Any]:
-    src, dst = call.args[:2]
+    src, dst = _ends(call)
     rows = int(src.source.ty.shape[0])
     staged = whole(tile)
     axis = long_axes(dst)[-1]
@@ -120,8 +186,9 @@ def _parts(call: Any, tile: Any, count: int, wide: int) -> Iterator[Any]:
         into = [r.min + k * wide if j == axis and k else r.min for j, r in enumerate(dst.region)]
         extents = [wide if j == axis else r.extent for j, r in enumerate(dst.region)]
         yield await_stores(staged, call.span)
-        yield again(call, [_region(src.source, [0, k * wide], [rows, wide]), staged, call.args[2]])
-        yield again(call, [staged, _region(dst.source, into, extents), call.args[2]], {"bulk": 1})
+        yield copy_statement(_region(src.source, [0, k * wide], [rows, wide]), staged, call)
+        to = _region(dst.source, into, extents)
+        yield again(call, [to, staged] if call.op.name == "ts.atomic" else [staged, to, call.args[2]], {"bulk": 1})
 
 
 def _around(body: Any, tiles: list[Any]) -> Any:
