@@ -33,6 +33,7 @@ from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops.bulk import await_stores, fence_writes
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
+from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.early_waits import awaited_early
 from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
 from tilescale.compiler.passes.products import name_of, touched
@@ -41,8 +42,6 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, s
 
 #: bytes of a box's row: the widest swizzle
 ROW = 128
-#: axes of a tensor that TMA can copy
-MOST_AXES = 5
 
 
 def tma_stores(program: Any, room: int) -> Any:
@@ -130,24 +129,12 @@ def _fits(call: Any, program: Any, writers: dict[Any, list[Any]]) -> bool:
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global":
+    kinds = {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}
+    if call.op.name not in kinds or str(call.attrs["executor"]) != "block":
         return False
-    if call.op.name not in {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}:
+    if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
         return False
-    shape, axes = list(var.ty.shape), long_axes(dst)
-    tile = [int(e) for e in src.source.ty.shape]
-    return (
-        len(shape) <= MOST_AXES
-        and not list(var.ty.strides)
-        and str(call.attrs["executor"]) == "block"
-        and len(axes) == 2
-        and axes[-1] == len(shape) - 1
-        and [constant(dst.region[k].extent) for k in axes] == tile
-        and is_multiple(shape[-1], 16 * 8 // bits_of(var))
-        and bits_of(var) >= 8
-        and tile[0] % 8 == 0
-        and is_multiple(dst.region[axes[-1]].min, 16 * 8 // bits_of(var))
-    )
+    return is_multiple(dst.region[-1].min, boxes.CHUNK * 8 // bits_of(var))
 
 
 def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
