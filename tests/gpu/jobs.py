@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 LAUNCHERS = {
     "tilescale": ([sys.executable, "-m", "tilescale.launch", "launch", "-n"], ["-m"]),
     "torchrun": (["torchrun", "--nproc-per-node"], ["-m"]),
-    "mpirun": (["mpirun", "--allow-run-as-root", "--oversubscribe", "-n"], [sys.executable, "-m"]),
+    "mpirun": (["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"], [sys.executable, "-m"]),
 }
 
 
