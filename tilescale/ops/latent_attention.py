@@ -54,6 +54,45 @@ class Half(NamedTuple):
     sums: Any
 
 
+@T.macro
+def rise(h, before, at, length, factor):
+    """The greatest score so far, of those of ``length`` tokens, and how much what was summed before shrinks by it."""
+    rows, tokens = h.s.shape
+    if at + tokens > length:
+        for i, j in T.Parallel(rows, tokens):
+            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
+    T.copy(before.most, h.was)
+    T.copy(h.was, h.top)
+    T.reduce_max(h.s, h.top, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        h.shift[i] = h.top[i] * factor
+        h.keep[i] = T.__exp2(h.own[i] * factor - h.shift[i])
+        h.own[i] = h.top[i]
+        h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
+        h.fall[i] = h.shrink[i]
+        h.most[i] = h.top[i]
+
+
+@T.macro
+def weigh(s, shift, factor):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = T.__exp2(s[i, j] * factor - shift[i])
+
+
+@T.macro
+def shrink(o, by):
+    for i, j in T.Parallel(*o.shape):
+        o[i, j] *= by[i]
+
+
+@T.macro
+def add(h, p, o):
+    for n in range(2):
+        T.gemm(p, h.kv[n], o[n], policy=T.GemmWarpPolicy.FullRow)
+    for i, j in T.Parallel(*h.s.shape):
+        h.mass[i, j] = h.mass[i, j] * h.keep[i] + h.s[i, j]
+
+
 def decode(
     heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE
 ) -> Any:  # fmt: skip
@@ -67,40 +106,6 @@ def decode(
     q_type, row_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
     kv_type = T.Tensor((rows, page, width) if page else (batch, rows, width), dtype)
     out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
-
-    @T.macro
-    def rise(h, before, at, length):
-        """The greatest score so far, and how much what was summed before shrinks by it."""
-        if at + BN > length:
-            for i, j in T.Parallel(BH, BN):
-                h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], least)
-        T.copy(before.most, h.was)
-        T.copy(h.was, h.top)
-        T.reduce_max(h.s, h.top, dim=1, clear=False)
-        for i in T.Parallel(BH):
-            h.shift[i] = h.top[i] * factor
-            h.keep[i] = T.__exp2(h.own[i] * factor - h.shift[i])
-            h.own[i] = h.top[i]
-            h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
-            h.fall[i] = h.shrink[i]
-            h.most[i] = h.top[i]
-
-    @T.macro
-    def weigh(s, shift):
-        for i, j in T.Parallel(BH, BN):
-            s[i, j] = T.__exp2(s[i, j] * factor - shift[i])
-
-    @T.macro
-    def shrink(o, by):
-        for i, j in T.Parallel(BH, half):
-            o[i, j] *= by[i]
-
-    @T.macro
-    def add(h, p, o):
-        for n in range(2):
-            T.gemm(p, h.kv[n], o[n], policy=alone)
-        for i, j in T.Parallel(BH, BN):
-            h.mass[i, j] = h.mass[i, j] * h.keep[i] + h.s[i, j]
 
     @T.prim_func
     def mla_decode(
@@ -138,16 +143,16 @@ def decode(
                 for h in halves:
                     for n in range(3):
                         T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 0)
-                rise(one, two, now, length)
-                weigh(one.s, one.shift)
+                rise(one, two, now, length, factor)
+                weigh(one.s, one.shift, factor)
                 T.copy(one.s, p)
                 shrink(one.o, one.shrink)
-                rise(two, one, now + BN, length)
+                rise(two, one, now + BN, length, factor)
                 T.copy(one.fall, two.heard)
                 shrink(two.o, two.heard)
                 add(one, p, [one.o, two.o])
                 T.copy(two.fall, one.heard)
-                weigh(two.s, two.shift)
+                weigh(two.s, two.shift, factor)
                 T.copy(two.s, p)
                 shrink(one.o, one.heard)
                 shrink(two.o, two.shrink)
@@ -157,11 +162,10 @@ def decode(
                 T.reduce_sum(h.mass, h.total, dim=1)
                 for i in T.Parallel(BH):
                     h.sums[i] = T.if_then_else(h.total[i] > 0, h.total[i] * T.__exp2((h.own[i] - two.most[i]) * factor), 0.0)
-            for i in T.Parallel(BH):
-                one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)  # nothing without tokens
+            for i in T.Parallel(BH):  # nothing for a sequence without tokens
+                one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
             for k in range(2):
-                for i, j in T.Parallel(BH, half):
-                    halves[k].o[i, j] *= one.fall[i]
+                shrink(halves[k].o, one.fall)
                 if parts == 1:
                     T.copy(halves[k].o, O[b, group * BH, k * half])
                 elif rounds > 0:
