@@ -435,7 +435,7 @@ def _orders(body: Any) -> tuple[bool, bool]:
 
 
 def _is_barrier(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.barrier"
+    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name in ("ts.barrier", "ts.sync_threads")
 
 
 def _defined(body: Any, index: Any) -> frozenset[Any]:
@@ -466,7 +466,7 @@ def _knows_less(a: Touch, b: Touch) -> bool:
 
 
 def _leaders(buffer: Any, call: Any) -> Owners | None:
-    """Who touches a tile by an operation that the first thread of each warpgroup does for its share of rows (passes/gpu_apart.py); None
+    """Who touches a tile by an operation that the first thread of each warpgroup does for its share of rows (passes/stores_apart.py); None
     for any other operation."""
     if "groups" not in (call.attrs or {}) or not _is_shared(buffer):
         return None
@@ -540,7 +540,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None) -
 
 def first_holders(loop: Loop) -> Any:
     """The threads that stand for all copies of an iteration: those that write memory. Bool, one a thread."""
-    threads = np.arange(loop.fragment.threads)
+    threads = (np.arange(loop.fragment.threads) - loop.fragment.turn) % loop.fragment.threads
     first = np.ones(loop.fragment.threads, bool)
     for p in loop.thread_digits:
         if p.axis is None:

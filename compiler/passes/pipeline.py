@@ -13,7 +13,6 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
-from tilescale.compiler.passes.gpu_apart import gpu_apart
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_lanes import gpu_lanes
@@ -22,9 +21,12 @@ from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
+from tilescale.compiler.passes.neighbours import neighbours
+from tilescale.compiler.passes.release_fences import release_fences
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
+from tilescale.compiler.passes.stores_apart import stores_apart
 from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.env import DUMP
 
@@ -46,6 +48,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("structured_exits", structured_exits, spec.TILE),
     # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie outside.
     Pass("remove_unused", remove_unused, spec.TILE),
+    # Whatever asks how a loop's iterations lie among threads sees the one form of it.
+    Pass("neighbours", neighbours, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.
     Pass("schedule", schedule, spec.SCHEDULED),
     # Behind the schedule, whose rings decide how much shared memory a block has and so how many blocks are resident.
@@ -76,9 +80,11 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
         # The arena before the fences: tiles that share bytes must be ordered too.
         Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
         # Who writes what is known now, and the fences follow from who stores it.
-        Pass("gpu_apart", gpu_apart, spec.SCHEDULED),
+        Pass("stores_apart", stores_apart, spec.SCHEDULED),
         # Fences last: they order what all the others made.
         Pass("fences", fences, spec.SCHEDULED),
+        # Behind them: whoever gives a stage back may have made a fence already.
+        Pass("release_fences", release_fences, spec.SCHEDULED),
     )
 
 

@@ -20,13 +20,15 @@ from tilescale.compiler.tvm_compat import structural_map, tirx
 PATTERN = 8
 
 
-def gpu_apart(program: Any) -> Any:
+def stores_apart(program: Any) -> Any:
     """The program with the stores of which this is true marked."""
     groups = program.launch.threads // WARPGROUP
     if groups < 2 or program.launch.threads % WARPGROUP:
         return program
     apart: dict[Any, bool] = {}
     for s, ex in walk(program.func.body, Executor("block", program.launch.threads)):
+        if _is_ordered(s):
+            return program
         if _outward(s):
             tile = s.value.args[0].source
             apart[tile] = apart.get(tile, True) and ex.name == "block" and int(tile.ty.shape[0]) % (groups * PATTERN) == 0
@@ -49,6 +51,14 @@ def _outward(s: Any) -> bool:
     """Whether a statement stores a tile by TMA, or waits until that is read."""
     op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
     return op is not None and (op.name == "await_stores" or op.name == "copy" and "bulk" in s.value.attrs)
+
+
+def _is_ordered(s: Any) -> bool:
+    """Whether a statement is an update by TMA, or a wait for what stores wrote: the block's first thread does all of them then."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    if op is None:
+        return False
+    return op.name == "await_stores" and bool(int(s.value.attrs["complete"])) or op.name == "atomic" and "bulk" in s.value.attrs
 
 
 def _own_rows(owners: Any, share: int) -> bool:
