@@ -33,15 +33,15 @@ from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops.bulk import await_stores, fence_writes
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
+from tilescale.compiler.passes import boxes
+from tilescale.compiler.passes.early_waits import awaited_early
 from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
-from tilescale.compiler.passes.products import flat, name_of, touched
+from tilescale.compiler.passes.products import name_of, touched
 from tilescale.compiler.passes.roles import calls, meets
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 #: bytes of a box's row: the widest swizzle
 ROW = 128
-#: axes of a tensor that TMA can copy
-MOST_AXES = 5
 
 
 def tma_stores(program: Any, room: int) -> Any:
@@ -60,7 +60,7 @@ def tma_stores(program: Any, room: int) -> Any:
     if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
         return program
     body = rebuild(program.func.body, every, lambda s, ex: _in_order(s, staged, writers))
-    body = structural_map(body, (tirx.For, lambda f: _awaited_early(f, set(tiles.values()))))
+    body = structural_map(body, (tirx.For, lambda f: awaited_early(f, set(tiles.values()))))
     return program.with_body(_around(body, list(tiles.values())))
 
 
@@ -108,40 +108,6 @@ def _apart(a: Any, b: Any) -> bool:
     return False
 
 
-def _awaited_early(loop: Any, staged: set[Any]) -> Any:
-    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
-    the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
-    Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
-    if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:
-        return loop
-    stmts, outside = flat(loop.body), []
-    for s in list(stmts):
-        tile = s.value.args[0].source if name_of(s) == "await_stores" and not int(s.value.attrs["complete"]) else None
-        if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
-            continue
-        k = stmts.index(s)
-        end = next(i for i in reversed(range(len(stmts))) if _uses(stmts[i], tile)) + 1
-        turned = stmts[end:] + stmts[:k]  # from the last use of the tile to the next
-        for at in reversed(range(len(turned))):
-            written = {b for b in touched(turned[at])[1] if b.ty.storage_scope == "shared"}
-            if written and any(written & touched(x)[0] for x in turned[at + 1 :]):
-                place = turned[at]
-                break
-        else:
-            continue
-        if any(x is place for x in stmts[end:]):
-            outside.append(s)
-        stmts = [x for x in stmts if x is not s]
-        stmts.insert(next(i for i, x in enumerate(stmts) if x is place), s)
-    made = sequence(stmts)
-    notes = dict(loop.annotations or {})
-    return sequence([*outside, tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span)])
-
-
-def _uses(s: Any, buffer: Any) -> bool:
-    return any(buffer in found for found in touched(s))
-
-
 def _ends(call: Any) -> tuple[Any, Any]:
     """What a copy or an update reads, and what it writes."""
     return (call.args[1], call.args[0]) if call.op.name == "ts.atomic" else (call.args[0], call.args[1])
@@ -163,24 +129,12 @@ def _fits(call: Any, program: Any, writers: dict[Any, list[Any]]) -> bool:
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global":
+    kinds = {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}
+    if call.op.name not in kinds or str(call.attrs["executor"]) != "block":
         return False
-    if call.op.name not in {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}:
+    if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
         return False
-    shape, axes = list(var.ty.shape), long_axes(dst)
-    tile = [int(e) for e in src.source.ty.shape]
-    return (
-        len(shape) <= MOST_AXES
-        and not list(var.ty.strides)
-        and str(call.attrs["executor"]) == "block"
-        and len(axes) == 2
-        and axes[-1] == len(shape) - 1
-        and [constant(dst.region[k].extent) for k in axes] == tile
-        and is_multiple(shape[-1], 16 * 8 // bits_of(var))
-        and bits_of(var) >= 8
-        and tile[0] % 8 == 0
-        and is_multiple(dst.region[axes[-1]].min, 16 * 8 // bits_of(var))
-    )
+    return is_multiple(dst.region[-1].min, boxes.CHUNK * 8 // bits_of(var))
 
 
 def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:

@@ -214,7 +214,7 @@ class _Cutter:
                 self._note(s, why)
         if isinstance(s, tirx.SeqStmt):
             return sequence([self.descend(x) for x in s.seq])
-        return _around(s, [self.descend(x) for x in _inside(s)])
+        return _around(s, [self.descend(x) for x in inside(s)])
 
     def _note(self, s: Any, why: Unfit) -> None:
         from tilescale.compiler.passes.schedule import Kept
@@ -304,9 +304,9 @@ class _Cutter:
             return None
         if isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
             return None
-        if not _inside(s):
+        if not inside(s):
             return None
-        parts = [self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in _inside(s)]
+        parts = [self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in inside(s)]
         return None if all(p is None for p in parts) else _around(s, [sequence([]) if p is None else p for p in parts])
 
     def _cut_sequence(self, stmts: list[Any], part: _Part, last: bool) -> Any:
@@ -332,9 +332,9 @@ class _Cutter:
                 elif isinstance(x, tirx.BufferStore) and x.buffer in self.counters:
                     skipping = None
             return sequence(out)
-        if not self.rings(s) or not _inside(s):
+        if not self.rings(s) or not inside(s):
             return s
-        return _around(s, [self.rest(x) for x in _inside(s)])
+        return _around(s, [self.rest(x) for x in inside(s)])
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def rings(self, s: Any) -> bool:
@@ -375,7 +375,7 @@ def _used(stmt: Any) -> set[Any]:
     return found
 
 
-def _inside(s: Any) -> list[Any]:
+def inside(s: Any) -> list[Any]:
     """The statements of which a statement is made, other than a sequence."""
     if isinstance(s, tirx.IfThenElse):
         return [s.then_case] if s.else_case is None else [s.then_case, s.else_case]
