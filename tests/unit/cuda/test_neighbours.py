@@ -240,3 +240,43 @@ def test_nvcc_takes_it(dtype: str, arch: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     compiled(tiles(dtype), arch)
     compiled(single(dtype), arch)
+
+
+def drawn(draw: Any) -> tuple[Any, dict[str, Any]]:
+    """A program that adds tiles at drawn places of a drawn tensor, and its arguments: whole numbers, so that no order shows."""
+    dtype = str(draw.choice(["float32", "float16", "bfloat16"]))
+    rows, cols = int(draw.choice([1, 3, 8, 16])), int(draw.choice([4, 6, 8, 24, 64]))
+    high, wide = max(3, rows + int(draw.integers(0, 4))), int(draw.choice([cols, cols + 2, cols + 8, 2 * cols, 63]))
+    down, right = int(draw.integers(-1 if rows > 1 else 0, 3)), int(draw.choice([0, 1, 2, 4, 8, -2]))
+    source, form, threads = str(draw.choice(["fragment", "shared", "tensor"])), int(draw.integers(4)), int(draw.choice([32, 64, 128]))
+    n = T.dynamic("n", multiple_of=int(draw.choice([1, 2, 4])) if wide % 4 == 0 else 1)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((rows, cols), dtype), C: T.Tensor((high, n), dtype), first: T.int32):
+        with T.Kernel(3, threads=threads) as b:
+            held = T.alloc_fragment((rows, cols), dtype) if source == "fragment" else T.alloc_shared((rows, cols), dtype)
+            T.copy(A, held)
+            tile = A if source == "tensor" else held
+            if form == 0 and source != "tensor":
+                T.atomic_add(C[down : down + rows, right : right + cols], tile)
+            elif form == 1:
+                for i, j in T.Parallel(rows, cols):
+                    if i % 2 == b % 2:
+                        T.atomic_add(C[i + down, j + right], tile[i, j])
+            elif form == 2:
+                for i, j in T.Parallel(rows, cols // 2):
+                    T.atomic_addx2(C[i + down, j * 2 + right], tile[i, j * 2])
+            else:
+                for i, j in T.Parallel(rows, cols):
+                    T.atomic_add(C[i, j + first], tile[i, j] * T.cast(2, dtype))
+
+    numbers = lambda shape: numerics.encode(draw.integers(-3, 4, shape).astype(np.float32), dtype)  # noqa: E731
+    return kernel, {"A": numbers((rows, cols)), "C": numbers((high, wide)), "first": int(draw.integers(0, 5))}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_drawn_programs(seed: int):
+    draw = np.random.default_rng(seed)
+    for arch in ("sm_90a", "sm_80"):
+        kernel, args = drawn(draw)
+        agree(kernel, args, exact=True, arch=arch, seed=seed)
