@@ -43,6 +43,8 @@ FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: the same where the producer asks ahead for what it will copy
+ASKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 #: columns of a product that mma.sync does as well where its left operand lies in registers
 NARROW = 16
 #: bytes of shared memory beside the tiles: barriers
@@ -231,7 +233,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
-        if in_registers(r.source) and bits_of(r.source) != 16:
+        if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
     if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
