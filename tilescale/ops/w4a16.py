@@ -248,12 +248,13 @@ PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster", "pdl
 
 
 @functools.cache
-def chosen(M: int, N: int, K: int) -> Config:
+def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
     """The configuration for a class of shapes."""
-    if M == 1:
-        return Config(warps=32)
     if M <= 16:
-        return Config(warps=16, rows=32, early=0)
+        rows, most = (16, 32) if M == 1 else (32, 16)
+        BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), rows)
+        shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
+        return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=int(M == 1))
     if M <= 64:
         return Config(BM=32 if M <= 32 else 64, split=2 if K >= 4096 else 1)
     return Config(BM=128, threads=256, groups=4 if K % 512 == 0 else 2, stages=1 if K % 512 == 0 else 2)
@@ -290,7 +291,7 @@ def w4a16_matmul(
         raise TileTypeError(f"a of {name}, w of {host.dtype_name(w)}, scales of {host.dtype_name(scales)}",
                             expected="a and scales of bfloat16 or float16, w of int32, zeros of uint8")  # fmt: skip
     c = host.result(out, (M, N), a.dtype, a)
-    how = config or chosen(M, N, K)
+    how = config or chosen(M, N, K, host.multiprocessors(a.device))
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
     fields = STREAMED if how.warps else PIPELINED
     what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}
