@@ -15,6 +15,7 @@ from typing import Any
 from tilescale.compiler.cuda import dtypes, wgmma
 from tilescale.compiler.cuda.dtypes import HALVES, KINDS, cut, has_mma, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
+from tilescale.compiler.cuda.vectors import multiple, spelt_out
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
@@ -26,7 +27,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
 from tilescale.compiler.passes.gpu_stage import is_whole
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)
@@ -77,14 +78,16 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
 
 
 def _from_registers(call: Any, cx: Any) -> bool:
-    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no
-    product writes (accumulators have another order of slots)."""
+    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats (for wgmma of 8 bits too), as deep as whole
+    instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
     kind = instruction(call, cx.executor.threads, cx.program.arch)
-    if kind == "simt" or element_dtype(a.source) not in HALVES or call.attrs["trans_a"]:
+    narrow = kind == "wgmma" and bits_of(a.source) == 8
+    if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
-    return whole and not a.source.same_as(b.source) and extents(call)[2] % 16 == 0 and a.source not in cx.accumulators
+    deep = extents(call)[2] % dtypes.depth(bits_of(a.source)) == 0
+    return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
 def layouts(call: Any, cx: Any) -> list[list[Demand]]:
@@ -98,7 +101,8 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across)), turn=f.turn)
+                own = wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(call.args[0].source))
+                held = replace(own, turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
@@ -219,6 +223,8 @@ class Operand:
     across: bool
     rows: int
     cols: int
+    #: where its stored rows begin, in names that are defined nowhere else
+    start: Any
 
     def at(self, i: Any, k: Any) -> Any:
         index = list(self.mins)
@@ -231,14 +237,13 @@ class Operand:
     def chunked(self) -> bool:
         """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk."""
         last = self.axes[1]
-        start = constant(self.mins[last])
         layout = self.place.layout
         each = 128 // layout.bits
         stored = self.rows if self.across else self.cols
         if self.place.base is not None or last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
             return False
         others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
-        return start is not None and start % each == 0 and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)
+        return multiple(sym.Analyzer(), self.start, each) and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)
 
 
 def operand(cx: Any, region: Any, across: bool) -> Operand:
@@ -246,7 +251,8 @@ def operand(cx: Any, region: Any, across: bool) -> Operand:
     mins = [cx.scalar(r.min) for r in region.region]
     stored = [int(region.region[k].extent) for k in axes]
     rows, cols = reversed(stored) if across else stored
-    return Operand(cx.places[region.source], mins, axes, across, rows, cols)
+    start = spelt_out(region.region[axes[1]].min, cx.definitions)
+    return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
 
 
 def emit_gemm(cx: Any, call: Any) -> Any:

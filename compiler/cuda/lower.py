@@ -23,16 +23,19 @@ from tilescale.compiler.cuda.ranks import Ranks
 from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
+from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import promise
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
 from tilescale.compiler.passes.gpu_schedule import ASKING, REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
@@ -72,6 +75,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.here: Loc | None = None
         self.loop = None
         self.moved: list[tuple[Any, Any]] = []
+        self.widths: dict[Any, int] = {}
         self.threads = program.launch.threads
         self.executor = Executor("block", self.threads)
         self.tid = tirx.Var("tid", "int32")
@@ -88,6 +92,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.dependent = bool(program.launch.pdl) and self.capability >= 90
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
+        #: the author's barriers → the block's
+        self.named: dict[int, int] = {}
         self.flying = []
         #: threads beside the block's own
         self.extra = 0
@@ -100,6 +106,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             made = tirx.Var(name, "int32")
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
+            promise(made, self.program.multiples.get(name, 1))
             symbols.append((made, Source("symbol", k)))
         for k, p in enumerate(self.program.params):
             if hasattr(p.spec, "shape"):
@@ -299,16 +306,40 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             made = tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WIDTHS["warpgroup"]))
         return sequence([*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))])
 
+    def numbered_meeting(self, number: int, count: int) -> Any:
+        """Threads of the block meet at one of its barriers: at the author's number where this kernel does not use it itself."""
+        if number == OF_WARPS:
+            return tirx.Evaluate(tirx.call_extern("void", "__syncwarp"))
+        if count == self.threads and number == 0:
+            consumers = tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", CONSUMERS), tirx.IntImm("int32", count))
+            return tirx.Evaluate(consumers if self.role == "consumer" else tirx.call_extern("void", "__syncthreads"))
+        if number not in self.named:
+            groups, plan = self.threads // WIDTHS["warpgroup"], self.program.schedule
+            turns = range(TURNS, TURNS + groups) if plan is not None and len(plan.roles) > 1 else ()
+            own = {0, CONSUMERS, *range(1, groups + 1), *turns}
+            free = [n for n in (number, *range(BARRIERS)) if n not in own and n not in self.named.values()]
+            if not free:
+                text = f"T.sync_threads at barrier {number}: {len(self.named)} are named, and this kernel uses the others itself"
+                raise TileValueError(text, loc=self.here, expected=f"at most {BARRIERS - len(own)} of them")
+            self.named[number] = free[0]
+        made = tirx.call_extern("void", "ts::named_barrier", tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count))
+        why = {"comment": f"T.sync_threads({number}, {count})"}
+        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs=why, ret_ty=made.ty))
+
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
         loc = loc_of(getattr(node, "span", None)) or self.here
         entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}".replace("\n", " ")
         if entry not in self.sites:
             self.sites.append(entry)
-        if self.failure is None:
-            self.failure = tirx.decl_buffer((2,), "int64", "failure", scope="global", layout=None)
         site = tirx.IntImm("int32", self.sites.index(entry))
-        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, tirx.buffer_data(self.failure)))
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, self.record()))
+
+    def record(self) -> Any:
+        """Where a launch says how it failed, and finds how long a wait may take."""
+        if self.failure is None:
+            self.failure = tirx.decl_buffer((3,), "int64", "failure", scope="global", layout=None)
+        return tirx.buffer_data(self.failure)
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> Any:
@@ -512,7 +543,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
-            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+            widths=self.widths, team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
 
 

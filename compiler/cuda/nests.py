@@ -8,11 +8,13 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda import packed
-from tilescale.compiler.cuda.places import Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
+from tilescale.compiler.cuda.atomic import emit_neighbours
+from tilescale.compiler.cuda.places import Global, Registers, digit, widened
+from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
-from tilescale.compiler.layout.loops import choose, fragments_of
+from tilescale.compiler.layout.loops import bits_of, choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
@@ -42,6 +44,7 @@ class NestLowering:
     analyzer: Any
     executor: Any
     layouts: dict[Any, Any]
+    places: dict[Any, Any]
     here: Any
     thread: Any
     stmt: Any
@@ -56,6 +59,8 @@ class NestLowering:
     did: Any
     #: accesses that move as parts of vectors, each with the register that stands for it
     moved: list[tuple[Any, Any]]
+    #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
+    widths: dict[Any, int]
     once: Any
     access: Any
     #: one holder of the iteration runs already
@@ -136,6 +141,8 @@ class NestLowering:
         extents = [*loop.counts[:-1], chunks]
         for var, n in zip(counters, extents, strict=True):
             self.bind_range(var, n)
+        outside = [m for m in vectors.moves if isinstance(self.places[m.element.buffer], Global)]
+        self.widths[nest.node] = max((m.width * bits_of(m.element.buffer) // 8 for m in outside), default=0)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
         plain = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
         make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))
@@ -184,7 +191,7 @@ class NestLowering:
             indices = [spelt_out(e, names) for e in m.element.indices]
             reads = m.element.mode == "read"
             dtype = str(m.element.buffer.ty.dtype)
-            name = f"{m.element.buffer.name}_{'in' if reads else 'out'}"
+            name = f"{m.element.buffer.name}_{'in' if reads else 'more' if m.element.mode == 'update' else 'out'}"
             tile = tirx.decl_buffer((vectors.count,), dtype, name, scope="local", layout=None)
             before.append(tirx.AllocBuffer(tile))
             for k in range(0, vectors.count, m.width):
@@ -198,6 +205,8 @@ class NestLowering:
                     before.append(tirx.IfThenElse(_all(tests), made, zero) if tests else made)
                 else:
                     made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
+                    if m.element.mode == "update":
+                        made = emit_neighbours(self, node, m.width, tirx.BufferLoad(buf, [flat]), tirx.BufferLoad(tile, [here[0].base]))
                     after.append(self.once(tirx.IfThenElse(_all(tests), made, None) if tests else made))
             held.append((node, tile))
         u = tirx.Var("u", "int32")
@@ -208,8 +217,10 @@ class NestLowering:
         kind = str(nest.vars[vectors.axis].ty)
         self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
         outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
-        body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
-        self.moved = outer
+        try:
+            body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
+        finally:
+            self.moved = outer  # where slots turn out irregular, each element moves by itself
         return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
 
     def in_vector(self, node: Any) -> Any:

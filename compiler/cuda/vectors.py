@@ -7,14 +7,15 @@ behind it what it wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.cuda.places import Global, InShared, Registers
+from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
-from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.match import Loop, Slots, match, seen_by
+from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_map, structural_walk, sym, tirx
 
 #: bits of the widest access of one thread
@@ -65,9 +66,12 @@ def plan(cx: Any, nest: Nest, loop: Loop) -> Plan | None:
 def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:
     """How many neighbours one access may move; 1: it goes element by element."""
     place = cx.places[a.buffer]
-    if not isinstance(place, (Global, InShared)) or a.mode == "update" or a.conditional or not a.indices:
+    if not isinstance(place, (Global, InShared)) or a.conditional or not a.indices:
         return 1
-    if not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
+    widest = WIDEST // bits_of(a.buffer)
+    if a.mode == "update":
+        widest = _added_at_once(cx, place, a)
+    elif not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
         return 1
     if a.mode == "read" and _behind_condition(nest.body, a.node) and not (isinstance(place, Global) and a.buffer not in cx.written):
         return 1
@@ -76,10 +80,20 @@ def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -
         return 1  # an element may be read that another one of the group writes
     if a.mode != "read" and (len(others) > 1 or not _on_top(nest.body, a.node)):
         return 1
-    width = min(count, WIDEST // bits_of(a.buffer))
+    width = min(count, widest)
     while width > 1 and not _aligned(cx, nest, axis, count, place, a, width):
         width //= 2
     return width
+
+
+def _added_at_once(cx: Any, place: Any, a: Element) -> int:
+    """How many neighbours one instruction adds to global memory (PTX ISA 9.0, "red": vectors from sm_90 on, pairs of float16 before)."""
+    if not isinstance(place, Global) or str(a.node.attrs["kind"]) != "add" or str(a.node.ty) != str(VOID):
+        return 1
+    dtype = element_dtype(a.buffer)
+    if cx.capability >= 90:
+        return {"float32": 4, "float16": 8, "bfloat16": 8}.get(dtype, 1)
+    return 2 if dtype == "float16" else 1
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
@@ -87,7 +101,8 @@ def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 
 def _on_top(body: Any, node: Any) -> bool:
-    return any(s.same_as(node) for s in (body.seq if isinstance(body, tirx.SeqStmt) else [body]))
+    steps = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+    return any(s.same_as(node) or (isinstance(s, tirx.Evaluate) and s.value.same_as(node)) for s in steps)
 
 
 def _behind_condition(body: Any, node: Any) -> bool:
@@ -130,15 +145,14 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
             return False
         if not multiple(analyzer, start, width):
             return False
-    size = place.shape[-1]
-    inside = isinstance(size, int) and size % width == 0
+    inside = multiple(analyzer, place.shape[-1], width)
     if isinstance(place, InShared):
         layout = place.layout
         rest = [p for p in layout.pieces if not (p.axis == len(at) - 1 and p.unit == 1)]
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
     if not _is_one(place.strides[-1]):
         return False
-    return inside and all(s % width == 0 if isinstance(s, int) else multiple(analyzer, s, width) for s in place.strides[:-1])
+    return inside and all(multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
 def bound_in(body: Any) -> dict[Any, Any]:
@@ -146,17 +160,6 @@ def bound_in(body: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
     return found
-
-
-def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
-    """An index with the names that were bound to integer expressions replaced by those."""
-    for _ in range(8):
-        used: list[Any] = []
-        structural_walk(e, (ir.Var, lambda v, used=used: used.append(v) if v in definitions else None))
-        if not used:
-            break
-        e = structural_map(e, (ir.Var, lambda v: definitions.get(v, v)))
-    return e
 
 
 def _mentions(e: Any, var: Any) -> bool:
@@ -167,11 +170,6 @@ def _mentions(e: Any, var: Any) -> bool:
 
 def _is_one(e: Any) -> bool:
     return e == 1 if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == 1
-
-
-def multiple(analyzer: Any, e: Any, of: int) -> bool:
-    found = analyzer.modular_set(e)
-    return int(found.coeff) % of == 0 and int(found.base) % of == 0
 
 
 def _direct(cx: Any, nest: Nest, loop: Loop, moves: list[Moved], count: int) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, constant, convert
-from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape
+from tilescale.compiler.frontend.values import Buffer, Region, binary, constant, convert
+from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape, show
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 
@@ -17,7 +17,7 @@ KINDS = ("add", "max", "min", "load", "store")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
-def _atomic(kind: str, dst: Any, value: Any, return_prev: bool) -> Any:
+def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int = 1) -> Any:
     tile = isinstance(value, (Buffer, Region))
     to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
     loc = source.current()
@@ -44,7 +44,7 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool) -> Any:
         call = ir.Call("ts.atomic", args, attrs={"kind": kind, "executor": b.executor, "reach": b.reach}, ret_ty=dt, span=b.span())
         b.emit(tirx.Bind(prev, call, b.span()))
         return prev
-    emit("atomic", [to.ir(), convert(value, to.dtype)], {"kind": kind})
+    emit("atomic", [to.ir(), convert(value, to.dtype)], {"kind": kind, **({"neighbours": neighbours} if neighbours > 1 else {})})
     return None
 
 
@@ -82,21 +82,44 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
     return _atomic("min", dst, value, return_prev)
 
 
-def _several(dst: Any, value: Any, count: int) -> None:
-    to, frm = region(dst, "the target", (count,)), region(value, "the value", (count,))
-    _atomic("add", to, frm, False)
+def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
+    """Neighbours along the last axis; in a T.Parallel loop one update each, which passes/neighbours.py makes iterations of."""
+    what = f"T.atomic_addx{count}"
+    if return_prev:
+        raise TileTypeError(f"{what} returns nothing", loc=source.current(), hint="T.atomic_add(…, return_prev=True) of each element")
+    if not is_tile(value):
+        raise TileTypeError(
+            f"{what} adds {value!r}", loc=source.current(), expected=f"the first of {count} neighbours, as A[i] or f[i, j]",
+            hint="T.atomic_add of each element",
+        )  # fmt: skip
+    to, frm = region(dst, f"the target of {what}", (count,)), region(value, f"the value of {what}", (count,))
+    for r in (to, frm):
+        if [constant(e) for e in r.extents] != [1] * (len(r.extents) - 1) + [count]:
+            raise TileTypeError(
+                f"{what} of {r.name} with a tile of {show(r.shape)}", loc=source.current(), expected=f"{count} neighbours of its last axis"
+            )
+    if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
+        return _atomic("add", to, frm, False)
+    for k in range(count):
+        at, of = (r.buffer.__getitem__((*r.mins[:-1], binary("+", r.mins[-1], k))) for r in (to, frm))
+        _atomic("add", at, of, False, count)
+    return None
 
 
 @_own
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """Adds two neighbouring elements."""
-    _several(dst, value, 2)
+    """Adds two neighbours along the last axis, each atomically: ``T.atomic_addx2(C[i, j], t[i, j])``, also in ``T.Parallel``.
+
+    Raises:
+        TileTypeError: a value that is no memory, more than two elements, ``return_prev``.
+    """
+    _several(dst, value, 2, return_prev)
 
 
 @_own
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """Adds four neighbouring elements."""
-    _several(dst, value, 4)
+    """Adds four neighbours along the last axis, each atomically, as :func:`atomic_addx2` does two."""
+    _several(dst, value, 4, return_prev)
 
 
 @_own
@@ -118,13 +141,15 @@ class Atomic(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         kind = str(call.attrs["kind"])
+        if "bulk" in call.attrs:  # by TMA, as a store of it (T.copy)
+            return [Access(call.args[1], "read", asynchronous=True, proxy="async"), Access(call.args[0], "update", asynchronous=True)]
         out = [Access(call.args[0], "update", half=kind if kind in ("load", "store") else "")]
         return [*out, Access(call.args[1], "read")] if isinstance(call.args[1], ir.TensorRegion) else out
 
     def nest(self, call: Any) -> Any:
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
-        if str(call.ty) != str(VOID):
+        if str(call.ty) != str(VOID) or "bulk" in call.attrs:
             return None
         dst, value = call.args
         kept = long_axes(dst)
@@ -137,9 +162,17 @@ class Atomic(TileOp):
 
         return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
 
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        from tilescale.compiler.cuda.tma import stored
+
+        return {call.args[1].source: stored(call.args[1])} if "bulk" in call.attrs else {}
+
     def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda import tma
         from tilescale.compiler.cuda.atomic import emit_atomic
 
+        if "bulk" in call.attrs:
+            return tma.combine(cx, call)
         return emit_atomic(cx, call)
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
@@ -171,6 +204,8 @@ class Atomic(TileOp):
         from tilescale.compiler.sim import atomics
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
+        if "bulk" in call.attrs:
+            return self._by_engine(call, cx, target)
         if isinstance(call.args[1], ir.TensorRegion):
             source = cx.view(call.args[1], call)
             return lambda ex: atomics.tile(ex, target, kind, lambda: source.read(ex))
@@ -178,3 +213,19 @@ class Atomic(TileOp):
         if single:
             return lambda ex: atomics.elements(ex, target, kind, value(ex))
         return lambda ex: atomics.tile(ex, target, kind, lambda: value(ex))
+
+    def _by_engine(self, call: Any, cx: Any, target: Any) -> Any:
+        from tilescale.compiler.sim import flights, numerics, tiles
+
+        site, source, kind = cx.current, cx.view(call.args[1], call), str(call.attrs["kind"])
+
+        def begin(ex: Any, engine: Any) -> None:
+            frm, to = source.placed(ex, None), target.placed(ex, None)
+
+            def move() -> None:
+                old, new = (numerics.decode(x.read(), target.dtype) for x in (to, frm))
+                to.write(tiles.ATOMIC[kind](old, new.reshape(old.shape)).astype(numerics.storage(target.dtype)))
+
+            flights.start(ex, flights.STORE, engine, site, (frm,), None, move)
+
+        return begin

@@ -396,7 +396,7 @@ def _orders(body: Any) -> tuple[bool, bool]:
 
 
 def _is_barrier(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.barrier"
+    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name in ("ts.barrier", "ts.sync_threads")
 
 
 def _defined(body: Any, index: Any) -> frozenset[Any]:

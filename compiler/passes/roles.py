@@ -15,6 +15,8 @@ Why the order of the tile program still holds (DESIGN.md §2):
 - Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of global memory
   among them: the consumer has awaited every earlier round, and an awaited round is complete. Copies of later rounds may be made before
   the signal; reads that move up across a release break nothing that the tile program promised.
+- An atomic operation that is looked at stays with the consumer where nothing that is copied changes while the kernel runs: tensors of this
+  rank alone that the kernel does not write. What it tells comes from blocks of the same launch (docs/LANGUAGE.md, "Order").
 - A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of what it reads. A put to another
   rank's twin of it is allowed: what a remote copy wrote may be read only behind a wait or a barrier, which order the copies too.
 - Nobody waits for ever who did not before: the producer at any place waits for rounds and signals of earlier places only, and so does
@@ -251,12 +253,13 @@ class _Cutter:
 
     def _check(self, s: Any) -> None:
         """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
+        sources = {root(s, c.args[0].source) for c in calls(s) if self._fills(c)}
+        changing = any(b in self.written or b.ty.storage_scope != "global" for b in sources)
         for call in calls(s):
             if meets(call):
                 raise Unfit("a barrier with other blocks is for all roles together", call.span)
-            if polls(call):
+            if polls(call) and changing:
                 raise Unfit("an atomic operation that is looked at may tell that memory is ready to be copied", call.span)
-        sources = {root(s, c.args[0].source) for c in calls(s) if self._fills(c)}
         if (buffer := writes_locally(s, sources)) is not None:
             raise Unfit(f"{buffer.name} is written here and copied into a ring, which would run ahead of it")
 

@@ -242,6 +242,15 @@ static void put_counter(const ts_kernel* K, const char* name, int64_t at, char* 
     n += (size_t)snprintf(out + n, bytes - n, "%s%lld%s", d ? ", " : "[", (long long)index[d], d + 1 == p->ndim ? "]" : "");
 }
 
+/* Behind what a wait says that took too long: `; by now rank 1 has ended`. */
+static void put_gone(const struct ts_team* team, char* out, size_t bytes) {
+  char one[600];
+  for (int32_t k = 0; k < ts_team_size(team); k++) {
+    size_t n = strlen(out);
+    if (ts_rank_gone(ts_team_member(team, k), one, sizeof one)) snprintf(out + n, bytes - n, "; by now %s", one);
+  }
+}
+
 static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_t bytes) {
   static const char* const sign[] = {">=", "==", ">", "!=", "<=", "<"};
   char who[96];
@@ -276,18 +285,7 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   } else {
     snprintf(out, bytes, "%s: a launch failed", who);
   }
-}
-
-/* The same as one line, for hosts: 1 where there is one. */
-TS_API int32_t ts_gpu_says(char* out, int32_t n) {
-  const ts_kernel* K = NULL;
-  int32_t site = -1;
-  char why[TS_MESSAGE];
-  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
-  const ts_site* at = K && site >= 0 && site < K->nsites && K->sites[site].file[0] ? &K->sites[site] : NULL;
-  snprintf(out, (size_t)n, "%s%s%s%s%s%s%s%s", K ? K->name : "", K ? ": " : "", why, at ? " (" : "", at ? at->file : "", at ? ":" : "",
-           at ? at->line : "", at ? ")" : "");
-  return 1;
+  if (team && r->why <= LATE_MEETING) put_gone(team, out, bytes);
 }
 
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {

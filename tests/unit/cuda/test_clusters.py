@@ -186,7 +186,25 @@ def late(A: T.Tensor((8, 32), "int32"), C: T.Tensor((8, 32), "int32")):
                 T.copy(got, C[b, 0])
 
 
+@T.prim_func
+def reached(C: T.Tensor((4, 512), "float32"), D: T.Tensor((4, 512), "float32")):
+    """What a block does behind its last use of a tile does not touch what others still read."""
+    with T.Kernel(4, cta_cluster=2, threads=64) as b:
+        own, got, own_later = T.alloc_shared((512,), "float32"), T.alloc_fragment((512,), "float32"), T.alloc_shared((512,), "float32")
+        for i in T.Parallel(512):
+            own[i] = b * 1000 + i
+        with T.Scale("cta_cluster") as (c, n):
+            T.barrier()
+            T.copy(own, got, src=1 - c)
+        for i in T.Parallel(512):
+            own_later[i] = b
+        T.copy(got, C[b, 0])
+        for i in T.Parallel(512):
+            D[b, i] = own_later[511 - i]
+
+
 PROGRAMS: dict[str, Any] = {
+    "reached": (reached, {"C": empty((4, 512), "float32"), "D": empty((4, 512), "float32")}),
     "neighbours": (neighbours, {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")}),
     "signals": (signals, {"C": empty((4, 4, 2), "int32")}),
     "collectives": (collectives, {"C": empty((4, 5, 16), "float32")}),

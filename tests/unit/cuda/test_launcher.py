@@ -118,12 +118,13 @@ def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
 
 
 def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, Any]):
-    refused, itself, synchronised, another, people, untold = seen["failed"]
+    refused, itself, synchronised, another, people, untold, others = seen["failed"]
     text = "RuntimeError: TS:failed:asserts|b.py|12|block (2, 1, 0), thread 33: assert failed: A | B is too great"
     assert refused.startswith("TypeError: TS:nargs") and itself == "nothing"  # the launch itself was accepted
     assert synchronised == another == text
     assert people == "LaunchError: b.py:12: asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great"
     assert untold == "", "what was raised is not told again when the process ends"
+    assert others == "asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great (b.py:12)", "what other ranks hear"
 
 
 def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
@@ -146,6 +147,17 @@ def test_a_launch_without_order_only_counts(seen: dict[str, Any]):
 
 def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
     assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]  # ten multiprocessors, four blocks each
+
+
+def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
+    signal, entry, ending, meeting, rank, counter = seen["team"]["says"]
+    who, last = "told: rank 0, block (5, 6, 0): ", "rank 0 launched last told_without_order; s int64(4,) at heap offset 12288"
+    assert signal.startswith(f"{who}waited 5 s for s[3]: expected >= 2, the value is 1 (launches.py:")
+    assert entry.startswith(f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last} (launches.py:")
+    assert ending == f"told: rank 0: waited 5 s for rank 0 to finish launch 7 of their team (told); {last}"
+    assert meeting.startswith(f"{who}waited 5 s for rank 0 to arrive at the barrier of launch 7 of their team (told); {last}")
+    assert rank.startswith(f"{who}rank 9 is out of range: the team has 2 ranks")
+    assert counter.startswith(f"{who}an index of s lies outside")
 
 
 def test_ordinary_memory_is_refused_for_symmetric_parameters(seen: dict[str, Any]):

@@ -53,6 +53,12 @@ __device__ __forceinline__ void mbarrier_arrive_blocks(uint64_t* barrier, int bl
                : "memory");
 }
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x) {
+  asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x)
+               : "memory");
+}
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
                    shared_address(to)),
@@ -156,6 +162,8 @@ __device__ __forceinline__ void bulk_wait() {
 }
 // What this thread wrote to shared memory is there for TMA and wgmma (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread wrote to global memory comes before what TMA stores there later.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // PTX ISA, "setmaxnreg": registers of each thread of the warpgroup from here on.
 template <int count>
@@ -209,7 +217,7 @@ __device__ __forceinline__ void wgmma_arrived(int* d) {
 template <int count, typename T>
 __device__ __forceinline__ void wgmma_arrived(T* a) {
 #pragma unroll
-  for (int i = 0; i < count; i += 2) {
+  for (int i = 0; i < count; i += 4 / int(sizeof(T))) {
     uint32_t r;
     memcpy(&r, a + i, sizeof(r));
     asm volatile("" ::"r"(r) : "memory");

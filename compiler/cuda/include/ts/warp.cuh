@@ -37,9 +37,40 @@ __device__ __forceinline__ bool shuffle_xor(bool value, int mask) {
   return __shfl_xor_sync(0xffffffffu, int(value), mask) != 0;
 }
 
-// Ends the launch with an error: site `number` of the kernel's table says where, and the record, two words of the host's memory, who. One
-// word holds all that threads that fail together could mix (bit 63: failed; site: 11 bits; thread: 10; block: 42), so the last to write it
-// is told; the other, the grid's extents, is the same for all. The fence completes the stores at the host (PTX ISA, "membar": .sys) before
+// A value on its way between lanes, as a word that shuffles take.
+template <typename T, typename Move>
+__device__ __forceinline__ T moved(T value, Move move) {
+  if constexpr (sizeof(T) < 4) {
+    unsigned word = 0;
+    memcpy(&word, &value, sizeof(T));
+    word = move(word);
+    memcpy(&value, &word, sizeof(T));
+    return value;
+  } else {
+    return bits<T>(move(bits<typename WordOf<sizeof(T)>::type>(value)));
+  }
+}
+
+// Shuffles as the author wrote them, in groups of `width` lanes. All lanes of the warp take part.
+#define TS_LANE(name, shuffle)                                                                            \
+  template <typename T>                                                                                  \
+  __device__ __forceinline__ T name(T value, int by, int width) {                                         \
+    return moved(value, [=](auto word) { return shuffle(0xffffffffu, word, by, width); });                \
+  }
+TS_LANE(lane_xor, __shfl_xor_sync)
+TS_LANE(lane_up, __shfl_up_sync)
+TS_LANE(lane_down, __shfl_down_sync)
+TS_LANE(lane_from, __shfl_sync)
+#undef TS_LANE
+
+// The same as barrier_sync, at a barrier that the author named.
+__device__ __forceinline__ void named_barrier(int number, int threads) {
+  barrier_sync(number, threads);
+}
+
+// Ends the launch with an error: site `number` of the kernel's table says where, and the record, in the host's memory, who. One word holds
+// all that threads that fail together could mix (bit 63: failed; site: 11 bits; thread: 10; block: 42), so the last to write it is told; the
+// other, the grid's extents, is the same for all. The fence completes the stores at the host (PTX ISA, "membar": .sys) before
 // the trap, behind which the context is lost.
 __device__ __forceinline__ void fail(int number, int64_t* record) {
   const uint64_t block = blockIdx.x + uint64_t(gridDim.x) * (blockIdx.y + uint64_t(gridDim.y) * blockIdx.z);
