@@ -100,13 +100,13 @@ def decode(
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
     factor, half, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
     wide = half, half, rope
-    q_type, row_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
-    kv_type = T.Tensor((rows, page, width) if page else (batch, rows, width), dtype)
-    out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
+    held = (rows, page, width) if page else (batch, rows, width)
+    made, made_type = ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
 
     @T.prim_func
     def mla_decode(
-        Q: q_type, KV: kv_type, Table: T.Tensor((batch, pages), "int32"), Lengths: row_type, Order: row_type, O: out_type,
+        Q: T.Tensor((batch, heads, width), dtype), KV: T.Tensor(held, dtype), Table: T.Tensor((batch, pages), "int32"),
+        Lengths: T.Tensor((batch,), "int32"), Order: T.Tensor((batch,), "int32"), O: T.Tensor(made, made_type),
         Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
     ):  # fmt: skip
         with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
@@ -294,7 +294,10 @@ def mla_decode(
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
     rounds = -(-most // ROUND)
-    launches = plan(batch, heads // BH, rounds, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, rounds)),)
+    units = host.multiprocessors(q.device)
+    if parts is None and ragged and batch * heads // BH > units:
+        parts = 1  # the shorter ones fill what the longest leave
+    launches = plan(batch, heads // BH, rounds, units) if parts is None else ((0, batch, min(parts, rounds)),)
     what = {"heads": heads, "latent": latent, "dtype": dtype}
     cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
     more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
