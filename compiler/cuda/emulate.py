@@ -591,8 +591,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
     **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
        for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
-    **{f"ts::{how}_{kind}": emulated_threads.atomic(kind)
-       for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
+    **{f"ts::{how}_{kind}": emulated_threads.atomic(kind.partition("_")[0])
+       for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
 
 

@@ -113,7 +113,7 @@ def _apart(a: Any, b: Any) -> bool:
     analyzer = sym.Analyzer()
     for x, y in zip(a.region, b.region, strict=True):
         distance, first, second = constant(analyzer.simplify(y.min - x.min)), constant(x.extent), constant(y.extent)
-        if None not in (distance, first, second) and (distance >= first or -distance >= second):
+        if distance is not None and first is not None and second is not None and (distance >= first or -distance >= second):
             return True
     return False
 
