@@ -39,6 +39,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
         number = cx.analyzer.simplify(cx.thread() // WARPGROUP)
         skipped = cx.skips(held.layout, (m, n), cx.thread())
     cx.flying.append(not skipped)
+    cx.computed = cx.computed if skipped else None
     if skipped:
         return sequence([])
     if down * across > 1:
@@ -136,6 +137,12 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
             function = f"ts::wgmma_arrived<{held.layout.slots}>"
             out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
     return sequence(out)
+
+
+def computed(held: Any) -> list[Any]:
+    """What keeps everything that follows behind the computation of a tile in registers."""
+    named = tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf))
+    return [tirx.Evaluate(named), _plain("block_ends", None)]
 
 
 def turned(cx: Any, what: str, span: Any) -> Any:

@@ -18,7 +18,7 @@ def awaited_early(loop: Any, staged: set[Any]) -> Any:
         return loop
     stmts, outside = flat(loop.body), []
     for s in list(stmts):
-        tile = s.value.args[0].source if name_of(s) == "await_stores" else None
+        tile = s.value.args[0].source if name_of(s) == "await_stores" and not int(s.value.attrs["complete"]) else None
         if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
             continue
         k = stmts.index(s)
