@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilescale.compiler.cuda import wgmma
-from tilescale.compiler.cuda.places import Registers, digit
+from tilescale.compiler.cuda.places import digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout import Fragment
@@ -30,8 +30,6 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 WARP, WARPGROUP = 32, 128
 #: slots of a tile in registers whose computation takes long
 LARGE = 64
-#: and of one that has a number a row
-FEW = 4
 
 
 def is_apart(program: Any, consumer: Any, threads: int) -> bool:
@@ -169,26 +167,6 @@ class Apart:
             if isinstance(held, Fragment) and held.slots >= LARGE and element_dtype(a.buffer) == "float32":
                 self.computed = a.buffer
             self.wrote = self.wrote or not in_registers(a.buffer)
-
-    def unless_ones(self, nest: Any, made: Any) -> Any:
-        """A large tile's rows times a number each, as online softmax has it: nothing to do, to the bit, in a warp whose numbers are all
-        one, which the branch tells (where no product is under way that it would await)."""
-        s = nest.body
-        if self.group is None or any(self.flying) or not isinstance(s, tirx.BufferStore) or not isinstance(s.value, tirx.Mul):
-            return made
-        loads = [e for e in (s.value.a, s.value.b) if isinstance(e, ir.TensorLoad)]
-        by = [e.source for e in loads if not e.source.same_as(s.buffer)]
-        own = [e for e in loads if e.source.same_as(s.buffer) and all(x.same_as(y) for x, y in zip(e.indices, s.indices, strict=True))]
-        if len(by) != 1 or len(own) != 1 or not all(isinstance(self.places.get(b), Registers) for b in (s.buffer, by[0])):
-            return made
-        held, numbers = self.places[s.buffer], self.places[by[0]]
-        if held.layout.slots < LARGE or numbers.layout.slots > FEW or element_dtype(by[0]) != "float32":
-            return made
-        test: Any = None
-        for k in range(numbers.layout.slots):
-            differs = tirx.NE(tirx.BufferLoad(numbers.buf, [tirx.IntImm("int32", k)]), tirx.const(1.0, "float32"))
-            test = differs if test is None else tirx.Or(test, differs)
-        return tirx.IfThenElse(tirx.call_extern("bool", "ts::any", test), made, None)
 
     def before_meeting(self, proxy: bool) -> tuple[list[Any], bool]:
         """What stands in front of a meeting, and whether it needs a proxy fence of this warpgroup's. ptxas moves arithmetic behind a

@@ -569,7 +569,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
-    "ts::uniform": emulated_threads.uniform, "ts::any": emulated_threads.any_lane,
+    "ts::uniform": emulated_threads.uniform,
     "ts::shuffle_xor": emulated_threads.shuffle_xor,
     **{f"ts::lane_{kind}": emulated_threads.lane(kind) for kind in ("xor", "up", "down", "from")},
     "ts::named_barrier": emulated_threads.named_barrier,

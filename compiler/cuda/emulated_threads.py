@@ -38,14 +38,6 @@ def uniform(b: Block, m: Any, value: Any) -> Any:
     return value
 
 
-def any_lane(b: Block, m: Any, has: Any) -> Any:
-    """A vote of whole warps."""
-    warps = m.reshape(-1, WARP)
-    if (warps.any(1) & ~warps.all(1)).any():
-        raise EmulationError("a vote in part of a warp")
-    return np.repeat((np.broadcast_to(has, m.shape) & m).reshape(-1, WARP).any(1), WARP)
-
-
 def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)

@@ -57,7 +57,6 @@ class NestLowering:
     turned: Any
     own: Any
     did: Any
-    unless_ones: Any
     #: accesses that move as parts of vectors, each with the register that stands for it
     moved: list[tuple[Any, Any]]
     #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
@@ -97,8 +96,7 @@ class NestLowering:
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
         body = self._round(nest, loop, starts, counters, None)
-        made = self._loops(nest, body, list(zip(counters, loop.counts, strict=True)))
-        return sequence([*binds, self._by_those(loop, self.unless_ones(nest, made))])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, list(zip(counters, loop.counts, strict=True))))])
 
     def _by_those(self, loop: Loop, body: Any) -> Any:
         """The body for the warps that have any of a nest's iterations."""
@@ -123,8 +121,7 @@ class NestLowering:
         around = list(zip(counters, extents, strict=True))
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
         body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
-        made = self.unless_ones(nest, self._loops(nest, body, around if extents[-1] > 1 else around[:-1]))
-        return sequence([*binds, self._by_those(loop, made)])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
 
     def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""

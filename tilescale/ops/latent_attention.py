@@ -25,8 +25,6 @@ LOG2_E = 1.4426950408889634
 DTYPES = ("bfloat16", "float16")
 #: tokens of a tile, and of a round
 TILE, ROUND = 64, 128
-#: exponentials may be as large as two to this: while scores rise by less, nothing that was summed has to shrink
-SLACK = 8.0
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 1
 
@@ -57,7 +55,7 @@ class Half(NamedTuple):
 
 @T.macro
 def rise(h, before, at, length, factor):
-    """What scores count from: about the greatest so far, of those of ``length`` tokens; how much what was summed before shrinks by it."""
+    """The greatest score so far, of those of ``length`` tokens, and how much what was summed before shrinks by it."""
     rows, tokens = h.s.shape
     if at + tokens > length:
         for i, j in T.Parallel(rows, tokens):
@@ -66,7 +64,6 @@ def rise(h, before, at, length, factor):
     T.copy(h.was, h.top)
     T.reduce_max(h.s, h.top, dim=1, clear=False)
     for i in T.Parallel(rows):
-        h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
         h.shift[i] = h.top[i] * factor
         h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
         h.fall[i] = h.shrink[i]

@@ -12,8 +12,6 @@ __device__ __forceinline__ void barrier_sync(int number, int threads) {
 // The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
 // A value that all lanes of a warp have alike, so that the compiler knows it: ways that part by it do not part a warp.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-// Whether any lane of the warp has it.
-__device__ __forceinline__ bool any(bool has) { return __any_sync(0xffffffffu, has); }
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
