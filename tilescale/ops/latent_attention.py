@@ -26,7 +26,7 @@ DTYPES = ("bfloat16", "float16")
 #: tokens of a tile, and of a round
 TILE, ROUND = 64, 128
 #: blocks of a sequence that fetch its tokens together
-CLUSTER = 1
+CLUSTER = 2
 
 
 # ---- kernels
@@ -382,6 +382,7 @@ OP = Op(
             {"batch": 1, "heads": 16, "context": 1},
             {"batch": 2, "heads": 16, "context": 200, "ragged": True, "parts": 3, "dtype": "float16"},
             {"batch": 2, "heads": 64, "context": 90, "page": 128, "ragged": True, "parts": 2},
+            {"batch": 2, "heads": 128, "context": 150, "ragged": True},
         )),
         *(Case({"heads": h, **s, "dtype": d}) for h in (16, 128) for d in DTYPES for s in (
             {"batch": 3, "context": 1000, "ragged": True}, {"batch": 7, "context": 777, "page": 64, "ragged": True},
