@@ -9,7 +9,7 @@ Small-float accumulators are kept in float32 during the call and rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.cuda import dtypes, wgmma
@@ -78,14 +78,16 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
 
 
 def _from_registers(call: Any, cx: Any) -> bool:
-    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no
-    product writes (accumulators have another order of slots)."""
+    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats (for wgmma of 8 bits too), as deep as whole
+    instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
     kind = instruction(call, cx.executor.threads, cx.program.arch)
-    if kind == "simt" or element_dtype(a.source) not in HALVES or call.attrs["trans_a"]:
+    narrow = kind == "wgmma" and bits_of(a.source) == 8
+    if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
-    return whole and not a.source.same_as(b.source) and extents(call)[2] % 16 == 0 and a.source not in cx.accumulators
+    deep = extents(call)[2] % dtypes.depth(bits_of(a.source)) == 0
+    return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
 def layouts(call: Any, cx: Any) -> list[list[Demand]]:
@@ -99,7 +101,8 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = wgmma_operand(f.shape[0], extents(call)[2], (down, across))
+                own = wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(call.args[0].source))
+                held = replace(own, turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
@@ -124,8 +127,8 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
 
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to the
-    first warpgroups, and the rows of the others are padding."""
+    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to some
+    of the warpgroups (from the call's ``turn`` on), and the rows of the others are padding."""
     m, n, _ = extents(call)
     policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
@@ -142,7 +145,8 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
         a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
-            found.append((accumulator(rows, n, (down, across)), down, across))
+            made = accumulator(rows, n, (down, across))
+            found.append((replace(made, turn=int(call.attrs.get("turn", 0))) if rows > m else made, down, across))
     found.sort(key=lambda f: f[1] if policy == 2 else f[2])
     return found[:1] if policy == 1 else found
 

@@ -12,27 +12,32 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.cuda.prefetch import asked_ahead
 from tilescale.compiler.cuda.ranks import Ranks
 from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
+from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.multiples import promise
+from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
-from tilescale.compiler.layout.loops import bits_of, element_dtype
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
-from tilescale.compiler.passes.gpu_schedule import REGISTERS
+from tilescale.compiler.passes.gpu_schedule import ASKING, REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
@@ -43,7 +48,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks, Clusters):
+class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -70,6 +75,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.here: Loc | None = None
         self.loop = None
         self.moved: list[tuple[Any, Any]] = []
+        self.widths: dict[Any, int] = {}
         self.threads = program.launch.threads
         self.executor = Executor("block", self.threads)
         self.tid = tirx.Var("tid", "int32")
@@ -86,6 +92,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.dependent = bool(program.launch.pdl) and self.capability >= 90
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
+        #: the author's barriers → the block's
+        self.named: dict[int, int] = {}
+        self.flying = []
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -97,6 +106,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             made = tirx.Var(name, "int32")
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
+            promise(made, self.program.multiples.get(name, 1))
             symbols.append((made, Source("symbol", k)))
         for k, p in enumerate(self.program.params):
             if hasattr(p.spec, "shape"):
@@ -133,7 +143,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
     def thread(self) -> Any:
         """The thread's number within its executor."""
         if self.executor.name == "block":
-            return self.tid
+            return self.block_thread()
         return tirx.IntImm("int32", 0) if self.executor.threads == 1 else self.tid % self.executor.threads
 
     def scale_value(self, name: str, which: int) -> Any:
@@ -164,6 +174,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
         if b.ty.storage_scope.startswith("shared"):
+            if b in self.places:  # another warpgroup's code has it already
+                return NOTHING
             layout = self.layouts[b]
             tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
             self.head.append(declared)
@@ -278,7 +290,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
     def sync(self, scope: str, why: str, proxy: bool = False) -> Any:
         """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to the asynchronous proxy first;
         whoever starts an engine behind the meeting then comes after all of them (PTX ISA, "Memory Consistency Model", "Proxies")."""
-        ahead = [call("fence_proxy_async")] if proxy else []
+        ahead, proxy = self.before_meeting(proxy)
+        ahead += [call("fence_proxy_async")] if proxy else []
         if self.executor.threads == 1:
             return sequence(ahead) if ahead else NOTHING
         made: Any
@@ -292,6 +305,26 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             number = self.tid // WIDTHS["warpgroup"] + 1  # 0 is that of __syncthreads
             made = tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WIDTHS["warpgroup"]))
         return sequence([*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))])
+
+    def numbered_meeting(self, number: int, count: int) -> Any:
+        """Threads of the block meet at one of its barriers: at the author's number where this kernel does not use it itself."""
+        if number == OF_WARPS:
+            return tirx.Evaluate(tirx.call_extern("void", "__syncwarp"))
+        if count == self.threads and number == 0:
+            consumers = tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", CONSUMERS), tirx.IntImm("int32", count))
+            return tirx.Evaluate(consumers if self.role == "consumer" else tirx.call_extern("void", "__syncthreads"))
+        if number not in self.named:
+            groups, plan = self.threads // WIDTHS["warpgroup"], self.program.schedule
+            turns = range(TURNS, TURNS + groups) if plan is not None and len(plan.roles) > 1 else ()
+            own = {0, CONSUMERS, *range(1, groups + 1), *turns}
+            free = [n for n in (number, *range(BARRIERS)) if n not in own and n not in self.named.values()]
+            if not free:
+                text = f"T.sync_threads at barrier {number}: {len(self.named)} are named, and this kernel uses the others itself"
+                raise TileValueError(text, loc=self.here, expected=f"at most {BARRIERS - len(own)} of them")
+            self.named[number] = free[0]
+        made = tirx.call_extern("void", "ts::named_barrier", tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count))
+        why = {"comment": f"T.sync_threads({number}, {count})"}
+        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs=why, ret_ty=made.ty))
 
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
@@ -332,7 +365,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
         whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        self.barriers = {r.number: Barriers(self, r) for r in plan.rings}
+        apart = is_apart(self.program, consumer.body, self.threads)
+        readers = self.readers(consumer.body) if apart else {}
+        self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():
             shape = [int(e) for e in b.ty.shape[1:]]
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
@@ -340,13 +375,15 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         if self.dependent:  # setting up is what may go on before the launch in front has ended
             self.head += [*head, *_awaits_launches()]
             head = []
-        moved = REGISTERS[self.threads]
+        moved, asking = REGISTERS[self.threads], asked_ahead(producer.body, plan.rings)
+        if moved is not None and not asking.same_as(producer.body):
+            moved = ASKING.get(self.threads, moved)
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
-        fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
+        fills = sequence([self.stmt(asking), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
-        rest: Any = self.stmt(consumer.body)
+        rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
@@ -366,7 +403,10 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         op = base.find(s.value)
         if op is None:
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
-        return op.lower_cuda(s.value, self)
+        made = op.lower_cuda(s.value, self)
+        mine = [a for a in op.effects(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
+        self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
+        return made
 
     def _s_AllocBuffer(self, s: Any) -> Any:
         return self.allocate(s)
@@ -416,6 +456,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.variables[s.loop_var] = var
         self.bind_range(var, extent)
         unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
+        self.wrote = True  # in the round before, for all that is known
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
         dt = str(var.ty)
         count, head = widened(extent, dt), []
@@ -502,7 +543,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
-            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+            widths=self.widths, team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
 
 

@@ -1,14 +1,16 @@
 """The tokens of a ring as mbarriers in shared memory (PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier").
 
 A stage has two. ``full`` expects one arrival, the producer's, which names the bytes that TMA will bring: its phase ends when they
-are there. ``empty`` expects one arrival of each consuming warp. Round n uses stage n % depth for the (n // depth)th time, so a consumer
-waits for the phase n // depth of ``full``, and the producer for the one before of ``empty``, which in the first pass over the ring counts
-as over (a wait for the parity of the phase before a barrier's first returns at once).
+are there. ``empty`` expects one arrival of each consuming warp; of those that read the ring, where warpgroups have code of their own. Round
+n uses stage n % depth for the (n // depth)th time, so a consumer waits for the phase n // depth of ``full``, and the producer for the one
+before of ``empty``, which in the first pass over the ring counts as over (a wait for the parity of the phase before a barrier's first
+returns at once).
 
 - What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
   warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own. Reads
-  by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival.
+  by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival,
+  where it has made none since (passes/release_fences.py).
 """
 
 from __future__ import annotations
@@ -17,26 +19,34 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.passes.release_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
-WARP = 32
+WARP, WARPGROUP = 32, 128
 
 
 class Barriers:
     """A ring's barriers: arrays of ``depth`` words in the arena."""
 
-    def __init__(self, cx: Any, ring: Any):
+    def __init__(self, cx: Any, ring: Any, readers: set[int] | None = None):
         from tilescale.compiler.cuda.kernel import placed
 
         self.depth, self.shared = ring.depth, ring.shared
         self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
         self.empty, empty = placed(cx.arena, f"empty{ring.number}", "uint64", ring.depth, ring.barriers + 8 * ring.depth)
         cx.head += [full, empty]
+        #: the warpgroups that read it, where they have code of their own; None: all consumers
+        self.readers = readers
         #: of one stage, all of its tiles
         self.bytes = 0
         #: whether threads read its tiles themselves, and not products alone
-        self.by_threads = ring.number in read_by_threads(cx.program)
+        self.by_threads = ring.number in read_by_threads(cx.program.func.body, cx.program.schedule.ring_of)
+
+    def read_by(self, group: int | None) -> bool:
+        """Whether the warpgroup whose code is being made reads the ring. One that does not neither waits nor arrives: a wait would keep
+        it from what others wait for."""
+        return self.readers is None or group in self.readers
 
     def stage(self, counter: Any) -> Any:
         if self.depth == 1:
@@ -72,20 +82,6 @@ def rounds_of(program: Any) -> set[Any]:
     return found
 
 
-def read_by_threads(program: Any) -> set[int]:
-    """The numbers of the rings whose tiles threads read: element by element, by copies into registers, or by mma.sync."""
-    rings = program.schedule.ring_of
-    found: set[int] = set()
-
-    def operation(c: Any) -> None:
-        if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
-            found.update(rings[r.source] for r in c.args[:2] if r.source in rings)
-
-    structural_walk(program.func.body, (ir.TensorLoad, lambda e: found.add(rings[e.source]) if e.source in rings else None))
-    structural_walk(program.func.body, (ir.Call, operation))
-    return found
-
-
 def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:
     return cx.barriers[int(token.attrs["ring"])], cx.scalar(token.args[0])
 
@@ -105,13 +101,17 @@ def commit(cx: Any, token: Any) -> Any:
 
 def wait(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
+    if not b.read_by(cx.group):
+        return sequence([])
     return call("mbarrier_wait", at(b.full, b.stage(n)), b.phase(n), span=token.span)
 
 
 def release(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
+    if not b.read_by(cx.group):
+        return sequence([])
     when: Any = tirx.const(True, "bool")
-    fence = [call("fence_proxy_async", span=token.span)] if b.by_threads else []
+    fence = [call("fence_proxy_async", span=token.span)] if b.by_threads and "fenced" not in token.attrs else []
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
         # counters are never negative, which makes the remainder cheap; a power of two is cheap in any case
         n, when = n - 1 if not b.depth & (b.depth - 1) else n + (b.depth - 1), cx.scalar(token.args[1])
@@ -126,7 +126,8 @@ def initialised(cx: Any) -> list[Any]:
     threads, before anyone waits or arrives."""
     made = []
     for b in cx.barriers.values():
-        warps = tirx.IntImm("int32", cx.threads // WARP * cx.cluster_size(b.shared))
+        threads = cx.threads if b.readers is None else len(b.readers) * WARPGROUP
+        warps = tirx.IntImm("int32", threads // WARP * cx.cluster_size(b.shared))
         s = tirx.Var("s", "int32")
         body = tirx.SeqStmt([call("mbarrier_init", at(b.full, s), widened(1, "int32")), call("mbarrier_init", at(b.empty, s), warps)])
         made.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.UNROLLED, body))

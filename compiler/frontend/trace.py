@@ -14,12 +14,13 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
-from tilescale.compiler.frontend.values import Buffer, as_expr, constant, symbol_expr
-from tilescale.compiler.tvm_compat import ir, structural_map, tirx
+from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, dtype_of, symbol_expr
+from tilescale.compiler.ir.multiples import promise
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
 from tilescale.language.funcs import PrimFunc, parameter_loc
-from tilescale.language.symbolic import Const, Sym, SymExpr, settle
+from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
 
 SCOPES = {"tensor": "global", "symm": "global.symm", "signal": "global.signal"}
 _hooks = Hooks()
@@ -48,6 +49,8 @@ class TileProgram:
     loc: Loc
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
+    #: symbol → what its value is a multiple of in every call, which the launcher checks
+    multiples: dict[str, int] = field(default_factory=dict)
     schedule: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict)
     #: the GPU architecture that a program is compiled for; empty on other targets
@@ -259,11 +262,16 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
             for s in (*p.spec.shape, *(p.spec.strides or ())):
                 if isinstance(s, Sym) and not isinstance(settle(s), int) and s.name not in builder.symbols:
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
+                for symbol in symbols_of(s):
+                    builder.promise(symbol.name, symbol.multiple_of)
     func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr("global_symbol", name)
     hints = dict(builder.launch.hints)
     if "layouts" in hints:  # by the variables that the program has
         hints["layouts"] = {renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()}
-    return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints)
+    multiples = {n: k for n, k in builder.multiples.items() if n in builder.symbols}
+    for symbol_name, k in multiples.items():
+        promise(builder.symbols[symbol_name], k)
+    return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints, multiples=multiples)
 
 
 class translated:
@@ -292,6 +300,8 @@ class translated:
                 loc=loc,
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
+        if isinstance(error, AttributeError) and (said := _no_attribute(error)) is not None:
+            raise TileTypeError(said[0], loc=loc, expected=said[1], hint=said[2]) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
             if re.search(r"must be real number, not \w+$|loop of ufunc does not support argument", message):
                 raise TileTypeError(
@@ -300,6 +310,22 @@ class translated:
                     hint="the language's own, such as T.exp, T.sqrt, T.max",
                 ) from error
             raise TileTypeError(message, loc=loc, hint=_keyword_hint(message)) from error
+
+
+def _no_attribute(error: AttributeError) -> tuple[str, str, str | None] | None:
+    """What a value of the kernel is asked for and does not have, in words that its author knows; None where it is no such value."""
+    obj, name = error.obj, error.name
+    if isinstance(obj, (Buffer, Region, Variable)):
+        what = f"{obj.name}, a part of {obj.buffer.name}," if isinstance(obj, Region) and obj.name != obj.buffer.name else obj.name
+        has = [n for n in ("shape", "dtype", "ndim", "name") if hasattr(obj, n)]
+    elif is_expr(obj):
+        what, has = f"a value of {dtype_of(obj)}", []
+    else:
+        return None
+    close = difflib.get_close_matches(str(name), has, 1)
+    word = getattr(language, str(name), None) if str(name) in language.__all__ else None
+    hint = f".{close[0]}" if close else f"T.{name}(…)" if word is not None else None
+    return f"{what} has no {name!r}", ", ".join(has) or "arithmetic, comparisons and the functions of T", hint
 
 
 def _from_tvm(error: BaseException) -> bool:

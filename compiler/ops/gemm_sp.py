@@ -11,7 +11,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import as_expr, constant
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, region, register, show
-from tilescale.compiler.ops.gemm import GemmWarpPolicy, check_operands, warp_policy
+from tilescale.compiler.ops.gemm import GemmWarpPolicy, accumulated, check_operands, warp_policy
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -79,8 +79,7 @@ class GemmSp(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args
-        held = [] if constant(clears) else [Access(c, "read", when=None if constant(clears) is not None else tirx.Not(clears))]
-        return [Access(a, "read"), Access(e, "read"), Access(b, "read"), *held, Access(c, "write")]
+        return [Access(a, "read"), Access(e, "read"), Access(b, "read"), *accumulated(c, clears)]
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         from tilescale.compiler.cuda.gemm_sp import stage

@@ -21,26 +21,30 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
+from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
-from tilescale.compiler.passes.gpu_store import MOST_AXES, tma_stores
+from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
-WARPGROUP = 128
+WARPGROUP, ROWS = 128, 64
+#: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
+FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: the same where the producer asks ahead for what it will copy
+ASKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 #: columns of a product that mma.sync does as well where its left operand lies in registers
 NARROW = 16
 #: bytes of shared memory beside the tiles: barriers
@@ -50,10 +54,9 @@ BESIDE = 1024
 class Unfit(Exception):
     """A kernel keeps to one role; ``str`` says why, ``loc`` where."""
 
-    def __init__(self, reason: str, node: Any = None):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None):
         super().__init__(reason)
-        self.loc = loc_of(getattr(node, "span", None))
-
+        self.loc = loc or loc_of(getattr(node, "span", None))
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -89,8 +92,6 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
-    if program.hints.get("layouts"):
-        raise Unfit("T.annotate_layout fixes layouts")
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
@@ -102,6 +103,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    if (refused := annotated.unfit(made)) is not None:
+        raise Unfit(refused[0], loc=refused[1])
     if depth < (asked := _stages(program.func.body)):
         room = f"no more fit into {limit:,} bytes of shared memory"
         made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")
@@ -121,22 +124,23 @@ def _depth(limit: int, one: Any) -> int:
 
 
 def _scheduled(program: Any, depth: int) -> Any:
-    params = {p.var for p in program.params}
     written = written_buffers(program)
 
     def alone(call: Any) -> bool:
-        return call.args[0].source not in written and _unfit_copy(call, params, list(call.args[1].source.ty.shape)) is None
+        return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape)) is None
 
     return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone)
 
 
 def _shared(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to."""
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to; rows of numbers in less."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
+        shape = [int(e) for e in s.buffer.ty.shape]
         if s.buffer.ty.storage_scope.startswith("shared"):
-            sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
+            unit = 1024 if len(shape) > 1 else 128
+            sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit
 
     structural_walk(body, (tirx.AllocBuffer, size))
     return sizes
@@ -166,33 +170,21 @@ def _check_place(program: Any) -> None:
 
 def _check_copies(program: Any) -> None:
     """Every fill of a ring is a copy that TMA can do."""
-    params = {p.var for p in program.params}
     for call in splitting.calls(program.func.body):
         if call.op.name == "ts.copy" and "ring" in call.attrs:
-            if why := _unfit_copy(call, params, list(call.args[1].source.ty.shape[1:])):
+            if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:])):
                 raise Unfit(why, call)
 
 
-def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
+def _unfit_copy(call: Any, params: Any, extents: list[Any]) -> str | None:
     """Why TMA cannot make a copy into a tile of these extents; None where it can."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
-    if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
+    if str(call.attrs["side"]):
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
         return f"the copy of {name} changes the dtype"
-    shape = list(var.ty.shape)
-    if len(shape) > MOST_AXES or list(var.ty.strides):
-        return f"{name} has {len(shape)} axes or strides of its own"
-    axes, tile = long_axes(src), [int(e) for e in extents]
-    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
-        return f"the tile of {name} is no matrix of whole rows"
-    row = constant(shape[-1])
-    if row is None or row * bits_of(var) // 8 % 16:
-        return f"rows of {name} are not known to be a multiple of 16 bytes"
-    if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
-        return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
-    return None
+    return boxes.unfit(src, [int(e) for e in extents], params)
 
 
 def _check_readers(program: Any) -> None:
@@ -241,7 +233,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
             return f"T.gemm of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
-        if in_registers(r.source) and bits_of(r.source) != 16:
+        if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
     if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
@@ -268,12 +260,17 @@ def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
 
 
 def _products(program: Any) -> Any:
-    """The body with every product that wgmma can do marked as its own."""
+    """The body with every product that wgmma can do marked as its own. Accumulators that one warpgroup alone has, by FullRow, go to the
+    warpgroups in turn, in the order of their first products."""
+    turns: dict[Any, int] = {}
 
     def mark(s: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
+        if int(c.attrs["policy"]) == FULL_ROW and int(c.args[2].source.ty.shape[0]) == ROWS:
+            turn = turns.setdefault(c.args[2].source, len(turns) * WARPGROUP % program.launch.threads)
+            c = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "turn": turn}, ret_ty=c.ty, span=c.span)
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))

@@ -23,7 +23,8 @@ void ts_kernel_free(void* p) {
 }
 
 /* Cuts `kind|name|file|line|text` lines in place. Text may hold further bars. Lines of kind `param` name the parameters in
- * order; they come after the sites proper and count as sites, so that indices agree with the kernel's. */
+ * order; they come after the sites proper and count as sites, so that indices agree with the kernel's. In names \x1e and \x1f stand for
+ * the end of a line and for a bar. */
 int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes) {
   K->site_text = malloc(bytes + 1);
   if (!K->site_text) return -1;
@@ -45,6 +46,7 @@ int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes) {
       *bar = 0;
       part[k] = bar + 1;
     }
+    for (char* c = part[1]; *c; c++) *c = *c == 0x1e ? '\n' : *c == 0x1f ? '|' : *c;
     K->sites[K->nsites++] = (ts_site){part[0], part[1], part[2], part[3], part[4]};
     if (!strcmp(part[0], "param") && param < K->nparams) K->params[param++].name = part[1];
     line = next;
@@ -93,9 +95,10 @@ const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) 
     if (p->strided && parse_rules(&d, end, p->stride, p->ndim)) return "the description ends early";
     for (int32_t k = 0; k < (p->strided ? 2 : 1) * p->ndim; k++) {
       const ts_rule* r = k < p->ndim ? &p->shape[k] : &p->stride[k - p->ndim];
-      if (r->how != TS_HOW_DEFINE && r->how != TS_HOW_SYMBOL) continue;
-      if (r->value < 0 || r->value >= K->nsyms) return "a symbol out of range";
-      if (r->how == TS_HOW_DEFINE) defined[r->value] = 1;
+      if (r->how != TS_HOW_DEFINE && r->how != TS_HOW_SYMBOL && r->how != TS_HOW_MULTIPLE) continue;
+      int64_t symbol = r->how == TS_HOW_MULTIPLE ? TS_SYMBOL_OF(r->value) : r->value;
+      if (symbol < 0 || symbol >= K->nsyms || (r->how == TS_HOW_MULTIPLE && TS_MULTIPLE_OF(r->value) < 1)) return "a symbol out of range";
+      if (r->how != TS_HOW_SYMBOL) defined[symbol] = 1;
       else if (!defined[r->value]) return "a symbol is used before the parameter that defines it";
     }
     if (p->kind >= TS_KIND_SIGNAL) p->written = 1;

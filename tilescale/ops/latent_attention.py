@@ -4,15 +4,15 @@ rotary part) are keys alone:
 
     o[b, h] = softmax(scale · q[b, h] · kv[b, :n]ᵀ) · kv[b, :n, :latent],   n = lengths[b].
 
-A block has 64 heads of one sequence and a part of its context. Parts are equally long in all sequences, so that those of ragged contexts
-balance; where there may be several, a second kernel adds them up, in their order.
+A block has 64 heads of one sequence and a part of its context. Where there may be several parts, a second kernel adds them up, in their
+order. Contexts that differ are begun longest first, so that the GPU's multiprocessors end together.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,88 +23,156 @@ from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator
 
 LOG2_E = 1.4426950408889634
 DTYPES = ("bfloat16", "float16")
-#: tokens of a tile
-TILE = 64
+#: tokens of a tile, and of a round
+TILE, ROUND = 64, 128
+#: blocks of a sequence that fetch its tokens together
+CLUSTER = 1
 
 
 # ---- kernels
 
 
+class Half(NamedTuple):
+    """What a block has for one of a round's two tiles, and for one half of the result's columns."""
+
+    kv: Any
+    o: Any
+    s: Any
+    #: exponentials summed so far, relative to ``own``
+    mass: Any
+    was: Any
+    top: Any
+    own: Any
+    shift: Any
+    keep: Any
+    shrink: Any
+    heard: Any
+    total: Any
+    #: in shared memory: the greatest scores so far, how much o shrinks by them, the sums of exponentials
+    most: Any
+    fall: Any
+    sums: Any
+
+
+@T.macro
+def rise(h, before, at, length, factor):
+    """The greatest score so far, of those of ``length`` tokens, and how much what was summed before shrinks by it."""
+    rows, tokens = h.s.shape
+    if at + tokens > length:
+        for i, j in T.Parallel(rows, tokens):
+            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
+    T.copy(before.most, h.was)
+    T.copy(h.was, h.top)
+    T.reduce_max(h.s, h.top, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        h.shift[i] = h.top[i] * factor
+        h.keep[i] = T.__exp2(h.own[i] * factor - h.shift[i])
+        h.own[i] = h.top[i]
+        h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
+        h.fall[i] = h.shrink[i]
+        h.most[i] = h.top[i]
+
+
+@T.macro
+def weigh(s, shift, factor):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = T.__exp2(s[i, j] * factor - shift[i])
+
+
+@T.macro
+def shrink(o, by):
+    for i, j in T.Parallel(*o.shape):
+        o[i, j] *= by[i]
+
+
+@T.macro
+def add(h, p, o):
+    for n in range(2):
+        T.gemm(p, h.kv[n], o[n], policy=T.GemmWarpPolicy.FullRow)
+    for i, j in T.Parallel(*h.s.shape):
+        h.mass[i, j] = h.mass[i, j] * h.keep[i] + h.s[i, j]
+
+
 def decode(
-    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, BN: int = TILE, threads: int = 256,
-    stages: int = 2,
+    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
-    (batch, most pages) has each sequence's. A part has ``share`` tiles. One part: O (batch, heads, latent). More: each block's part of O,
-    divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens
-    are not written."""
+    (batch, most pages) has each sequence's. Order (batch,): the sequences in the order in which they are begun. A part has ``share``
+    rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total, (parts, batch, heads,
+    latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, least = scale * LOG2_E, -T.infinity("float32")
-    q_type, lengths_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
+    factor, least, half, alone = scale * LOG2_E, -T.infinity("float32"), latent // 2, T.GemmWarpPolicy.FullRow
+    wide = half, half, rope
+    q_type, row_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
+    kv_type = T.Tensor((rows, page, width) if page else (batch, rows, width), dtype)
     out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
-    sums_type = T.Tensor((parts, batch, heads), "float32")
-
-    @T.macro
-    def body(Q, KV, Table, Lengths, O, Sums, share):
-        with T.Kernel(heads // BH, parts, batch, threads=threads) as (group, part, b):
-            q, kv, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BN, width), dtype), T.alloc_shared((BH, BN), dtype)
-            s, mass = T.alloc_fragment((BH, BN), "float32"), T.alloc_fragment((BH, BN), "float32")
-            o = T.alloc_fragment((BH, latent), "float32")
-            top, before, total = (T.alloc_fragment((BH,), "float32") for _ in range(3))
-            length = Lengths[b]
-            first = part * share
-            tiles = T.max(T.min(T.ceildiv(length, BN) - first, share), 0)
-            T.copy(Q[b, group * BH, 0], q)
-            T.clear(o)
-            T.clear(mass)
-            T.fill(top, least)
-            for t in T.Pipelined(tiles, num_stages=stages):
-                at = (first + t) * BN
-                where, row = (Table[b, at // page], at % page) if page else (b, at)
-                T.copy(KV[where, row, 0], kv)
-                T.gemm(q, kv, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                for i, j in T.Parallel(BH, BN):
-                    s[i, j] = T.if_then_else(at + j < length, s[i, j], least)
-                T.copy(top, before)
-                T.reduce_max(s, top, dim=1, clear=False)
-                for i in T.Parallel(BH):
-                    before[i] = T.__exp2((before[i] - top[i]) * factor)  # how much what was summed so far shrinks
-                for i, j in T.Parallel(BH, BN):
-                    s[i, j] = T.__exp2((s[i, j] - top[i]) * factor)
-                T.copy(s, p)
-                for i, j in T.Parallel(BH, BN):
-                    mass[i, j] = mass[i, j] * before[i] + s[i, j]
-                for i, j in T.Parallel(BH, latent):
-                    o[i, j] *= before[i]
-                T.gemm(p, kv[:, 0:latent], o)
-            T.reduce_sum(mass, total, dim=1)
-            for i in T.Parallel(BH):
-                before[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)  # nothing for a sequence without tokens
-            for i, j in T.Parallel(BH, latent):
-                o[i, j] *= before[i]
-            if parts == 1:
-                T.copy(o, O[b, group * BH, 0])
-            elif tiles > 0:
-                T.copy(o, O[part, b, group * BH, 0])
-                for i in T.Parallel(BH):
-                    Sums[part, b, group * BH + i] = T.log2(total[i]) + top[i] * factor
-
-    if page:
-
-        @T.prim_func
-        def mla_decode_pages(
-            Q: q_type, KV: T.Tensor((rows, page, width), dtype), Table: T.Tensor((batch, pages), "int32"), Lengths: lengths_type,
-            O: out_type, Sums: sums_type, share: T.int32,
-        ):  # fmt: skip
-            body(Q, KV, Table, Lengths, O, Sums, share)
-
-        return mla_decode_pages
 
     @T.prim_func
     def mla_decode(
-        Q: q_type, KV: T.Tensor((batch, rows, width), dtype), Lengths: lengths_type, O: out_type, Sums: sums_type, share: T.int32
-    ):
-        body(Q, KV, None, Lengths, O, Sums, share)
+        Q: q_type, KV: kv_type, Table: T.Tensor((batch, pages), "int32"), Lengths: row_type, Order: row_type, O: out_type,
+        Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
+            q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
+            halves = [
+                Half(
+                    [T.alloc_shared((BN, n), dtype) for n in wide],
+                    *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
+                    *(T.alloc_fragment((BH,), "float32") for _ in range(8)),
+                    *(T.alloc_shared((BH,), "float32") for _ in range(3)),
+                )
+                for _ in range(2)
+            ]
+            one, two = halves
+            b = Order[place]
+            length, first = Lengths[b], part * share
+            rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
+            T.copy(Q[b, group * BH, 0], q)
+            T.fill(two.most, least)
+            for h in halves:
+                T.clear(h.o)
+                T.clear(h.mass)
+                T.fill(h.own, least)
+            for t in T.Pipelined(rounds, num_stages=1):
+                now = 2 * (first + t) * BN
+                for k in range(2):
+                    at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
+                    where, row = (Table[b, at // page], at % page) if page else (b, at)
+                    for n in range(3):
+                        T.copy(KV[where, row, n * half], halves[k].kv[n])
+                for h in halves:
+                    for n in range(3):
+                        T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 0)
+                rise(one, two, now, length, factor)
+                weigh(one.s, one.shift, factor)
+                T.copy(one.s, p)
+                shrink(one.o, one.shrink)
+                rise(two, one, now + BN, length, factor)
+                T.copy(one.fall, two.heard)
+                shrink(two.o, two.heard)
+                add(one, p, [one.o, two.o])
+                T.copy(two.fall, one.heard)
+                weigh(two.s, two.shift, factor)
+                T.copy(two.s, p)
+                shrink(one.o, one.heard)
+                shrink(two.o, two.shrink)
+                add(two, p, [one.o, two.o])
+                T.barrier()  # p and the greatest scores may be written again
+            for h in halves:
+                T.reduce_sum(h.mass, h.total, dim=1)
+                for i in T.Parallel(BH):
+                    h.sums[i] = T.if_then_else(h.total[i] > 0, h.total[i] * T.__exp2((h.own[i] - two.most[i]) * factor), 0.0)
+            for i in T.Parallel(BH):  # nothing for a sequence without tokens
+                one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
+            for k in range(2):
+                shrink(halves[k].o, one.fall)
+                if parts == 1:
+                    T.copy(halves[k].o, O[b, group * BH, k * half])
+                elif rounds > 0:
+                    T.copy(halves[k].o, O[part, b, group * BH, k * half])
+            if parts > 1 and rounds > 0:
+                for i in T.Parallel(BH):
+                    Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor
 
     return mla_decode
 
@@ -121,7 +189,7 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
         with T.Kernel(heads, batch, threads=threads) as (h, b):
             top, total, weight = T.alloc_var("float32"), T.alloc_var("float32"), T.alloc_var("float32")
             o = T.alloc_fragment((latent,), "float32")
-            count = T.min(T.ceildiv(Lengths[b], TILE * share), parts)
+            count = T.min(T.ceildiv(Lengths[b], ROUND * share), parts)
             top = -T.infinity("float32")
             for k in T.serial(count):
                 top = T.max(top, Sums[k, b, h])
@@ -137,25 +205,52 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
     return mla_combine
 
 
+def longest_first(threads: int = 128) -> Any:
+    """Order = the sequences by falling length, equal ones by their numbers: a sequence's place is how many come before it."""
+    batch = T.dynamic("batch")
+
+    @T.prim_func
+    def mla_order(Lengths: T.Tensor((batch,), "int32"), Order: T.Tensor((batch,), "int32")):
+        with T.Kernel(T.ceildiv(batch, threads), threads=threads) as block:
+            own, place = T.alloc_fragment((threads,), "int32"), T.alloc_fragment((threads,), "int32")
+            T.copy(Lengths[block * threads], own)
+            T.clear(place)
+            for j in T.serial(batch):
+                for k in T.Parallel(threads):
+                    earlier = T.if_then_else(j < block * threads + k, Lengths[j] >= own[k], Lengths[j] > own[k])
+                    place[k] += T.if_then_else(earlier, 1, 0)
+            for k in T.Parallel(threads):
+                if block * threads + k < batch:
+                    Order[place[k]] = block * threads + k
+
+    return mla_order
+
+
 # ---- what people call
 
 
 @functools.cache
-def plan(batch: int, groups: int, tiles: int, units: int) -> tuple[tuple[int, int, int], ...]:
+def as_they_are(batch: int, device: torch.device) -> torch.Tensor:
+    """The sequences in the order of their numbers."""
+    return torch.arange(batch, dtype=torch.int32, device=device)
+
+
+@functools.cache
+def plan(batch: int, groups: int, rounds: int, units: int) -> tuple[tuple[int, int, int], ...]:
     """Which sequences go into a launch, from one to another, and into how many parts their contexts are cut there, so that ``units``
     multiprocessors, each with a block, end together: all alike, or the last ones, which would not fill a wave, finer than the others.
-    Counted in tiles' times: a block begins and ends for two, parts for two more, adding one up takes 0.04, a second launch four."""
+    Counted in rounds' times: a block begins and ends for one, parts for one more, adding one up takes 0.02, a second launch two."""
 
     def time(sequences: int, k: int) -> float:
         blocks = sequences * groups * k
-        return -(-blocks // units) * (-(-tiles // k) + (4 if k > 1 else 2)) + (0.04 * blocks if k > 1 else 0.0)
+        return -(-blocks // units) * (-(-rounds // k) + (2 if k > 1 else 1)) + (0.02 * blocks if k > 1 else 0.0)
 
-    cuts = range(1, max(1, min(tiles // 4, 32)) + 1)
+    cuts = range(1, max(1, min(rounds // 2, 32)) + 1)
     k = min(cuts, key=lambda k: time(batch, k))
     whole = batch * groups // units * units // groups  # sequences in full waves
     if 0 < whole < batch:
         last = min(cuts, key=lambda k: time(batch - whole, k))
-        if time(whole, 1) + time(batch - whole, last) + 4 < time(batch, k):
+        if time(whole, 1) + time(batch - whole, last) + 2 < time(batch, k):
             return (0, whole, 1), (whole, batch, last)
     return ((0, batch, k),)
 
@@ -163,7 +258,8 @@ def plan(batch: int, groups: int, tiles: int, units: int) -> tuple[tuple[int, in
 @host.checked
 def mla_decode(
     q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, *, latent: int = 512, scale: float | None = None,
-    table: torch.Tensor | None = None, longest: int | None = None, parts: int | None = None, out: torch.Tensor | None = None,
+    table: torch.Tensor | None = None, longest: int | None = None, parts: int | None = None, ragged: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """One step of decoding, o (batch, heads, latent) of q's dtype; the same bits from run to run.
 
@@ -173,17 +269,17 @@ def mla_decode(
             be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
         longest: the greatest length, where it is less than the cache has room for (what lies behind it is not read). parts: how many
-            parts the longest context has; what fills the GPU where all are equally long, without. More of them balance contexts that
-            differ.
+            parts the longest context has; what fills the GPU where all are equally long, without. ragged: contexts differ much; the
+            longest are begun first, which a kernel in front finds out.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
     dtype = host.dtype_name(q)
-    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1]:
+    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1] or latent % 2:
         raise TileValueError(
             f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, latent={latent}",
-            expected="(batch, heads, width), (batch or pages, tokens, width)",
+            expected="(batch, heads, width), (batch or pages, tokens, width), an even number of values",
         )
     if dtype not in DTYPES or cache.dtype != q.dtype:
         raise TileTypeError(f"mla_decode of {dtype} over {host.dtype_name(cache)}", expected="both bfloat16 or both float16")
@@ -200,16 +296,20 @@ def mla_decode(
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
-    tiles = -(-most // TILE)
-    launches = plan(batch, heads // BH, tiles, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, tiles)),)
+    rounds = -(-most // ROUND)
+    launches = plan(batch, heads // BH, rounds, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, rounds)),)
     what = {"heads": heads, "latent": latent, "dtype": dtype}
-    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH}
+    cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
+    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
     for first, last, cuts in launches:
-        some, share = slice(first, last), -(-tiles // cuts)
+        some, share = slice(first, last), -(-rounds // cuts)
         sums = torch.empty(cuts, last - first, heads, dtype=torch.float32, device=q.device)
         part = o[some] if cuts == 1 else torch.empty(*sums.shape, latent, dtype=torch.float32, device=q.device)
-        held = (cache[some],) if table is None else (cache, table[some])
-        host.launch(decode, (q[some], *held, lengths[some], part, sums, share), **what, **more, parts=cuts)
+        held = (cache[some], lengths[some].view(-1, 1)) if table is None else (cache, table[some])
+        order = as_they_are(last - first, q.device)
+        if ragged:
+            host.launch(longest_first, (lengths[some], order := torch.empty_like(lengths[some])))
+        host.launch(decode, (q[some], *held, lengths[some], order, part, sums, share), **what, **more, parts=cuts)
         if cuts > 1:
             host.launch(combine, (part, sums, lengths[some], o[some], share), **what, parts=cuts)
     return o
@@ -234,12 +334,12 @@ def draw(
         made["table"] = torch.randperm(batch * count + 3, generator=g, device=device)[: batch * count].to(torch.int32).view(batch, count)
     else:
         made["cache"] = normal((batch, context, width), dtype, g)
-    return {**made, "parts": parts} if parts else made
+    return {**made, **({"parts": parts} if parts else {}), **({"ragged": True} if ragged else {})}
 
 
 def reference(
     q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, latent: int, scale: float, table: torch.Tensor | None = None,
-    parts: int | None = None,
+    **_: Any,
 ) -> tuple[Expected, ...]:  # fmt: skip
     """In float64, sequence by sequence. Scores are off by their sum's roundings and so, relatively, are their exponentials, which are
     rounded to q's dtype before they are multiplied: roundings that add up as their root."""
@@ -289,8 +389,7 @@ OP = Op(
             {"batch": 1, "context": 63},
         )),
         *(Case({"batch": b, "heads": 128, "context": 8192, **s}, bar=1.0) for b, s in (
-            (132, {}), (64, {}), (200, {}), (132, {"ragged": True, "parts": 4}), (132, {"page": 64}),
-            (132, {"page": 64, "ragged": True, "parts": 4}),
+            (132, {}), (64, {}), (200, {}), (132, {"ragged": True}), (132, {"page": 64}), (132, {"page": 64, "ragged": True}),
         )),
     ),
     peers={"torch": in_torch},
