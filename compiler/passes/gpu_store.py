@@ -103,7 +103,9 @@ def _apart(a: Any, b: Any) -> bool:
     analyzer = sym.Analyzer()
     for x, y in zip(a.region, b.region, strict=True):
         distance, first, second = constant(analyzer.simplify(y.min - x.min)), constant(x.extent), constant(y.extent)
-        if None not in (distance, first, second) and (distance >= first or -distance >= second):
+        if distance is None or first is None or second is None:
+            continue
+        if distance >= first or -distance >= second:
             return True
     return False
 
