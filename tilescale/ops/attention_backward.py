@@ -88,7 +88,7 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
 
 def key_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2, added: bool = False, ragged: bool = True, turned: int = 0, last: bool = False, early: int = 1,
+    stages: int = 2, added: bool = False, ragged: bool = True, turned: int = 0, last: bool = False, early: int = -1,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
     Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
@@ -125,7 +125,7 @@ def key_gradients(
             T.clear(dv)
             start = bx * BN // BM if causal else 0
             tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
-            for r in T.serial(group):
+            for r in T.serial(group) if group > 1 else (0,):
                 head = h * group + r
                 for t in T.Pipelined(tiles, num_stages=stages):
                     m = start + t
@@ -144,7 +144,7 @@ def key_gradients(
                     if early == 0:
                         T.copy(lse, lses)
                     for i, j in T.Parallel(BN, BM):
-                        p[i, j] = T.__exp2(p[i, j] * factor - lses[j])
+                        p[i, j] = T.__exp2(p[i, j] * factor - (lse[j] if early < 0 else lses[j]))
                     if causal:
                         if t < T.ceildiv(BN, BM):  # later queries see all of these keys
                             for i, j in T.Parallel(BN, BM):
@@ -154,10 +154,10 @@ def key_gradients(
                             p[i, j] = T.if_then_else(bx * BN + i < k_count, p[i, j], 0.0)
                     T.copy(p, p_left)
                     T.gemm(p_left, g, dv)
-                    if early < 3:
+                    if -1 < early < 2:
                         T.copy(delta, deltas)
                     for i, j in T.Parallel(BN, BM):
-                        ds[i, j] = p[i, j] * (ds[i, j] - deltas[j])
+                        ds[i, j] = p[i, j] * (ds[i, j] - (delta[j] if early < 0 or early == 2 else deltas[j]))
                     T.copy(ds, ds_left)
                     if added and in_registers:
                         T.copy(ds_left, ds_whole)

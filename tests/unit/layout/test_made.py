@@ -68,6 +68,16 @@ def test_functions_of_a_fragment(want: Any):
         assert T.Fragment(want.shape, forward_thread_fn=lambda *at: want.thread(*at[:-1]) + far[at[-1]], replicate=copies).copies == want.copies
 
 
+def test_larger_fragments_from_smaller_ones():
+    """The accumulators of wgmma, of mma's; and the same elements twice."""
+    mma = T.Fragment((16, 8), lambda i, j: (i % 8 * 4 + j // 2, i // 8 * 2 + j % 2))
+    assert mma == instructions.mma_accumulator()
+    assert mma.repeat([1, 8]).repeat([4, 1], repeat_on_thread=True) == instructions.wgmma_accumulator(64)
+    both = mma.repeat([2, 3])
+    assert both.slot(16, 0) == 3 * 4 and both.slot(0, 8) == 4 and mma.repeat([2, 3], lower_dim_first=False).slot(16, 0) == 4
+    assert mma.replicate(2).copies == (0, 32)
+
+
 def test_slots_follow_the_order_of_elements():
     made = T.Fragment((32, 8), forward_thread_fn=lambda i, j: i)
     assert (made.slot(*np.indices((32, 8))) == np.arange(8)).all() and made.threads == 32
