@@ -21,8 +21,8 @@ from tilescale.compiler.tvm_compat import tirx
 WARPGROUP, ROWS = 128, 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
-#: slots of a fragment behind whose computation a wait is kept: the last of its first 1 / PART
-PINNED, PART = 4, 1
+#: slots of a fragment behind whose computation a wait is kept: the last ones
+PINNED = 4
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -132,7 +132,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
     for tile in behind:
         held = cx.places[tile.source]
         for k in range(min(held.layout.slots, PINNED)):
-            last = at(held.buf, tirx.IntImm("int32", held.layout.slots // PART - 1 - k))
+            last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
     out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:
