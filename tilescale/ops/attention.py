@@ -158,11 +158,11 @@ def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> T
     """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p.
 
     Args:
-        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where a causal mask ends in the second round
-            (tiles of more queries than keys) registers do not suffice for blocks that stay.
+        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where o has 256 columns and a causal mask ends in
+            the second round, registers do not suffice for blocks that stay.
     """
     if dim <= 64:
-        return Tile(192, 128, 384, blocks=0 if causal else blocks)
+        return Tile(192, 128, 384, blocks=0 if causal and each > FEW else blocks)
     if dim <= 128:
         return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
     return Tile(128, 64, 256, blocks=0 if causal else blocks)

@@ -23,10 +23,9 @@ from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator
 
 LOG2_E = 1.4426950408889634
 DTYPES = ("bfloat16", "float16")
-#: tokens that pages are multiples of; of a tile, of which a round has two, the most that fit
-TILE, TILES = 64, (64, 32, 16)
-#: bytes of shared memory beside the tiles
-BESIDE = 3072
+#: tokens of a tile, of which a round has two; half as many where a block has less shared memory than a Hopper's
+TILE = 64
+ENOUGH = 227 << 10
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 2
 
@@ -93,7 +92,7 @@ def add(h, p, o):
 
 
 def decode(
-    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int, BN: int
+    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, BN: int, cluster: int = 1
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
     (batch, most pages) has each sequence's. Order (batch,): the sequences in the order in which they are begun. A part has ``share``
@@ -176,19 +175,19 @@ def decode(
     return mla_decode
 
 
-def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128) -> Any:
-    """O = the O of the parts that there are, of ``tokens`` each, weighted by their totals, in order."""
+def combine(heads: int, latent: int, dtype: str, parts: int, BN: int, threads: int = 128) -> Any:
+    """O = the O of the parts that there are, weighted by their totals, in order."""
     batch = T.dynamic("batch")
 
     @T.prim_func
     def mla_combine(
         P: T.Tensor((parts, batch, heads, latent), "float32"), Sums: T.Tensor((parts, batch, heads), "float32"),
-        Lengths: T.Tensor((batch,), "int32"), O: T.Tensor((batch, heads, latent), dtype), tokens: T.int32,
+        Lengths: T.Tensor((batch,), "int32"), O: T.Tensor((batch, heads, latent), dtype), share: T.int32,
     ):  # fmt: skip
         with T.Kernel(heads, batch, threads=threads) as (h, b):
             top, total, weight = T.alloc_var("float32"), T.alloc_var("float32"), T.alloc_var("float32")
             o = T.alloc_fragment((latent,), "float32")
-            count = T.min(T.ceildiv(Lengths[b], tokens), parts)
+            count = T.min(T.ceildiv(Lengths[b], 2 * BN * share), parts)
             top = -T.infinity("float32")
             for k in T.serial(count):
                 top = T.max(top, Sums[k, b, h])
@@ -295,16 +294,15 @@ def mla_decode(
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
-    room = host.shared_memory(q.device) - BESIDE - 2 * BH * width
-    BN = next((n for n in TILES if 2 * n * (2 * width + BH) <= room), TILES[-1])
+    BN = TILE if host.shared_memory(q.device) >= ENOUGH else TILE // 2
     rounds = -(-most // (2 * BN))
     units = host.multiprocessors(q.device)
     if parts is None and ragged and batch * heads // BH > units:
         parts = 1  # the shorter ones fill what the longest leave
     launches = plan(batch, heads // BH, rounds, units) if parts is None else ((0, batch, min(parts, rounds)),)
-    what = {"heads": heads, "latent": latent, "dtype": dtype}
+    what = {"heads": heads, "latent": latent, "dtype": dtype, "BN": BN}
     cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
-    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "BN": BN, "cluster": cluster}
+    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
     for first, last, cuts in launches:
         some, share = slice(first, last), -(-rounds // cuts)
         sums = torch.empty(cuts, last - first, heads, dtype=torch.float32, device=q.device)
@@ -315,7 +313,7 @@ def mla_decode(
             host.launch(longest_first, (lengths[some], order := torch.empty_like(lengths[some])))
         host.launch(decode, (q[some], *held, lengths[some], order, part, sums, share), **what, **more, parts=cuts)
         if cuts > 1:
-            host.launch(combine, (part, sums, lengths[some], o[some], 2 * BN * share), **what, parts=cuts)
+            host.launch(combine, (part, sums, lengths[some], o[some], share), **what, parts=cuts)
     return o
 
 

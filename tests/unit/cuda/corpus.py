@@ -82,7 +82,7 @@ def cases_of_ops(arch: str) -> list[tuple[str, Any, Any]]:
 
 
 def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") -> list[Any]:
-    """The prim_funcs that a call of an operation launches on a GPU of an architecture, none of which runs."""
+    """The prim_funcs that a call of an operation launches on such a GPU, none of which runs."""
     from torch._subclasses import FakeTensorMode
 
     from tilescale.ops import host
