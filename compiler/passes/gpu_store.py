@@ -64,6 +64,16 @@ def tma_stores(program: Any, room: int) -> Any:
     return program.with_body(_around(body, list(tiles.values())))
 
 
+def staged_bytes(program: Any) -> int:
+    """The shared memory that results take on their way out where none of them goes in parts."""
+    if any(_tells_others(c) for c in calls(program.func.body)):
+        return 0
+    writers = _writers(program, [s for s, _ in walk(program.func.body, Executor("block", program.launch.threads))])
+    found = [_ends(c) for c in calls(program.func.body) if _fits(c, program, writers)]
+    tiles = {(*(int(e) for e in src.source.ty.shape), bits_of(dst.source)) for src, dst in found}
+    return sum(rows * cols * bits // 8 for rows, cols, bits in tiles)
+
+
 def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> list[Any] | None:
     """What a statement becomes: parts that TMA stores, or itself behind the stores before it; None where none of them matter to it."""
     if s in staged:
@@ -103,7 +113,7 @@ def _apart(a: Any, b: Any) -> bool:
     analyzer = sym.Analyzer()
     for x, y in zip(a.region, b.region, strict=True):
         distance, first, second = constant(analyzer.simplify(y.min - x.min)), constant(x.extent), constant(y.extent)
-        if None not in (distance, first, second) and (distance >= first or -distance >= second):
+        if distance is not None and first is not None and second is not None and (distance >= first or -distance >= second):
             return True
     return False
 

@@ -197,7 +197,7 @@ def _beside(stmts: list[Any]) -> list[Any]:
 def _is_straight(s: Any) -> bool:
     """Whether a statement becomes instructions without a branch: a nest over fragments alone."""
     nest = None if s is None else nest_of(s)
-    return nest is not None and all(a.buffer.ty.storage_scope == "local.fragment" for a in nest.accesses)
+    return nest is not None and all(a.buffer.ty.storage_scope == "local.fragment" and not a.conditional for a in nest.accesses)
 
 
 # ---- overlapping
