@@ -528,6 +528,26 @@ def _ldmatrix(trans: bool) -> Callable[..., None]:
     return run
 
 
+def _stmatrix(count: int, trans: bool) -> Callable[..., None]:
+    """The lane that names a row writes it."""
+
+    def run(b: Block, m: Any, row: Pointer, held: Pointer) -> None:
+        _whole_warps(b, m, "stmatrix")
+        lanes = np.arange(b.threads)
+        there = m & (lanes % WARP < 8 * count)
+        if ((row.index * row.memory.size + row.memory.offset) % 16)[there].any():
+            raise EmulationError("stmatrix to an address that is no multiple of 16 bytes")
+        matrix, line, first = lanes % WARP // 8 % count, lanes % 8, lanes // WARP * WARP
+        rows = np.zeros((b.threads, 8), row.memory.data.dtype)
+        for col in range(8):
+            r, c = (np.full_like(lanes, col), line) if trans else (line, np.full_like(lanes, col))
+            holder = first + 4 * r + c // 2
+            rows[there, col] = held.memory.data[holder, held.index[holder] + 2 * matrix + c % 2].view(rows.dtype)[there]
+        store(b, there, row.memory, row.index, rows, 8)
+
+    return run
+
+
 def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     a_map, b_map, c_map = mma_a(bits), mma_b(bits), mma_accumulator()
     wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
@@ -610,6 +630,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
     "ts::ldmatrix_x4": _ldmatrix(False),
     "ts::ldmatrix_x4_trans": _ldmatrix(True),
+    **{f"ts::stmatrix{'_trans' if trans else ''}_x{n}": _stmatrix(n, trans) for n in (1, 2, 4) for trans in (False, True)},
     "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
     "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
     "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),

@@ -60,6 +60,8 @@ class CudaPrinter(CPrinter):
         products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
         if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
             yield "#include <ts/packed.cuh>"
+        if any(name.startswith("ts::stmatrix") for name in self.called):
+            yield "#include <ts/stmatrix.cuh>"
         if self.kernel.maps or products or any(name.startswith("ts::mbarrier_") for name in self.called):
             yield "#include <ts/hopper.cuh>"
         if any(name.startswith(("ts::cluster_", "ts::shared_")) for name in self.called):

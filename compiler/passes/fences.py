@@ -25,6 +25,7 @@ from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor, scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
+from tilescale.compiler.layout.matrices import matrices
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes.schedule import AHEAD
@@ -146,7 +147,8 @@ class _Walk:
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    found.append((a.buffer, a.mode, owners_of(nest, loop, a), nest.what, False))
+                    owners = None if a.mode == "write" and self._by_matrices(nest, loop, a) else owners_of(nest, loop, a)
+                    found.append((a.buffer, a.mode, owners, nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
             for access in op.effects(s.value):
                 buffer = access.region.source
@@ -160,6 +162,10 @@ class _Walk:
         return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
                 for k, (b, mode, owners, what, engine) in enumerate(found)
                 if not b.ty.storage_scope.endswith(("signal", "barrier"))]  # fmt: skip
+
+    def _by_matrices(self, nest: Nest, loop: Loop | None, a: Element) -> bool:
+        """Whether a store may go by stmatrix, in which other lanes than those of the iterations write."""
+        return matrices(nest, loop, self.layouts.get(a.buffer), int(self.program.arch.removeprefix("sm_").rstrip("af") or 0)) is not None
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
