@@ -80,6 +80,8 @@ def read_by_threads(program: Any) -> set[int]:
     def operation(c: Any) -> None:
         if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
             found.update(rings[r.source] for r in c.args[:2] if r.source in rings)
+        if c.op.name == "ts.gemm_sp" and c.args[4].source in rings:  # the places go through registers
+            found.add(rings[c.args[4].source])
 
     structural_walk(program.func.body, (ir.TensorLoad, lambda e: found.add(rings[e.source]) if e.source in rings else None))
     structural_walk(program.func.body, (ir.Call, operation))

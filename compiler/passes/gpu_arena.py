@@ -21,6 +21,8 @@ from tilescale.errors import TileValueError
 LIMITS = {70: 96 << 10, 72: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
           100: 227 << 10, 120: 99 << 10}  # fmt: skip
 ALIGN = 16
+#: what TMA asks of a box in shared memory (PTX ISA, "cp.async.bulk.tensor")
+TMA_ALIGN = 128
 #: bytes up to which a tile keeps a place of its own
 SMALL = 1024
 
@@ -97,11 +99,12 @@ class _Lifetimes:
         if not s.buffer.ty.storage_scope.startswith("shared"):
             return
         layout = self.layouts[s.buffer]
-        align = max(ALIGN, layout.alignment)
+        staged = self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1
+        align = max(TMA_ALIGN if staged else ALIGN, layout.alignment)
         each = -(-layout.bytes // align) * align
         self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
         self.inside[s.buffer] = len(self.open)
-        if self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1:
+        if staged:
             self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
         # others may reach a signal from the first statement to the last
         if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:

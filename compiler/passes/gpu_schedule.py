@@ -32,7 +32,7 @@ from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import MOST_AXES, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
-from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
+from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -190,7 +190,7 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
     row = constant(shape[-1])
     if row is None or row * bits_of(var) // 8 % 16:
         return f"rows of {name} are not known to be a multiple of 16 bytes"
-    if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
+    if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32 and tile[1] * bits_of(var) != 128:
         return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
     return None
 
@@ -215,7 +215,7 @@ def _check_readers(program: Any) -> None:
             continue
         if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
-        if op.name != "gemm":
+        if op.name not in PRODUCTS:
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
         if why := _no_wgmma(call, program):
             raise Unfit(why, call)
@@ -223,22 +223,26 @@ def _check_readers(program: Any) -> None:
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
-    from tilescale.compiler.cuda import dtypes
+    from tilescale.compiler.cuda import dtypes, wgmma_sp
     from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
+    sparse = call.op.name == "ts.gemm_sp"
+    what = "T.gemm_sp" if sparse else "T.gemm"
     if why := dtypes.no_wgmma(call):
         return why
     if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
-        return "T.gemm inside a T.Scale, or with a condition for clear_accum"
+        return f"{what} inside a T.Scale, or with a condition for clear_accum"
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
-        return "T.gemm into what is no whole fragment"
+        return f"{what} into what is no whole fragment"
+    if sparse and (why := wgmma_sp.unfit(call)):
+        return why
     for r in (a, b):
         shape = r.source.ty.shape
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
         if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
-            return f"T.gemm of a part of {r.source.name}"
+            return f"{what} of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
         if in_registers(r.source) and bits_of(r.source) != 16:
@@ -246,7 +250,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
     if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
         m, n = (int(e) for e in c.source.ty.shape)
-        return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
+        return f"{what} of {m} × {n} × {k} on {program.launch.threads} threads"
     return None
 
 
@@ -272,7 +276,7 @@ def _products(program: Any) -> Any:
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
+        if not isinstance(c, ir.Call) or c.op.name.removeprefix("ts.") not in PRODUCTS or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
         return _marked(c, s.span, FREE)
 
@@ -283,7 +287,7 @@ def _narrow(call: Any) -> bool:
     """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
     computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
     a, _, c = call.args[:3]
-    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    computed = call.op.name == "ts.gemm" and in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
     return computed and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
@@ -314,6 +318,6 @@ def _late(loop: Any, plan: Any) -> Any:
     notes = {**dict(loop.annotations), "ts.late": 1}
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
-    operands = list({r.source: r for c in products for r in c.args[:2] if r.source not in plan.ring_of}.values())
+    operands = list({r.source: r for c in products for r in operands_of(c) if r.source not in plan.ring_of}.values())
     last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
     return sequence([made, await_products(tiles, span, operands), last])

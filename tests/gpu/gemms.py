@@ -79,21 +79,24 @@ def _persistent(
 
 def sparse_gemm(
     M: int, N: int, K: int, BM: int = 64, BN: int = 64, BK: int = 64, stages: int = 3, threads: int = 64, dtype: str = "float16",
-    out: str = "float32", places: str = "int16", trans_a: bool = False, trans_b: bool = False,
+    out: str = "float32", places: str = "int16", trans_a: bool = False, trans_b: bool = False, panel: int = 0, cluster: Any = 1,
+    sums: str = "", right: str = "",
 ) -> Any:  # fmt: skip
-    """C = A · op(B) for A (M, K) with two numbers in each four: what it keeps (M, K / 2) or (K / 2, M), and where that is."""
+    """C = A · op(B) for A (M, K) with two numbers in each four: what it keeps (M, K / 2) or (K / 2, M), and where that is. ``sums``: the
+    accumulator's dtype where it is not C's. ``right``: B's where it is not A's. ``panel``, ``cluster``: as in `gemm`."""
     each = {"uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32}[places]
     half = BK // 2
 
     @T.prim_func
     def gemm(
         A: T.Tensor((K // 2, M) if trans_a else (M, K // 2), dtype), E: T.Tensor((M, K // each), places),
-        B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor((M, N), out),
+        B: T.Tensor((N, K) if trans_b else (K, N), right or dtype), C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads, cta_cluster=cluster) as (bx, by):
+            T.use_swizzle(panel, enable=panel > 0)
             a, e = T.alloc_shared((half, BM) if trans_a else (BM, half), dtype), T.alloc_shared((BM, BK // each), places)
-            b = T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
-            acc = T.alloc_fragment((BM, BN), out)
+            b = T.alloc_shared((BN, BK) if trans_b else (BK, BN), right or dtype)
+            acc = T.alloc_fragment((BM, BN), sums or out)
             T.clear(acc)
             for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                 if trans_a:

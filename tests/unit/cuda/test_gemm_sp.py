@@ -17,7 +17,7 @@ from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileTypeError, TileValueError
 
 #: (M, N, K), options
@@ -31,13 +31,26 @@ CASES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((16, 24, 64), {"dtype": "float32", "out": "float32", "BM": 16, "BN": 32}),
 ]
 
+#: (M, N, K), options: by wgmma.sp, whatever E's dtype
+HOPPER: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    ((128, 128, 256), {"BM": 128, "BN": 128, "BK": 128, "threads": 256}),
+    ((72, 72, 384), {"BK": 128, "threads": 128, "dtype": "bfloat16", "places": "uint8", "trans_b": True, "out": "bfloat16", "sums": "float32"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "places": "int32", "trans_a": True, "stages": 2}),
+    ((64, 64, 512), {"BK": 256, "threads": 128, "places": "uint16", "stages": 2}),
+    ((128, 64, 256), {"BM": 128, "BK": 128, "threads": 128, "dtype": "float8_e4m3fn", "trans_b": True, "places": "int32"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "float8_e5m2", "right": "float8_e4m3fn", "trans_b": True, "places": "uint8"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "int8", "trans_b": True, "places": "int16", "out": "int32"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "uint8", "right": "int8", "trans_b": True, "places": "uint32", "out": "int32"}),
+    ((128, 64, 256), {"BK": 128, "threads": 128, "trans_b": True, "cluster": (1, 2)}),
+]
+
 
 def arguments(shape: tuple[int, int, int], options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """The kernel's, and A as a whole."""
     M, N, K = shape
     dtype = options.get("dtype", "float16")
     whole, kept, places = sparse_operand(M, K, dtype, options.get("places", "int16"))
-    b = data((N, K) if options.get("trans_b") else (K, N), dtype, 2)
+    b = data((N, K) if options.get("trans_b") else (K, N), options.get("right", dtype), 2)
     kept = np.ascontiguousarray(kept.T) if options.get("trans_a") else kept
     return {"A": kept, "E": places, "B": b, "C": empty((M, N), options.get("out", "float32"))}, whole
 
@@ -52,6 +65,24 @@ def test_meaning(shape: tuple[int, int, int], options: dict[str, Any]):
     np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3, atol=2e-2)
     for arch in ("sm_80", "sm_90a"):
         agree(kernel, args, arch=arch)
+
+
+@pytest.mark.parametrize("shape, options", HOPPER, ids=str)
+def test_on_hopper(shape: tuple[int, int, int], options: dict[str, Any]):
+    """On emulated threads, which have the places of each instruction as PTX defines them, and the schedule on the simulator."""
+    args, whole = arguments(shape, options)
+    kernel = sparse_gemm(*shape, **options)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    assert not program.notes or program.notes[0].startswith(f"{program.name} has ")
+    assert "ts::wgmma_sp_m64" in text and "E_map" in text
+    b = numerics.decode(args["B"], str(args["B"].dtype)).astype(np.float64)
+    want = numerics.decode(whole, str(whole.dtype)).astype(np.float64) @ (b.T if options.get("trans_b") else b)
+    for seed in range(2):
+        got = agree(kernel, args, seed=seed)["C"]
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3 if options.get("out") != "bfloat16" else 1e-2, atol=2e-2)
+    found = check(kernel, 1, args, arch="sm_90a")
+    assert not found.findings, found
 
 
 @pytest.mark.parametrize("case", [0, 2, 4], ids=str)
