@@ -358,8 +358,8 @@ def factors(stored: Any, dtype: str) -> Any:
 
 
 def operand(p: Product, which: int) -> Any:
-    """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in four), by its descriptor (PTX ISA,
-    "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit elements alone."""
+    """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in four), by its descriptor (PTX
+    ISA, "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit elements alone."""
     descriptor, rows, across = p.b if which or isinstance(p.a, Held) else p.a
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)

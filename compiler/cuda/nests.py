@@ -261,7 +261,7 @@ class NestLowering:
         return sequence(out)
 
     def _starts(self, loop: Loop, instead: dict[int, Any] | None = None) -> tuple[list[Any], list[Any]]:
-        """Where along each axis a thread begins, and the bindings that say so. ``instead``: what stands for the lane's own part, by axis."""
+        """Where along each axis a thread begins, and the bindings that say so. ``instead``: what stands for a lane's own part, by axis."""
         thread, starts, binds = self.thread(), [], []
         for axis, var in enumerate(loop.vars):
             total: Any = None if instead is None else instead.get(axis)

@@ -40,8 +40,8 @@ def gpu_layouts(program: Any) -> Any:
 
 
 def _ring_layout(program: Any, buffer: Any) -> Shared | None:
-    """A ring's tile that TMA fills and threads read: boxes under the widest swizzle, as TMA writes them, plain rows where they have 16 bytes.
-    None for any other tile."""
+    """A ring's tile that TMA fills and threads read, as TMA writes it: boxes under the widest swizzle, or plain rows of 16 bytes. None for
+    any other tile."""
     plan = program.schedule
     if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
         return None

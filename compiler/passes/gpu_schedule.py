@@ -287,8 +287,8 @@ def _narrow(call: Any) -> bool:
     """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
     computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
     a, _, c = call.args[:3]
-    computed = call.op.name == "ts.gemm" and in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
-    return computed and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
+    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
 def _marked(call: Any, span: Any, pending: int) -> Any:
