@@ -186,7 +186,60 @@ def late(A: T.Tensor((8, 32), "int32"), C: T.Tensor((8, 32), "int32")):
                 T.copy(got, C[b, 0])
 
 
+@T.prim_func
+def around(A: T.Tensor((4, 8, 64), "float32"), C: T.Tensor((4, 8, 64), "float32")):
+    """Tiles go round, one block further in each round; the next one is made of what came."""
+    with T.Kernel(4, cta_cluster=4, threads=64) as b:
+        own, came = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32")
+        T.copy(A[b, 0:8, 0:64], own)
+        with T.Scale("cta_cluster") as (c, n):
+            T.barrier()
+            for k in T.serial(3):
+                T.copy(own, came, dst=(c + 1) % n)
+                T.barrier()
+                for i, j in T.Parallel(8, 64):
+                    own[i, j] = came[i, j] + k
+                T.barrier()
+        T.copy(own, C[b, 0:8, 0:64])
+
+
+@T.prim_func
+def exchange(A: T.Tensor((4, 4, 2, 256), "float16"), C: T.Tensor((4, 4, 2, 256), "float16")):
+    """Each block sends a part to each, whose place is the sender's; and what nobody waits for but the kernel's end."""
+    with T.Kernel(4, cta_cluster=4, threads=64) as b:
+        own, came = T.alloc_shared((4, 2, 256), "float16"), T.alloc_shared((4, 2, 256), "float16")
+        last = T.alloc_shared((8, 256), "float16")
+        for p in T.serial(4):
+            T.copy(A[b, p, 0:2, 0:256], own[p, 0:2, 0:256])
+        with T.Scale("cta_cluster") as (c, n):
+            T.barrier()
+            for k in T.serial(n):
+                T.copy(own[k, 0:2, 0:256], came[c, 0:2, 0:256], dst=k)
+            T.barrier()
+            for p in T.serial(4):
+                T.copy(came[p, 0:2, 0:256], C[b, p, 0:2, 0:256])
+            T.copy(own[0, 0:2, 0:256], last[2 * c : 2 * c + 2, 0:256], dst=(c + 1) % n)
+
+
+@T.prim_func
+def gathered(A: T.Tensor((4, 8, 32), "float32"), C: T.Tensor((4, 32, 32), "float32"), D: T.Tensor((4, 8, 32), "float32")):
+    with T.Kernel(4, cta_cluster=(2, 1), threads=32) as b:
+        own, all_ = T.alloc_shared((8, 32), "float32"), T.alloc_shared((2, 8, 32), "float32")
+        T.copy(A[b, 0:8, 0:32], own)
+        with T.Scale("cta_cluster"):
+            T.all_gather(own, all_)
+            for p in T.serial(2):
+                T.copy(all_[p, 0:8, 0:32], C[b, p * 8 : p * 8 + 8, 0:32])
+            T.broadcast(own, own, 1)
+            T.copy(own, D[b, 0:8, 0:32])
+
+
+#: programs whose copies engines make, with how many of them
+PUTS = {"around": 1, "exchange": 2, "gathered": 1}
 PROGRAMS: dict[str, Any] = {
+    "around": (around, {"A": data((4, 8, 64), "float32", 1), "C": empty((4, 8, 64), "float32")}),
+    "exchange": (exchange, {"A": data((4, 4, 2, 256), "float16", 1), "C": empty((4, 4, 2, 256), "float16")}),
+    "gathered": (gathered, {"A": data((4, 8, 32), "float32", 1), "C": empty((4, 32, 32), "float32"), "D": empty((4, 8, 32), "float32")}),
     "neighbours": (neighbours, {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")}),
     "signals": (signals, {"C": empty((4, 4, 2), "int32")}),
     "collectives": (collectives, {"C": empty((4, 5, 16), "float32")}),
@@ -200,6 +253,12 @@ def test_blocks_and_executors_reach_each_other(name: str):
     kernel, args = PROGRAMS[name]
     for seed in range(4):
         agree(kernel, args, exact=True, seed=seed)
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_engines_copy_between_blocks(name: str):
+    made, program = lowered(PROGRAMS[name][0])
+    assert not program.notes and print_kernel(made).text.count("ts::copy_to_block(") == PUTS[name]
 
 
 def _without(what: str, number: int | None = None) -> Any:
