@@ -102,10 +102,13 @@ class _Walk:
         self.engines = _has_engines(program)
         #: what engines touch outside rings
         self.taken: set[Any] = set()
+        #: what they write there: copies into other blocks, of which this may be one
+        self.sent: set[Any] = set()
 
     def run(self) -> Any:
         whole = Executor("block", self.program.launch.threads)
-        self.taken = {t.memory for t in self._all(self.program.func.body, whole) if t.engine} if self.engines else set()
+        engines = [t for t in self._all(self.program.func.body, whole) if t.engine] if self.engines else []
+        self.taken, self.sent = {t.memory for t in engines}, {t.memory for t in engines if t.mode != "read" and _is_shared(t.memory)}
         return self.visit(self.program.func.body, whole)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -245,7 +248,7 @@ class _Walk:
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
         # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
-        fenced = crossing is not None or any(t.mode != "read" and not t.engine and t.memory in self.taken for t in self.pending)
+        fenced = crossing is not None or any(t.memory in self.sent for t in self.pending) or any(t.mode != "read" and not t.engine and t.memory in self.taken for t in self.pending)
         self.pending = self._behind(fenced)
         return [fence(ex.name, _reason(*first), first[1].node.span, fenced)]
 
@@ -264,7 +267,8 @@ class _Walk:
         """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
         if fenced or not self.engines:
             return []
-        return [replace(t, met=True) for t in self.pending if t.mode != "read" and not t.engine and _is_shared(t.memory)]
+        kept = [t for t in self.pending if not t.engine and _is_shared(t.memory)]
+        return [replace(t, met=True) for t in kept if t.mode != "read" or t.memory in self.sent]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
         """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
@@ -360,8 +364,8 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _crosses(a: Touch, b: Touch) -> bool:
-    """Whether ``a``, written by threads, is touched by an engine in ``b``: a proxy fence must stand between them."""
-    return b.engine and not a.engine and a.mode != "read" and _is_shared(a.memory)
+    """Whether ``a``, by threads, meets an engine's access ``b``, one of them writing: a proxy fence must stand between them."""
+    return b.engine and not a.engine and (a.mode, b.mode) != ("read", "read") and _is_shared(a.memory)
 
 
 def _has_engines(program: Any) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.infer import WIDTHS
 from tilescale.compiler.layout.loops import element_dtype
@@ -233,7 +234,27 @@ class _Epochs:
     def _goes_round(self, put: Any) -> bool:
         """Whether the rounds of the one loop that repeats a copy within an epoch send it to different blocks."""
         repeating = [x for x in self.loops if not _meets(x)]
-        return len(repeating) == 1 and isinstance(repeating[0], tirx.For) and put.args[2].same_as(repeating[0].loop_var)
+        if len(repeating) != 1 or not isinstance(repeating[0], tirx.For):
+            return False
+        loop, peer = repeating[0], put.args[2]
+        if peer.same_as(loop.loop_var):
+            return True
+        if not isinstance(peer, tirx.FloorMod):
+            return False
+        rounds, around = self._count(loop.extent), self._count(peer.b)
+        own = tirx.Var("rank", "int32")  # its number in the cluster, which stays
+        known = structural_map(tirx.Evaluate(peer.a), (ir.Call, lambda c: own if c.op.name == "ts.scale_index" else c)).value
+        rest = numeric.variables(sym.Analyzer().simplify(known - loop.loop_var))
+        changing: set[Any] = {loop.loop_var, None}  # None: memory
+        structural_walk(loop.body, (tirx.Bind, lambda s: changing.add(s.var)))
+        structural_walk(loop.body, (tirx.For, lambda s: changing.add(s.loop_var)))
+        return rounds is not None and around is not None and rounds <= around and not rest & changing
+
+    def _count(self, e: Any) -> int | None:
+        """An extent as a number, of which the count of blocks in the cluster is one."""
+        if isinstance(e, ir.Call) and e.op.name == "ts.scale_count" and str(e.args[0].value) == "cta_cluster":
+            return prod(self.program.launch.cluster)
+        return constant(e)
 
 
 def _meets(loop: Any) -> bool:

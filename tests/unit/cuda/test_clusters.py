@@ -225,17 +225,18 @@ def exchange(A: T.Tensor((4, 4, 2, 256), "float16"), C: T.Tensor((4, 4, 2, 256),
 def gathered(A: T.Tensor((4, 8, 32), "float32"), C: T.Tensor((4, 32, 32), "float32"), D: T.Tensor((4, 8, 32), "float32")):
     with T.Kernel(4, cta_cluster=(2, 1), threads=32) as b:
         own, all_ = T.alloc_shared((8, 32), "float32"), T.alloc_shared((2, 8, 32), "float32")
+        one = T.alloc_shared((8, 32), "float32")
         T.copy(A[b, 0:8, 0:32], own)
         with T.Scale("cta_cluster"):
             T.all_gather(own, all_)
             for p in T.serial(2):
                 T.copy(all_[p, 0:8, 0:32], C[b, p * 8 : p * 8 + 8, 0:32])
-            T.broadcast(own, own, 1)
-            T.copy(own, D[b, 0:8, 0:32])
+            T.broadcast(own, one, 1)
+            T.copy(one, D[b, 0:8, 0:32])
 
 
 #: programs whose copies engines make, with how many of them
-PUTS = {"around": 1, "exchange": 2, "gathered": 1}
+PUTS = {"around": 1, "exchange": 2, "gathered": 2}
 PROGRAMS: dict[str, Any] = {
     "around": (around, {"A": data((4, 8, 64), "float32", 1), "C": empty((4, 8, 64), "float32")}),
     "exchange": (exchange, {"A": data((4, 4, 2, 256), "float16", 1), "C": empty((4, 4, 2, 256), "float16")}),
