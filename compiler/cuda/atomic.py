@@ -1,4 +1,4 @@
-"""Atomic updates on a GPU (include/ts/atomic.cuh)."""
+"""Atomic updates on a GPU (include/ts/atomic.cuh, red.cuh)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.tvm_compat import tirx
 
+#: dtype → its name in PTX, of those that vectors are added of
+NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
 
 def emit_atomic(cx: Any, call: Any) -> Any:
     """The update of one element: a statement, or the value before it.
@@ -18,10 +21,11 @@ def emit_atomic(cx: Any, call: Any) -> Any:
     barriers is cumulative). Where a kernel updates a tensor and writes nothing else that others read, there is nothing to carry.
     """
     region, value = call.args
+    if (moved := cx.in_vector(call)) is not None:  # added with its neighbours, behind their loop
+        return tirx.BufferStore(moved.source, _operand(cx, value, element_dtype(region.source)), list(moved.indices), call.span)
     buf, flat, tests, place = cx.access(region.source, [r.min for r in region.region], call, True)
     dtype = element_dtype(buf)
-    operand = cx.scalar(value)
-    operand = operand if str(operand.ty) == dtype else tirx.Cast(dtype, operand)
+    operand = _operand(cx, value, dtype)
     where = tirx.address_of(tirx.BufferLoad(buf, [flat]))
     kind = "publishing" if isinstance(place, Global) and cx.publishes else "atomic"
     done = tirx.call_extern(dtype, f"ts::{kind}_{call.attrs['kind']}", where, operand)
@@ -35,3 +39,16 @@ def emit_atomic(cx: Any, call: Any) -> Any:
         failed = None if isinstance(place, Global) else cx.fail("bounds", call, f"an index of {place.name} lies outside")
         made = tirx.IfThenElse(test, made, failed)
     return cx.once(made)
+
+
+def emit_neighbours(cx: Any, call: Any, count: int, at: Any, values: Any) -> Any:
+    """``count`` neighbours of a tensor from the element ``at`` on, each added atomically, by one instruction; ``values`` is the first of
+    the registers that are added. It carries what was written before as :func:`emit_atomic`'s update does; it returns nothing, so there is
+    nothing that it could be ordered behind."""
+    name = f"{'publishing_' if cx.publishes else ''}red_add{count}_{NAMES[element_dtype(at.source)]}"
+    return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", tirx.address_of(at), tirx.address_of(values)), call.span)
+
+
+def _operand(cx: Any, value: Any, dtype: str) -> Any:
+    made = cx.scalar(value)
+    return made if str(made.ty) == dtype else tirx.Cast(dtype, made)

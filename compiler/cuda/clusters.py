@@ -130,8 +130,8 @@ class Clusters:
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         value = widened(self.scalar(call.args[1]), "int64")
-        heard = tirx.call_extern("bool", f"ts::shared_wait<{self._wide(call)}>", at, value, compare)
-        late = self.fail("wait", call, f"T.wait for {self.places[call.args[0].source].name} lasted two minutes")
+        heard = tirx.call_extern("bool", f"ts::shared_wait<{self._wide(call)}>", at, value, compare, self.record())
+        late = self.fail("wait", call, f"T.wait for {self.places[call.args[0].source].name} took longer than TILESCALE_WAIT_TIMEOUT")
         return self.once(self._inside(tirx.IfThenElse(tirx.Not(heard), late, None, call.span), tests, call))
 
     def _wide(self, call: Any) -> str:

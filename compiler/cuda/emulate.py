@@ -63,7 +63,7 @@ class Emulator:
                 name = self.names[m.param]
                 values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
             elif source.kind == "failure":
-                memory[var] = Memory(var.name, np.zeros(2, np.int64), 2)
+                memory[var] = Memory(var.name, np.zeros(3, np.int64), 3)
             elif source.kind == "param" and tirx.is_buffer_var(var):
                 memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
@@ -91,6 +91,8 @@ class Emulator:
                 name = self.names[source.index] if source.kind == "param" else ""
                 if source.kind == "param" and tirx.is_buffer_var(var):
                     memory[var] = world.view(task, task.rank, name)
+                elif source.kind == "failure":
+                    memory[var] = Memory(var.name, np.zeros(3, np.int64), 3)
                 elif source.kind == "map":
                     of = self.kernel.maps[source.index]
                     name = self.names[of.param]
@@ -494,6 +496,17 @@ def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
 
+def _red_add(count: int, dtype: str) -> Callable[..., None]:
+    def run(b: Block, m: Any, where: Pointer, values: Pointer) -> None:
+        if (where.index[m] % count).any():
+            raise EmulationError(f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}")
+        added, one = decoded(load(b, m, values.memory, values.index, count), dtype), _atomic("add")
+        for k in range(count):
+            one(b, m, Pointer(where.memory, where.index + k), added[:, k])
+
+    return run
+
+
 def _atomic(kind: str) -> Callable[..., Any]:
     from tilescale.compiler.sim.tiles import updated
 
@@ -534,6 +547,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::fail": _fail,
     "printf": _printf,
     **emulate_matrices.FUNCTIONS,
+    **{f"ts::{how}red_add{n}_{k}": _red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
+       for n in (2, 4, 8) for how in ("", "publishing_")},
     **{f"ts::{how}_{kind}": _atomic(kind) for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
 

@@ -67,7 +67,7 @@ def shared_signal(op: str) -> Callable[..., None]:
     return run
 
 
-def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any) -> Any:
+def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: Any) -> Any:
     """Waits until a counter compares with a value, with acquire."""
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     holds = COMPARED[int(one(m, compare))]

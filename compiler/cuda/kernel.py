@@ -16,8 +16,8 @@ class Source:
     """Where the launcher takes one parameter of the function from.
 
     kind: "param" (the kernel's parameter ``index``: a pointer or a scalar), "map" (``ThreadKernel.maps[index]``), "symbol" (the symbolic
-    extent ``index``), "rank", "world", "team" (a ``ts::Team``), or "failure" (two words of the host's memory in which ``ts::fail`` says who
-    failed).
+    extent ``index``), "rank", "world", "team" (a ``ts::Team``), or "failure" (three words of the host's memory: two in which
+    ``ts::fail`` says who failed, and how long a wait may take, ns).
     """
 
     kind: str

@@ -299,10 +299,14 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}".replace("\n", " ")
         if entry not in self.sites:
             self.sites.append(entry)
-        if self.failure is None:
-            self.failure = tirx.decl_buffer((2,), "int64", "failure", scope="global", layout=None)
         site = tirx.IntImm("int32", self.sites.index(entry))
-        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, tirx.buffer_data(self.failure)))
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, self.record()))
+
+    def record(self) -> Any:
+        """Where a launch says how it failed, and finds how long a wait may take."""
+        if self.failure is None:
+            self.failure = tirx.decl_buffer((3,), "int64", "failure", scope="global", layout=None)
+        return tirx.buffer_data(self.failure)
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any) -> Any:

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda import packed, stmatrix
+from tilescale.compiler.cuda.atomic import emit_neighbours
 from tilescale.compiler.cuda.places import Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
 from tilescale.compiler.frontend.builder import sequence
@@ -222,7 +223,7 @@ class NestLowering:
             indices = [spelt_out(e, names) for e in m.element.indices]
             reads = m.element.mode == "read"
             dtype = str(m.element.buffer.ty.dtype)
-            name = f"{m.element.buffer.name}_{'in' if reads else 'out'}"
+            name = f"{m.element.buffer.name}_{'in' if reads else 'more' if m.element.mode == 'update' else 'out'}"
             tile = tirx.decl_buffer((vectors.count,), dtype, name, scope="local", layout=None)
             before.append(tirx.AllocBuffer(tile))
             for k in range(0, vectors.count, m.width):
@@ -236,6 +237,8 @@ class NestLowering:
                     before.append(tirx.IfThenElse(_all(tests), made, zero) if tests else made)
                 else:
                     made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
+                    if m.element.mode == "update":
+                        made = emit_neighbours(self, node, m.width, tirx.BufferLoad(buf, [flat]), tirx.BufferLoad(tile, [here[0].base]))
                     after.append(self.once(tirx.IfThenElse(_all(tests), made, None) if tests else made))
             held.append((node, tile))
         u = tirx.Var("u", "int32")

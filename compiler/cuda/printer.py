@@ -62,6 +62,8 @@ class CudaPrinter(CPrinter):
             yield "#include <ts/packed.cuh>"
         if any(name.startswith("ts::stmatrix") for name in self.called):
             yield "#include <ts/stmatrix.cuh>"
+        if any("red_add" in name for name in self.called):
+            yield "#include <ts/red.cuh>"
         if self.kernel.maps or products or any(name.startswith("ts::mbarrier_") for name in self.called):
             yield "#include <ts/hopper.cuh>"
         if any(name.startswith(("ts::cluster_", "ts::shared_")) for name in self.called):

@@ -13,8 +13,9 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import Global, InShared, Registers
 from tilescale.compiler.ir.nests import Element, Nest
-from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.match import Loop, Slots, match, seen_by
+from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_map, structural_walk, sym, tirx
 
 #: bits of the widest access of one thread
@@ -65,9 +66,12 @@ def plan(cx: Any, nest: Nest, loop: Loop) -> Plan | None:
 def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -> int:
     """How many neighbours one access may move; 1: it goes element by element."""
     place = cx.places[a.buffer]
-    if not isinstance(place, (Global, InShared)) or a.mode == "update" or a.conditional or not a.indices:
+    if not isinstance(place, (Global, InShared)) or a.conditional or not a.indices:
         return 1
-    if not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
+    widest = WIDEST // bits_of(a.buffer)
+    if a.mode == "update":
+        widest = _added_at_once(cx, place, a)
+    elif not (isinstance(a.node, ir.TensorLoad) or isinstance(a.node, tirx.BufferStore)):
         return 1
     if a.mode == "read" and _behind_condition(nest.body, a.node) and not (isinstance(place, Global) and a.buffer not in cx.written):
         return 1
@@ -76,10 +80,20 @@ def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -
         return 1  # an element may be read that another one of the group writes
     if a.mode != "read" and (len(others) > 1 or not _on_top(nest.body, a.node)):
         return 1
-    width = min(count, WIDEST // bits_of(a.buffer))
+    width = min(count, widest)
     while width > 1 and not _aligned(cx, nest, axis, count, place, a, width):
         width //= 2
     return width
+
+
+def _added_at_once(cx: Any, place: Any, a: Element) -> int:
+    """How many neighbours one instruction adds to global memory (PTX ISA 9.0, "red": vectors from sm_90 on, pairs of float16 before)."""
+    if not isinstance(place, Global) or str(a.node.attrs["kind"]) != "add" or str(a.node.ty) != str(VOID):
+        return 1
+    dtype = element_dtype(a.buffer)
+    if cx.capability >= 90:
+        return {"float32": 4, "float16": 8, "bfloat16": 8}.get(dtype, 1)
+    return 2 if dtype == "float16" else 1
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
@@ -87,7 +101,8 @@ def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 
 def _on_top(body: Any, node: Any) -> bool:
-    return any(s.same_as(node) for s in (body.seq if isinstance(body, tirx.SeqStmt) else [body]))
+    steps = body.seq if isinstance(body, tirx.SeqStmt) else [body]
+    return any(s.same_as(node) or (isinstance(s, tirx.Evaluate) and s.value.same_as(node)) for s in steps)
 
 
 def _behind_condition(body: Any, node: Any) -> bool:

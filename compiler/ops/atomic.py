@@ -8,8 +8,8 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, constant, convert
-from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape
+from tilescale.compiler.frontend.values import Buffer, Region, binary, constant, convert
+from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape, show
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 
@@ -17,7 +17,7 @@ KINDS = ("add", "max", "min", "load", "store")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
-def _atomic(kind: str, dst: Any, value: Any, return_prev: bool) -> Any:
+def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int = 1) -> Any:
     tile = isinstance(value, (Buffer, Region))
     to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
     loc = source.current()
@@ -44,7 +44,7 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool) -> Any:
         call = ir.Call("ts.atomic", args, attrs={"kind": kind, "executor": b.executor, "reach": b.reach}, ret_ty=dt, span=b.span())
         b.emit(tirx.Bind(prev, call, b.span()))
         return prev
-    emit("atomic", [to.ir(), convert(value, to.dtype)], {"kind": kind})
+    emit("atomic", [to.ir(), convert(value, to.dtype)], {"kind": kind, **({"neighbours": neighbours} if neighbours > 1 else {})})
     return None
 
 
@@ -82,21 +82,44 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
     return _atomic("min", dst, value, return_prev)
 
 
-def _several(dst: Any, value: Any, count: int) -> None:
-    to, frm = region(dst, "the target", (count,)), region(value, "the value", (count,))
-    _atomic("add", to, frm, False)
+def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
+    """Neighbours along the last axis; in a T.Parallel loop one update each, which passes/neighbours.py makes iterations of."""
+    what = f"T.atomic_addx{count}"
+    if return_prev:
+        raise TileTypeError(f"{what} returns nothing", loc=source.current(), hint="T.atomic_add(…, return_prev=True) of each element")
+    if not is_tile(value):
+        raise TileTypeError(
+            f"{what} adds {value!r}", loc=source.current(), expected=f"the first of {count} neighbours, as A[i] or f[i, j]",
+            hint="T.atomic_add of each element",
+        )  # fmt: skip
+    to, frm = region(dst, f"the target of {what}", (count,)), region(value, f"the value of {what}", (count,))
+    for r in (to, frm):
+        if [constant(e) for e in r.extents] != [1] * (len(r.extents) - 1) + [count]:
+            raise TileTypeError(
+                f"{what} of {r.name} with a tile of {show(r.shape)}", loc=source.current(), expected=f"{count} neighbours of its last axis"
+            )
+    if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
+        return _atomic("add", to, frm, False)
+    for k in range(count):
+        at, of = (r.buffer[(*r.mins[:-1], binary("+", r.mins[-1], k))] for r in (to, frm))
+        _atomic("add", at, of, False, count)
+    return None
 
 
 @_own
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """Adds two neighbouring elements."""
-    _several(dst, value, 2)
+    """Adds two neighbours along the last axis, each atomically: ``T.atomic_addx2(C[i, j], t[i, j])``, also in ``T.Parallel``.
+
+    Raises:
+        TileTypeError: a value that is no memory, more than two elements, ``return_prev``.
+    """
+    _several(dst, value, 2, return_prev)
 
 
 @_own
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
-    """Adds four neighbouring elements."""
-    _several(dst, value, 4)
+    """Adds four neighbours along the last axis, each atomically, as :func:`atomic_addx2` does two."""
+    _several(dst, value, 4, return_prev)
 
 
 @_own

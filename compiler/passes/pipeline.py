@@ -21,6 +21,7 @@ from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
+from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
@@ -45,6 +46,8 @@ PASSES: tuple[Pass, ...] = (
     Pass("structured_exits", structured_exits, spec.TILE),
     # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie outside.
     Pass("remove_unused", remove_unused, spec.TILE),
+    # Whatever asks how a loop's iterations lie among threads sees the one form of it.
+    Pass("neighbours", neighbours, spec.TILE),
     # Rings and roles last: every copy that they move is known by now.
     Pass("schedule", schedule, spec.SCHEDULED),
     # Behind the schedule, whose rings decide how much shared memory a block has and so how many blocks are resident.

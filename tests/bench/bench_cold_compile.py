@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--compilers", nargs="+", default=["nvcc", "nvrtc"])
     args = parser.parse_args(argv)
-    from tests.bench import record
+    from tests.bench.record import record
 
     figures = {compiler: samples(compiler, args.samples) for compiler in args.compilers}
     for compiler, found in figures.items():
@@ -104,9 +104,7 @@ def main(argv: list[str] | None = None) -> int:
             phases = ", ".join(f"{p} {ms:.0f}" for p, ms in found[name]["phases_ms"].items())
             print(f"{compiler}, {name}: {found[name]['median_ms']:.0f} ms (least {found[name]['least_ms']:.0f}): {phases}")
         print(f"{compiler}, tilescale.compile, imported: {found['tilescale.compile, imported']['median_ms']:.0f} ms")
-    if os.environ.get("OUT"):
-        record.RESULTS = Path(os.environ["OUT"])
-    record.record("cold_compile", figures)
+    record("cold_compile", figures)
     return 0
 
 

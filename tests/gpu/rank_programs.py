@@ -1,7 +1,9 @@
-"""Programs of several ranks on GPUs, by name: ``tilescale launch -n 2 -m tests.gpu.rank_programs lonely``."""
+"""Programs of several ranks on GPUs, by name: ``tilescale launch -n 2 -m tests.gpu.rank_programs graph streams``."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from typing import Any
@@ -49,6 +51,10 @@ class Ring:
         self.a.fill_(self.rank + 100 * step)
 
 
+def last() -> bool:
+    return comm.rank() + 1 == comm.world_size()
+
+
 def lonely() -> int:
     """Waits for two signals, of which one comes."""
     ring = Ring()
@@ -77,19 +83,61 @@ def different() -> int:
 def late() -> int:
     """The last rank does not make the launch that the others make."""
     ring = Ring()
-    if comm.rank() + 1 < comm.world_size():
+    if last():
+        time.sleep(10)  # longer than the others wait
+    else:
         ring.launch()
         torch.cuda.synchronize()
-    else:
-        time.sleep(10)  # longer than the others wait
     return 0
 
 
+def ends() -> int:
+    """The last rank ends, as if all were done, while the others' launch waits for it."""
+    ring = Ring()
+    if last():
+        sys.exit(0)
+    ring.launch()
+    torch.cuda.synchronize()
+    return 0
+
+
+def killed() -> int:
+    """The last rank is killed while the others' launch waits for it."""
+    ring = Ring()
+    if last():
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    ring.launch()
+    torch.cuda.synchronize()
+    return 0
+
+
+def asserts() -> int:
+    """A kernel of the last rank's own fails, which its host learns from torch, while the others' launch waits for it."""
+
+    @T.prim_func
+    def checked(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            T.device_assert(A[5] > 0.0, "A is positive")
+
+    ring, check = Ring(), tilescale.compile(checked)
+    if last():
+        check(torch.zeros(64, device="cuda"))
+        torch.cuda.synchronize()
+    return told_early(ring)
+
+
 def raises() -> int:
-    """The last rank fails on its host while the others' launch waits for it: that launch ends at once, and says why."""
-    ring, began = Ring(), time.monotonic()
-    if comm.rank() + 1 == comm.world_size():
+    """The last rank fails on its host while the others' launch waits for it."""
+    ring = Ring()
+    if last():
         raise ValueError("no more")
+    return told_early(ring)
+
+
+def told_early(ring: Ring) -> int:
+    """Launches, and prints what a launch says that others have stopped, and whether it waited for its limit before."""
+    began = time.monotonic()
     ring.launch()
     try:
         tilescale.cuda.synchronize()
@@ -195,13 +243,20 @@ def barriers() -> int:
     return wrong
 
 
+#: those that end well may run one after another in one job
+PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, barriers)
+
+
 def main() -> int:
     comm.init()
-    wrong = {f.__name__: f for f in (lonely, far, different, late, raises, unordered, graph, streams, teams, barriers)}[sys.argv[1]]()
-    comm.barrier()
-    if comm.rank() == 0:
-        print(f"{sys.argv[1]}: {wrong} wrong", flush=True)
-    return int(wrong != 0)
+    named, bad = {f.__name__: f for f in PROGRAMS}, 0
+    for name in sys.argv[1:]:
+        wrong = named[name]()
+        comm.barrier()
+        if comm.rank() == 0:
+            print(f"{name}: {wrong} wrong", flush=True)
+        bad |= wrong != 0
+    return int(bad)
 
 
 if __name__ == "__main__":

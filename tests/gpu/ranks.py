@@ -1,4 +1,5 @@
 """The examples on several ranks, many launches each, every one with new data and compared with torch: a program for a launcher.
+tests/bench/bench_ranks.py runs it under all of them.
 
     TILESCALE_TARGET=cuda tilescale launch -n 2 -m tests.gpu.ranks --launches 1000
     TILESCALE_TARGET=cuda torchrun --nproc-per-node 2 -m tests.gpu.ranks --launches 1000 05_ring_shift
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
+import json
 import sys
 import time
 from pathlib import Path
@@ -71,26 +74,38 @@ class Unhurried:
         return 0.0 if worst is None else float(worst.item())
 
 
+def launched(example: Any, args: tuple[Any, ...], options: dict[str, Any], count: int) -> float:
+    """The example's largest error over so many launches, each with new data."""
+    if "launches" in inspect.signature(example.run).parameters:
+        return float(example.run(*args, **options, launches=count))
+    return max(float(example.run(*args, **options, seed=seed)) for seed in range(count))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, default=20)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", help="a file for what was measured, written again behind every line")
+    parser.add_argument("names", nargs="*", help="how the examples' names begin; default: all")
     given = parser.parse_args()
-    bad, shared = 0, None
+    bad, shared, figures = 0, None, dict[str, Any]()
     for name, variants in VARIANTS.items():
         if given.names and not any(name.startswith(n) for n in given.names):
             continue
         example = module(name)
         common = sys.modules["common"]
         shared = shared or Unhurried(common)
-        alone = "launches" not in example.run.__code__.co_varnames
         for args, options, tolerance in variants:
+            begun = time.monotonic()
+            worst = max(launched(example, args, options, 1), shared.total())  # compiles
             start = time.monotonic()
-            worst = max(example.run(*args, **options) for _ in range(given.launches)) if alone else 0.0
-            worst = worst if alone else example.run(*args, **options, launches=given.launches)
-            worst = max(worst, shared.total())
-            took = (time.monotonic() - start) / given.launches * 1e3
-            bad |= common.report(f"{name} {args}, {given.launches} launches, {took:.1f} ms each", worst, tolerance)
+            worst = max(worst, launched(example, args, options, given.launches), shared.total())
+            each = (time.monotonic() - start) / given.launches * 1e3
+            what = f"{name} {args}"
+            wrong = common.report(f"{what}, {given.launches} launches, {each:.2f} ms each, first in {start - begun:.1f} s", worst, tolerance)
+            bad |= wrong
+            figures[what] = {"launches": given.launches, "ms_each": round(each, 3), "max_error": worst, "right": not wrong}
+            if given.out and common.ranks()[0] == 0:
+                Path(given.out).write_text(json.dumps(figures))
     return bad
 
 

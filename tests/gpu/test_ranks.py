@@ -1,81 +1,129 @@
-"""Ranks on GPUs, as processes: every launcher, every example, both heaps, and what is said when ranks do not agree."""
+"""Ranks on GPUs, as processes: every launcher, every example, both heaps, and what is said when ranks do not agree.
+
+A job starts in some five seconds and compiles what no cache has yet, so what ends well shares one: the file takes about two minutes on
+one GPU, and less with ``TILESCALE_CUDA_COMPILER=nvrtc`` or several workers (``-n 4``).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.jobs import Job
 from tests.gpu.ranks import VARIANTS
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
-ROOT = Path(__file__).resolve().parent.parent.parent
-LAUNCH = [sys.executable, "-m", "tilescale.launch", "launch", "-n"]
+
+#: of torchrun and of torch's errors: nothing of ours
+NOISE = re.compile(r"^(\[\d\] )?(W\d{4} |\s*$|For debugging consider|Compile with `TORCH_USE|Search for `cudaError|CUDA kernel errors might)")
+#: of the environment, which jobs have otherwise as a person's shell has it
+KEPT = ("TILESCALE_CACHE_DIR", "TILESCALE_CUDA_COMPILER")
 
 
-def run(env: dict[str, str], *line: str, limit: int = 120, **more: str) -> tuple[int, str]:
-    env = env | {"PYTHONPATH": str(ROOT), "TILESCALE_TARGET": "cuda", "TILESCALE_HEAP_SIZE": "128M", "TILESCALE_WAIT_TIMEOUT": "20"} | more
-    done = subprocess.run(line, env=env, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
-    return done.returncode, done.stdout + done.stderr
+class Said:
+    """What a job printed, and its exit code."""
+
+    def __init__(self, env: dict[str, str], launcher: str, ranks: int, *module: str, limit: float = 60, **more: str):
+        if launcher != "tilescale" and shutil.which(launcher) is None:
+            pytest.skip(f"there is no {launcher}")
+        own = {"TILESCALE_TARGET": "cuda", "TILESCALE_HEAP_SIZE": "128M", "TILESCALE_WAIT_TIMEOUT": "20"}
+        env = env | {name: os.environ[name] for name in KEPT if name in os.environ} | own | more
+        self.code, self.text = Job(launcher, ranks, module, env).wait(limit)
+
+    def must(self, holds: bool, what: str) -> None:
+        """Fails the test with the end of what was printed."""
+        if holds:
+            return
+        lines = [line[:300] for line in self.text.splitlines() if not NOISE.match(line)]
+        pytest.fail("\n".join([f"expected {what}; exit code {self.code}, and the last lines:", *lines[-40:]]), pytrace=False)
+
+    def must_fail(self, *texts: str) -> None:
+        """It ended by itself, and said each of these."""
+        for text in texts:
+            self.must(text in self.text, repr(text))
+        self.must(self.code not in (0, 124), "a failure")
+
+    def must_be_right(self, names: list[str]) -> None:
+        """Every variant of these examples."""
+        wrong = [n for n in names if len(re.findall(rf"{n} .*, ok$", self.text, re.MULTILINE)) != len(VARIANTS[n])]
+        self.must(self.code == 0 and not wrong, f"right results of {', '.join(wrong or names)}")
 
 
-def program(env: dict[str, str], name: str, ranks: int = 2, **more: str) -> tuple[int, str]:
-    return run(env, *LAUNCH, str(ranks), "-m", "tests.gpu.rank_programs", name, **more)
+def program(env: dict[str, str], *names: str, ranks: int = 2, launcher: str = "tilescale", **more: str) -> Said:
+    return Said(env, launcher, ranks, "tests.gpu.rank_programs", *names, **more)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_examples(clean_env: dict[str, str], name: str, ranks: int):
-    code, said = run(clean_env, *LAUNCH, str(ranks), "-m", "tests.gpu.ranks", "--launches", "10", name)
-    assert code == 0 and said.count(", ok") == len(VARIANTS[name]), said[-2000:]
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_examples(clean_env: dict[str, str], ranks: int):
+    Said(clean_env, "tilescale", ranks, "tests.gpu.ranks", "--launches", "10", limit=120).must_be_right(list(VARIANTS))
 
 
 @pytest.mark.parametrize("heap", ["symm_mem", "nvshmem"])
 @pytest.mark.parametrize("launcher", ["tilescale", "torchrun", "mpirun"])
 def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
-    if launcher != "tilescale" and shutil.which(launcher) is None:
-        pytest.skip(f"there is no {launcher}")
     if heap == "nvshmem":
         pytest.importorskip("nvshmem")
-    lines = {
-        "tilescale": [*LAUNCH, "2", "-m"], "torchrun": ["torchrun", "--nproc-per-node", "2", "-m"],
-        "mpirun": ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable, "-m"],
-    }  # fmt: skip
-    code, said = run(clean_env, *lines[launcher], "tests.gpu.ranks", "--launches", "10", "05", "06", TILESCALE_HEAP=heap)
-    assert code == 0 and said.count(", ok") == 3, said[-2000:]
+    names = ["05_ring_shift", "06_all_gather"]
+    Said(clean_env, launcher, 2, "tests.gpu.ranks", "--launches", "10", *names, TILESCALE_HEAP=heap).must_be_right(names)
 
 
-@pytest.mark.parametrize("name", ["graph", "streams", "teams", "barriers", "unordered"])
-def test_programs(clean_env: dict[str, str], name: str):
-    code, said = program(clean_env, name, 3)
-    assert code == 0 and f"{name}: 0 wrong" in said, said[-2000:]
+def test_programs(clean_env: dict[str, str]):
+    names = ["graph", "streams", "teams", "barriers", "unordered"]
+    job = program(clean_env, *names, ranks=3)
+    for name in names:
+        job.must(f"{name}: 0 wrong" in job.text, f"no wrong result of {name}")
+    job.must(job.code == 0, "success")
 
 
 def test_a_wait_in_vain_says_who_waits_for_what(clean_env: dict[str, str]):
-    code, said = program(clean_env, "lonely", TILESCALE_WAIT_TIMEOUT="2")
-    assert code != 0 and "block (0, 0, 0): waited 2 s for s[1, 2]: expected >= 2, the value is 1" in said, said[-2000:]
-    assert "rank_programs.py" in said
+    job = program(clean_env, "lonely", TILESCALE_WAIT_TIMEOUT="2")
+    job.must_fail("block (0, 0, 0): waited 2 s for s[1, 2]: expected >= 2, the value is 1", "rank_programs.py")
 
 
 def test_a_rank_that_there_is_not(clean_env: dict[str, str]):
-    code, said = program(clean_env, "far")
-    assert code != 0 and "is out of range: the team has 2 ranks" in said, said[-2000:]
+    program(clean_env, "far").must_fail("is out of range: the team has 2 ranks")
 
 
 def test_ranks_that_launch_different_things(clean_env: dict[str, str]):
-    code, said = program(clean_env, "different")
-    assert code != 0 and "launched the same kernel with different code or constants" in said and "threads=128" in said, said[-2000:]
+    program(clean_env, "different").must_fail("launched the same kernel with different code or constants", "threads=128")
 
 
 def test_a_rank_that_fails_ends_the_others_launches(clean_env: dict[str, str]):
-    code, said = program(clean_env, "raises")
-    assert code != 0 and "after less than 10 s" in said and "rank 1 stopped the job: ValueError: no more" in said, said[-2000:]
+    program(clean_env, "raises").must_fail("after less than 10 s", "rank 1 stopped the job: ValueError: no more")
 
 
-def test_a_rank_that_does_not_come(clean_env: dict[str, str]):
-    code, said = program(clean_env, "late", TILESCALE_WAIT_TIMEOUT="2")
-    assert code != 0 and "rank 1 to reach launch 1 of their team" in said, said[-2000:]
+def test_a_kernel_that_fails_ends_the_others_launches(clean_env: dict[str, str]):
+    program(clean_env, "asserts").must_fail("after less than 10 s", "rank 1 stopped the job: checked: ", "assert failed: A is positive")
+
+
+@pytest.mark.parametrize("name", ["late", "ends"])
+def test_a_rank_that_does_not_come(clean_env: dict[str, str], name: str):
+    program(clean_env, name, TILESCALE_WAIT_TIMEOUT="2").must_fail("rank 1 to reach launch 1 of their team")
+
+
+def living(mark: str) -> list[str]:
+    """Processes with this in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in entry.read_bytes():
+                found.append(entry.parent.name)
+    return found
+
+
+@pytest.mark.parametrize("launcher", ["tilescale", "torchrun", "mpirun"])
+def test_a_rank_that_is_killed_takes_the_others_with_it(clean_env: dict[str, str], launcher: str):
+    mark = f"{launcher}-{os.getpid()}"
+    job = program(clean_env, "killed", launcher=launcher, RANKS_OF_A_TEST=mark, TILESCALE_WAIT_TIMEOUT="100")
+    job.must_fail("ignal 9")
+    until = time.monotonic() + 5
+    while living(f"RANKS_OF_A_TEST={mark}") and time.monotonic() < until:
+        time.sleep(0.1)
+    job.must(not living(f"RANKS_OF_A_TEST={mark}"), "no process that lives on")

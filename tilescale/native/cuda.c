@@ -25,7 +25,7 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 #define HEAD 13
-enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 2 /* words of a failure record */ };
+enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 3 /* words of a failure record */ };
 enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16 };
 enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
@@ -148,29 +148,49 @@ static void gpu_free(void* p) {
   free(G);
 }
 
-/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh), or a launch on a team (gpu_team.c), as
- * `TS:failed:<kernel>|<file>|<line>|<message>`; 0 where there is none. The GPU is lost to this process by then: every call fails, and this
- * is why. Read without locks: a record is written once, before the driver can tell of the trap behind it. */
-static int recorded(char* out, size_t bytes) {
+typedef struct { const char *kernel, *file, *line; char why[TS_MESSAGE]; } failure;
+
+/* The failure that some kernel has recorded (ts::fail in include/ts/warp.cuh), or a launch on a team (gpu_team.c); 0 where there is none.
+ * The GPU is lost to this process by then: every call fails, and this is why. Read without locks: a record is written once, before the
+ * driver can tell of the trap behind it. */
+static int find_failure(failure* out) {
   for (ts_gpu* G = atomic_load_explicit(&failing, memory_order_acquire); G; G = G->next_failing)
     for (int device = 0; device < MAX_DEVICES; device++) {
       const volatile uint64_t* record = G->records + device * RECORD;
       uint64_t who = record[0], grid = record[1];
       if (!(who >> 63)) continue;
       uint64_t block = who & ((1ull << 42) - 1), x = (uint32_t)grid ? (uint32_t)grid : 1, y = grid >> 32 ? grid >> 32 : 1;
-      int64_t site = (int64_t)(who >> 52 & 2047);
-      ts_site none = {"an assertion", "", "", "", ""}, at = site < G->K->nsites ? G->K->sites[site] : none;
-      snprintf(out, bytes, "TS:failed:%s|%s|%s|block (%llu, %llu, %llu), thread %llu: %s failed: %s", G->symbol, at.file, at.line,
-               (unsigned long long)(block % x), (unsigned long long)(block / x % y), (unsigned long long)(block / x / y),
-               (unsigned long long)(who >> 42 & 1023), at.kind, at.text);
+      int64_t number = (int64_t)(who >> 52 & 2047);
+      static const ts_site none = {"an assertion", "", "", "", ""};
+      const ts_site* at = number < G->K->nsites ? &G->K->sites[number] : &none;
+      out->kernel = G->symbol, out->file = at->file, out->line = at->line;
+      snprintf(out->why, sizeof out->why, "block (%llu, %llu, %llu), thread %llu: %s failed: %s", (unsigned long long)(block % x),
+               (unsigned long long)(block / x % y), (unsigned long long)(block / x / y), (unsigned long long)(who >> 42 & 1023), at->kind,
+               at->text);
       return 1;
     }
   const ts_kernel* K = NULL;
   int32_t site = -1;
-  char why[TS_MESSAGE];
-  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
-  ts_site none = {"", "", "", "", ""}, at = K && site >= 0 && site < K->nsites ? K->sites[site] : none;
-  snprintf(out, bytes, "TS:failed:%s|%s|%s|%s", K ? K->name : "a kernel", at.file, at.line, why);
+  if (!ts_gpu_failure(&K, &site, out->why, sizeof out->why)) return 0;
+  int known = K && site >= 0 && site < K->nsites;
+  out->kernel = K ? K->name : "a kernel", out->file = known ? K->sites[site].file : "", out->line = known ? K->sites[site].line : "";
+  return 1;
+}
+
+/* As `TS:failed:<kernel>|<file>|<line>|<why>`. */
+static int recorded(char* out, size_t bytes) {
+  failure f;
+  if (!find_failure(&f)) return 0;
+  snprintf(out, bytes, "TS:failed:%s|%s|%s|%s", f.kernel, f.file, f.line, f.why);
+  return 1;
+}
+
+/* As a line for people: 1 where there is one. */
+TS_API int32_t ts_gpu_says(char* out, int32_t n) {
+  failure f;
+  if (!find_failure(&f)) return 0;
+  int has = f.file[0] != 0;
+  snprintf(out, (size_t)n, "%s: %s%s%s%s%s%s", f.kernel, f.why, has ? " (" : "", f.file, has ? ":" : "", f.line, has ? ")" : "");
   return 1;
 }
 
@@ -193,6 +213,7 @@ static CUresult make_records(ts_gpu* G) {
   if (code) return code;
   memset(page, 0, MAX_DEVICES * RECORD * sizeof(uint64_t));
   G->records = page;
+  for (int device = 0; device < MAX_DEVICES; device++) G->records[device * RECORD + 2] = (uint64_t)ts_time_limit; /* of shared_wait */
   G->next_failing = atomic_load(&failing);
   while (!atomic_compare_exchange_weak(&failing, &G->next_failing, G)) continue;
   return 0;

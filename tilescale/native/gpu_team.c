@@ -278,18 +278,6 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   }
 }
 
-/* The same as one line, for hosts: 1 where there is one. */
-TS_API int32_t ts_gpu_says(char* out, int32_t n) {
-  const ts_kernel* K = NULL;
-  int32_t site = -1;
-  char why[TS_MESSAGE];
-  if (!ts_gpu_failure(&K, &site, why, sizeof why)) return 0;
-  const ts_site* at = K && site >= 0 && site < K->nsites && K->sites[site].file[0] ? &K->sites[site] : NULL;
-  snprintf(out, (size_t)n, "%s%s%s%s%s%s%s%s", K ? K->name : "", K ? ": " : "", why, at ? " (" : "", at ? at->file : "", at ? ":" : "",
-           at ? at->line : "", at ? ")" : "");
-  return 1;
-}
-
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {
   const ts_record* r = the_record;
   /* Written by the GPU at the scope of the system, `state` last. */

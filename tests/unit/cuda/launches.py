@@ -314,7 +314,9 @@ def main() -> dict[str, Any]:
     fake.expect()
     fake.fail.value = 4
     out["failed"] = [said(call) for call in (asserting().__call__, lambda: asserting()(*args), native.cuda_synchronize, lambda: run(*args))]
-    out["failed"] += [said(synchronize), native.cuda_failure()]
+    told = ctypes.create_string_buffer(200)
+    native.library().ts_gpu_says(told, len(told))
+    out["failed"] += [said(synchronize), native.cuda_failure(), told.value.decode()]
     return out
 
 

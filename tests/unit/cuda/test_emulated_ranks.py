@@ -208,3 +208,23 @@ def test_pipelined_pulls_behind_waits():
     args = [{"A": data((64, 128), "float16", r), "B": data((128, 64), "float16", 7), "C": f32((64, 64)), "s": zeros(2)} for r in range(2)]
     for arch in ("sm_90a", "sm_80"):
         agree_on_ranks(kernel, args, seeds=1, arch=arch)
+
+
+def asserting(low: float) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), inbox: T.SymmTensor((64,), "float32"), s: T.Signal((1,)), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            with T.Scale("device") as (rank, n):
+                T.device_assert(A[5] > low, "A is large enough")
+                T.copy(A, inbox, dst=(rank + 1) % n, signal=s[0])
+                T.wait(s[0])
+                T.copy(inbox, B)
+
+    return kernel
+
+
+def test_assertions_of_kernels_that_reach_other_ranks():
+    args = [{"A": np.full(64, r, "float32"), "inbox": f32((64,)), "s": zeros(1), "B": f32((64,))} for r in range(2)]
+    agree_on_ranks(asserting(-1.0), args, seeds=1)
+    with pytest.raises(EmulationError, match="A is large enough"):
+        agree_on_ranks(asserting(0.0), args, seeds=1)

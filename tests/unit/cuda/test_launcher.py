@@ -118,12 +118,13 @@ def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
 
 
 def test_a_kernel_that_failed_is_named_by_every_call_behind_it(seen: dict[str, Any]):
-    refused, itself, synchronised, another, people, untold = seen["failed"]
+    refused, itself, synchronised, another, people, untold, others = seen["failed"]
     text = "RuntimeError: TS:failed:asserts|b.py|12|block (2, 1, 0), thread 33: assert failed: A | B is too great"
     assert refused.startswith("TypeError: TS:nargs") and itself == "nothing"  # the launch itself was accepted
     assert synchronised == another == text
     assert people == "LaunchError: b.py:12: asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great"
     assert untold == "", "what was raised is not told again when the process ends"
+    assert others == "asserts: block (2, 1, 0), thread 33: assert failed: A | B is too great (b.py:12)", "what other ranks hear"
 
 
 def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):

@@ -35,10 +35,10 @@ __device__ __forceinline__ void shared_signal_set(int64_t* at, int64_t value) {
   if constexpr (cluster) asm volatile("st.release.cluster.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
   else asm volatile("st.release.cta.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
-// Until the counter compares with `value`: 0 ge, 1 eq, 2 gt, 3 ne, 4 le, 5 lt. False: it did not within two minutes.
+// Until the counter compares with `value`: 0 ge, 1 eq, 2 gt, 3 ne, 4 le, 5 lt. False: it did not within the limit, ns, which stands in the
+// host's memory behind what `fail` writes and is read when a wait takes long.
 template <bool cluster>
-__device__ __forceinline__ bool shared_wait(const int64_t* at, int64_t value, int compare) {
-  constexpr uint64_t limit = 120000000000;
+__device__ __forceinline__ bool shared_wait(const int64_t* at, int64_t value, int compare, const int64_t* record) {
   uint64_t start, now;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
   for (int round = 1;; ++round) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ bool shared_wait(const int64_t* at, int64_t value, in
         : compare == 4 ? seen <= value : seen < value) return true;
     if (round % 4096 == 0) {
       asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-      if (now - start > limit) return false;
+      if (now - start > uint64_t(record[2])) return false;
     }
   }
 }

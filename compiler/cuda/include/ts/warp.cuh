@@ -35,9 +35,9 @@ __device__ __forceinline__ bool shuffle_xor(bool value, int mask) {
   return __shfl_xor_sync(0xffffffffu, int(value), mask) != 0;
 }
 
-// Ends the launch with an error: site `number` of the kernel's table says where, and the record, two words of the host's memory, who. One
-// word holds all that threads that fail together could mix (bit 63: failed; site: 11 bits; thread: 10; block: 42), so the last to write it
-// is told; the other, the grid's extents, is the same for all. The fence completes the stores at the host (PTX ISA, "membar": .sys) before
+// Ends the launch with an error: site `number` of the kernel's table says where, and the record, in the host's memory, who. One word holds
+// all that threads that fail together could mix (bit 63: failed; site: 11 bits; thread: 10; block: 42), so the last to write it is told; the
+// other, the grid's extents, is the same for all. The fence completes the stores at the host (PTX ISA, "membar": .sys) before
 // the trap, behind which the context is lost.
 __device__ __forceinline__ void fail(int number, int64_t* record) {
   const uint64_t block = blockIdx.x + uint64_t(gridDim.x) * (blockIdx.y + uint64_t(gridDim.y) * blockIdx.z);

@@ -1,0 +1,201 @@
+"""Neighbours that are added to global memory by one instruction: which sums go so, and that they are the simulator's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.kernels import refused
+from tests.unit.cuda.corpus import compiled
+from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.test_hopper import lowered
+from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
+from tilescale.compiler.sim.run import launch
+from tilescale.errors import TileTypeError
+
+WIDEST = {"float32": "red_add4_f32", "float16": "red_add8_f16", "bfloat16": "red_add8_bf16"}
+
+
+def tiles(dtype: str) -> Any:
+    """A fragment, a shared tile, one number, over the edge, guarded; four blocks add to the same elements."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), dtype), C: T.Tensor((5, 64, 64), dtype)):
+        with T.Kernel(4, threads=128):
+            f, s = T.alloc_fragment((64, 64), dtype), T.alloc_shared((64, 64), dtype)
+            T.copy(A, f)
+            T.copy(A, s)
+            T.atomic_add(C[0, 0:64, 0:64], f)
+            T.atomic_add(C[1, 0:64, 0:64], s)
+            T.atomic_add(C[2, 0:64, 0:64], 1)
+            T.atomic_add(C[3, 32:96, 32:96], f)
+            for i, j in T.Parallel(64, 64):
+                if i < 40:
+                    T.atomic_add(C[4, i, j], f[i, j] * T.cast(2, dtype))
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype", WIDEST)
+def test_tiles_are_added_in_vectors(dtype: str):
+    text = print_kernel(lowered(tiles(dtype))[0]).text
+    assert text.count(f"ts::{WIDEST[dtype]}(") == 5 and "ts::atomic_add" not in text, text
+    agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
+def test_what_ampere_has(dtype: str):
+    """Pairs of float16, and nothing else."""
+    made = pipeline.run(tiles(dtype).trace(), passes=pipeline.gpu_passes("sm_80"))[0]
+    text = print_kernel(Lowering(made, "sm_80").run()).text
+    assert ("ts::red_add2_f16(" in text) == (dtype == "float16") and text.count("ts::red_add") == text.count("ts::red_add2_f16(")
+    assert ("ts::atomic_add(" in text) == (dtype != "float16")
+    agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)}, arch="sm_80")
+
+
+def several(count: int, dtype: str = "float32") -> Any:
+    """T.atomic_addx2 and x4, from each kind of memory, in loops and outside."""
+    add = {2: T.atomic_addx2, 4: T.atomic_addx4}[count]
+
+    @T.prim_func
+    def kernel(A: T.Tensor((32, 64), dtype), C: T.Tensor((6, 32, 64), dtype)):
+        with T.Kernel(3, threads=128):
+            f, s = T.alloc_fragment((32, 64), dtype), T.alloc_shared((32, 64), dtype)
+            T.copy(A, f)
+            T.copy(A, s)
+            for i, j in T.Parallel(32, 64 // count):
+                add(C[0, i, j * count], f[i, j * count])
+            for i, j in T.Parallel(31, 64 // count):
+                add(C[1, i + 1, j * count], s[i, j * count])
+            for i, j in T.Parallel(32, 64 // count):
+                if i % 3 == 0:
+                    add(C[2, i, j * count], f[i, j * count])
+            for i, j in T.Parallel(32, 64 // count):  # every second group: not all neighbours of a thread
+                if (i + j) % 2 == 0:
+                    add(C[5, i, j * count], A[i, j * count])
+            add(C[3, 1, 4], s[2, 8])
+            with T.Scale("thread") as (t, n):
+                if t < 64 // count:
+                    add(C[4, 3, t * count], s[7, t * count])
+
+    return kernel
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_two_and_four_at_once(count: int, arch: str):
+    args = {"A": data((32, 64), "float32", 1), "C": data((6, 32, 64), "float32", 2)}
+    agree(several(count), args, arch=arch)
+    program = pipeline.run(several(count).trace(), passes=pipeline.gpu_passes(arch))[0]
+    text = print_kernel(Lowering(program, arch).run()).text
+    assert text.count("ts::red_add") == (4 if arch == "sm_90a" else 0), text
+    assert "f_shared" not in text, "a fragment is read where it lies"
+
+
+def test_products_leave_in_pairs():
+    """An accumulator has two neighbours in each thread."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(2, threads=128):
+            a, b, c = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16"), T.alloc_fragment((128, 64), "float32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.gemm(a, b, c, clear_accum=True)
+            T.atomic_add(C, c)
+
+    assert "ts::red_add2_f32(" in print_kernel(lowered(kernel)[0]).text
+    agree(kernel, {"A": data((128, 64), "float16", 1), "B": data((64, 64), "float16", 2), "C": data((128, 64), "float32", 3)})
+
+
+def test_where_alignment_is_not_known():
+    """Rows of a length that only the call knows, and a tile that begins anywhere."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 64), "float32"), C: T.Tensor((16, n), "float32"), D: T.Tensor((16, 68), "float32"), first: T.int32):
+        with T.Kernel(2, threads=64):
+            f = T.alloc_fragment((16, 64), "float32")
+            T.copy(A, f)
+            T.atomic_add(C[0:16, 0:64], f)
+            T.atomic_add(D[0:16, first:first + 64], f)
+
+    assert "red_add" not in print_kernel(lowered(kernel)[0]).text
+    args = {"A": data((16, 64), "float32", 1), "C": empty((16, 61), "float32"), "D": empty((16, 68), "float32"), "first": 3}
+    agree(kernel, args)
+
+
+def test_what_was_written_before_is_carried():
+    """Blocks tell each other by the sums that they have written something else."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 512), "float32"), C: T.Tensor((512,), "float32"), D: T.Tensor((512,), "float32")):
+        with T.Kernel(4, threads=64) as b:
+            f = T.alloc_fragment((512,), "float32")
+            T.fill(f, 1)
+            T.copy(f, A[b, 0:512])
+            T.atomic_add(C, f)
+            if T.atomic_load(C[0]) == 4.0:
+                T.copy(A[0, 0:512], D)
+
+    assert "ts::publishing_red_add4_f32(" in print_kernel(lowered(kernel)[0]).text
+
+
+def test_the_emulator_finds_what_is_not_aligned(monkeypatch: pytest.MonkeyPatch):
+    from tilescale.compiler.cuda import vectors
+
+    monkeypatch.setattr(vectors, "_aligned", lambda *_: True)
+
+    @T.prim_func
+    def kernel(C: T.Tensor((66,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                T.atomic_add(C[i + 1], 1.0)
+
+    with pytest.raises(emulate.EmulationError, match="no multiple of 2"):
+        emulate.launch(kernel, {"C": empty((66,), "float32")})
+
+
+@pytest.mark.parametrize("level", ["tile", "raw"])
+def test_the_simulator_and_the_cpu_add_the_same(level: str):
+    from tests.kernels import run
+
+    kernel, args = several(2), {"A": data((32, 64), "float32", 1), "C": data((6, 32, 64), "float32", 2)}
+    want = launch(kernel, 1, args).arrays[0]["C"]
+    if level == "tile":
+        got = args["C"].copy()
+        run(kernel)(args["A"].copy(), got)
+    else:  # as it was written, one update after the other
+        got = launch(kernel.trace(), 1, args).arrays[0]["C"]
+    assert np.abs(got - want).max() < 1e-5 and np.abs(want - args["C"]).max() > 1
+
+
+def test_what_they_refuse():
+    def refuse(kind: Any, message: str, statement: Any, **more: Any) -> None:
+        @T.prim_func
+        def kernel(A: T.Tensor((16, 8), "float32")):
+            with T.Kernel(1):
+                statement(A, T.alloc_shared((8, 4), "float32"), T.alloc_fragment((8,), "float16"))
+
+        with refused(kind, message, **more):
+            kernel.trace()
+
+    refuse(TileTypeError, "T.atomic_addx2 returns nothing", lambda A, s, f: T.atomic_addx2(A[0, 0], s[0, 0], return_prev=True),
+           write="T.atomic_add(")  # fmt: skip
+    refuse(TileTypeError, "T.atomic_addx4 adds 1.0", lambda A, s, f: T.atomic_addx4(A[0, 0], 1.0), expected="first of 4 neighbours")
+    refuse(TileTypeError, "T.atomic_addx2 of A with a tile of (4,)", lambda A, s, f: T.atomic_addx2(A[0, 0:4], s[0, 0]),
+           at="T.atomic_addx2(A[0, 0:4], s[0, 0])", expected="2 neighbours of its last axis")  # fmt: skip
+    refuse(TileTypeError, "T.atomic_addx2 of A with a tile of (2, 1)", lambda A, s, f: T.atomic_addx2(A[0:2, 0:1], s[0, 0]))
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+@pytest.mark.parametrize("dtype, arch", [("float32", "sm_90a"), ("float16", "sm_90a"), ("bfloat16", "sm_90a"), ("float16", "sm_80")])
+def test_nvcc_takes_it(dtype: str, arch: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
+    compiled(tiles(dtype), arch)
