@@ -84,8 +84,9 @@ def _axes(loop: Loop) -> tuple[int, int] | None:
         return None
     column, row = lanes[1], lanes[4]
     pair = inner.axis == column.axis and (inner.unit, inner.extent, inner.stride) == (1, 2, 1)
-    side = row.axis is not None and row.axis != column.axis and (row.unit, row.extent) == (1, SIDE)
-    return (row.axis, inner.axis) if pair and side and (column.unit, column.extent) == (2, 4) else None
+    if row.axis is None or row.axis == column.axis or (row.unit, row.extent) != (1, SIDE):
+        return None
+    return (row.axis, inner.axis) if pair and (column.unit, column.extent) == (2, 4) else None
 
 
 def _row_of(e: Any, variables: Any) -> int | None:

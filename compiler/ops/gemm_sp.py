@@ -121,7 +121,7 @@ class GemmSp(TileOp):
             to.write(tiles.product(x, y.T if down else y, None if fresh else tiles.matrix(to.read()), dtypes))
 
         def run(ex: Any) -> None:
-            multiply(*(v.placed(ex, None) for v in (a, b, c)), tiles.matrix(e.read(ex)), bool(clear(ex)))
+            multiply(a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), tiles.matrix(e.read(ex)), bool(clear(ex)))
 
         def begin(ex: Any, engine: Any) -> None:
             left, right, to = (v.placed(ex, None) for v in (a, b, c))

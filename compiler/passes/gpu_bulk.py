@@ -90,8 +90,10 @@ def rows_of(call: Any, layouts: Any) -> Rows | None:
     a, b = layouts.get(src.source), layouts.get(dst.source)
     if element_dtype(src.source) != element_dtype(dst.source) or a is None or b is None:
         return None
-    sizes = [[constant(r.extent) for r in region.region] for region in (src, dst)]
-    if any(e is None for axis in sizes for e in axis) or prod(sizes[0]) * a.bits // 8 < LEAST:
+    if any(constant(r.extent) is None for region in (src, dst) for r in region.region):
+        return None
+    sizes = [[int(r.extent) for r in region.region] for region in (src, dst)]
+    if prod(sizes[0]) * a.bits // 8 < LEAST:
         return None
     if a == b and all(_is_all(r) for r in (src, dst)):
         return Rows(True, a.bytes) if a.bytes * 8 % CHUNK == 0 else None
