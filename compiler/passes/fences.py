@@ -248,7 +248,8 @@ class _Walk:
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
         # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
-        fenced = crossing is not None or any(t.memory in self.sent for t in self.pending) or any(t.mode != "read" and not t.engine and t.memory in self.taken for t in self.pending)
+        late = any(t.mode != "read" and not t.engine and t.memory in self.taken or t.memory in self.sent for t in self.pending)
+        fenced = crossing is not None or late
         self.pending = self._behind(fenced)
         return [fence(ex.name, _reason(*first), first[1].node.span, fenced)]
 

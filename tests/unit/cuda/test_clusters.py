@@ -193,7 +193,6 @@ def around(A: T.Tensor((4, 8, 64), "float32"), C: T.Tensor((4, 8, 64), "float32"
         own, came = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32")
         T.copy(A[b, 0:8, 0:64], own)
         with T.Scale("cta_cluster") as (c, n):
-            T.barrier()
             for k in T.serial(3):
                 T.copy(own, came, dst=(c + 1) % n)
                 T.barrier()
@@ -298,6 +297,13 @@ FAULTS: dict[str, Any] = {
     "no wait for the puts": ("neighbours", "ts::shared_wait", None),
     "no meeting behind the wait": ("neighbours", "__syncthreads", 2),
     "no signal": ("signals", "ts::shared_signal_add", None),
+    "no proxy fence in front of an engine's copy": ("exchange", "ts::fence_proxy_async", None),
+    "no meeting in front of an engine's copy": ("around", "__syncthreads", None),
+    "no announcement": ("around", "ts::mbarrier_expect_there", 1),
+    "no wait for what was announced": ("around", "ts::mbarrier_wait_cluster", None),
+    "no meeting in front of that wait": ("around", "ts::cluster_sync", 2),
+    "no meeting behind it": ("around", "ts::cluster_sync", 3),
+    "the end does not wait for copies": ("exchange", "ts::mbarrier_wait_cluster", 3),
     "a stage is reused too soon": ("warps", "ts::shared_wait", 2),
     "a stage is read too soon": ("warps", "ts::shared_wait", 1),
     "the counters' zeroes are not awaited": ("warps", "__syncthreads", 1),
