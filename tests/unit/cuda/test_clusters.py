@@ -338,3 +338,69 @@ def test_older_architectures_have_no_clusters():
     agree(product(lambda b, r, n, k: (r, b // 2, k), (4,)), args, arch="sm_80")  # it only asks who it is
     with pytest.raises(TileSyntaxError, match="clusters need sm_90"):
         agree(neighbours, PROGRAMS["neighbours"][1], arch="sm_80")
+
+
+def put(body: Any) -> Any:
+    """A kernel in which ``body(own, came, other, rank, count, b)`` sends tiles."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 8, 64), "float32"), C: T.Tensor((2, 8, 64), "float32")):
+        with T.Kernel(2, cta_cluster=2, threads=64) as b:
+            own, came, other = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32")
+            seen = T.alloc_signal((1,))
+            T.copy(A[b, 0:8, 0:64], own)
+            T.clear(came)
+            with T.Scale("cta_cluster") as (c, n):
+                T.barrier()
+                body(own, came, other, seen, c, n)
+                T.barrier()
+            T.copy(came, C[b, 0:8, 0:64])
+
+    return kernel
+
+
+@T.macro
+def overwritten(own, came, other, seen, c, n):
+    T.copy(own, came, dst=(c + 1) % n)
+    T.fill(own, 1)
+
+
+@T.macro
+def read_at_once(own, came, other, seen, c, n):
+    T.copy(own, came, dst=c)
+    T.copy(came, other)
+
+
+@T.macro
+def sent_twice(own, came, other, seen, c, n):
+    T.copy(own, other)
+    for k in T.serial(2):
+        T.copy(own, came, dst=(c + 1) % n)
+
+
+@T.macro
+def signalled(own, came, other, seen, c, n):
+    T.copy(own, came, dst=(c + 1) % n, signal=seen[0])
+    T.wait(seen[0], 1)
+
+
+@T.macro
+def short(own, came, other, seen, c, n):
+    for k in T.serial(8):
+        T.copy(own[k, 0:64], came[k, 0:64], dst=(c + 1) % n)
+
+
+@T.macro
+def aside(own, came, other, seen, c, n):
+    T.copy(own[0:8, 0:60], came[0:8, 2:62], dst=(c + 1) % n)
+
+
+@pytest.mark.parametrize("body, why", [(overwritten, "own is touched"), (read_at_once, "came is touched"), (sent_twice, "came is written again"),
+                                       (signalled, "T.signal may tell"), (short, ""), (aside, "")], ids=lambda x: getattr(x, "__name__", ""))  # fmt: skip
+def test_where_threads_copy(body: Any, why: str):
+    """Where an engine would lose the sender's order, or tell nobody; small copies, and places that are no multiples of 16 bytes."""
+    kernel = put(body)
+    made, program = lowered(kernel)
+    assert "ts::copy_to_block" not in print_kernel(made).text
+    assert [why in note for note in program.notes] == ([True] if why else [])
+    agree(kernel, {"A": data((2, 8, 64), "float32", 1), "C": empty((2, 8, 64), "float32")}, exact=True)
