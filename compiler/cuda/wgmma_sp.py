@@ -9,7 +9,8 @@ B's. Where A's numbers belong is a register of each thread, in the rows that its
 - 8-bit operands, 64 steps of k: of row g + 8 · (t % 2) the 32 places of k from 32 · (t / 2) on; all four are asked.
 
 T.gemm_sp's E has four bits for each four places in the order of k, whatever the dtype of its words, so a thread reads its 16 or 32 bits as
-they lie. They are registers of the instruction like its descriptors, in place when it is issued (wgmma.fence stands between).
+they lie, in front of wgmma.fence. Each round has registers of its own: ptxas takes others while products that read them are in flight
+(tests/unit/cuda/sass.py looks).
 
 float32 has no such product: of tf32 the instruction keeps one number in each two, which is another pattern than two in each four.
 """

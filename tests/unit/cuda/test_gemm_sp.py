@@ -11,6 +11,7 @@ import tilescale
 import tilescale.language as T
 from tests.gpu.gemms import sparse_gemm, sparse_operand
 from tests.kernels import refused
+from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
@@ -103,6 +104,29 @@ def test_the_tensor_cores_do_it():
         if toolchain.find_nvcc() is not None:
             made = toolchain.compile_cubin(printed, arch)
             assert made.resources.spill_stores == 0 and "HMMA.SP.16832.F32" in toolchain.sass(made.code)
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None or sass.find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
+@pytest.mark.parametrize("options", [{"BN": 256, "stages": 2}, {"BN": 128, "dtype": "int8", "out": "int32"}], ids=str)
+def test_products_stay_in_flight(options: dict[str, Any]):
+    """Nothing awaits each product, and no register of places is written while a product may read it."""
+    kernel = sparse_gemm(1024, 1024, 1024, **{"BM": 128, "BK": 128, "threads": 256, "trans_b": True, **options})
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    made = toolchain.compile_cubin(print_kernel(Lowering(program, "sm_90a").run()), "sm_90a")
+    text = sass.disassembled(made.code)
+    assert not made.serialised and made.resources.spill_stores == 0 and "GMMA.SP.64x" in text
+    assert sass.faults(text) == []
+
+
+@pytest.mark.parametrize("options, why", [
+    ({"BK": 64}, "a tile of 64 × 4 has no swizzle"), ({"dtype": "float32"}, "T.gemm_sp of float32"),
+    ({"dtype": "int8", "out": "int32"}, "B as (N, K) alone"), ({"out": "float16"}, "into float16"), ({"BM": 32}, "on 128 threads"),
+], ids=str)  # fmt: skip
+def test_what_keeps_to_one_role_is_said(options: dict[str, Any], why: str):
+    options = {"BK": 128, "threads": 128, **options}
+    kernel = sparse_gemm(64, 64, 256, **options)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert any("without TMA and wgmma" in note and why in note for note in program.notes), program.notes
 
 
 def test_what_is_refused():
