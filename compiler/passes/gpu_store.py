@@ -20,7 +20,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.bulk import await_stores
@@ -39,12 +39,13 @@ def tma_stores(program: Any, room: int) -> Any:
     body = program.func.body
     if any(meets(c) or polls(c) for c in calls(body)) or releases(body):
         return program
-    touched = _touched(program)
+    touched = _touched(program.func.body)
+    names = _names(body)
     staged: dict[Any, Any] = {}
 
     def store(s: Any) -> Any:
         call = s.value
-        if not _fits(call, program, touched):
+        if not _fits(call, program, touched, names):
             return s
         rows, cols = (int(e) for e in call.args[0].source.ty.shape)
         kind = element_dtype(call.args[1].source)
@@ -60,8 +61,8 @@ def tma_stores(program: Any, room: int) -> Any:
     return program.with_body(_around(body, list(staged.values())))
 
 
-def _fits(call: Any, program: Any, touched: dict[Any, int]) -> bool:
-    """Whether a call copies a whole fragment to where TMA can store it."""
+def _fits(call: Any, program: Any, touched: dict[Any, int], names: dict[Any, Any]) -> bool:
+    """Whether a call copies a whole fragment to where TMA can store it. ``names``: what names stand for."""
     if call.op.name != "ts.copy" or str(call.attrs["side"]) or "ring" in call.attrs or len(call.args) > 3:
         return False
     src, dst = call.args[:2]
@@ -84,7 +85,7 @@ def _fits(call: Any, program: Any, touched: dict[Any, int]) -> bool:
         and row * bits_of(var) // 8 % 16 == 0
         and bits_of(var) >= 8
         and tile[0] % 8 == 0
-        and _multiple(dst.region[axes[-1]].min, 16 * 8 // bits_of(var))
+        and _multiple(_spelt_out(dst.region[axes[-1]].min, names), 16 * 8 // bits_of(var))
     )
 
 
@@ -96,8 +97,38 @@ def _multiple(e: Any, of: int) -> bool:
     return int(found.coeff) % of == 0 and int(found.base) % of == 0
 
 
-def _touched(program: Any) -> dict[Any, int]:
-    """How many statements touch each tensor."""
+def _names(body: Any) -> dict[Any, Any]:
+    """What names are bound to; only names of other names and of loops' counters can be spelt out, memory stays."""
+    found: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
+    return found
+
+
+def _spelt_out(e: Any, names: dict[Any, Any]) -> Any:
+    from tilescale.compiler.cuda.vectors import spelt_out
+
+    return spelt_out(e, names)
+
+
+def _touched(s: Any) -> dict[Any, int]:
+    """How many of a statement's own statements touch each tensor, at most: of two branches one is taken."""
+    if isinstance(s, tirx.SeqStmt):
+        return _summed([_touched(x) for x in s.seq])
+    if isinstance(s, tirx.IfThenElse):
+        ways = [_touched(s.then_case), {} if s.else_case is None else _touched(s.else_case)]
+        either = {b: max(w.get(b, 0) for w in ways) for b in {*ways[0], *ways[1]}}
+        return _summed([_counted(tirx.Evaluate(s.condition)), either])
+    if isinstance(s, tirx.AttrStmt) or isinstance(s, tirx.For) and nest_of(s) is None:
+        return _touched(s.body)
+    return _counted(s)
+
+
+def _summed(counts: list[dict[Any, int]]) -> dict[Any, int]:
+    return {b: sum(c.get(b, 0) for c in counts) for b in {b for c in counts for b in c}}
+
+
+def _counted(s: Any) -> dict[Any, int]:
+    """How often a statement touches each tensor."""
     found: dict[Any, int] = {}
 
     def one(buffer: Any) -> None:
@@ -108,10 +139,10 @@ def _touched(program: Any) -> dict[Any, int]:
         for buffer in {a.region.source for a in op.effects(c)} if op is not None else ():
             one(buffer)
 
-    structural_walk(program.func.body, (ir.Call, operation))
-    structural_walk(program.func.body, (ir.TensorLoad, lambda e: one(e.source)))
-    structural_walk(program.func.body, (tirx.BufferStore, lambda s: one(s.buffer)))
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: one(s.data.args[0])))
+    structural_walk(s, (ir.Call, operation))
+    structural_walk(s, (ir.TensorLoad, lambda e: one(e.source)))
+    structural_walk(s, (tirx.BufferStore, lambda x: one(x.buffer)))
+    structural_walk(s, (tirx.DeclBuffer, lambda x: one(x.data.args[0])))
     return found
 
 
