@@ -155,8 +155,9 @@ class Product:
     dtypes: tuple[str, str]
     sums: str
     block: Any
-    #: where the numbers of a left operand that keeps two in four belong, (64, words); None: it is whole
+    #: where the numbers of a left operand that keeps two in four belong, (64, words), from registers; None: it is whole
     places: Any = None
+    asked: Any = None
 
     def reach(self, which: int) -> int:
         """Bytes of a row of an operand in shared memory that an instruction reads."""
@@ -308,7 +309,7 @@ class Engines:
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
         group = self.group(number)
-        p.seen = self.read(p)
+        p.seen, p.asked = self.read(p), None if p.places is None else p.places()
         if p.key not in self.flights:
             if not group.fenced:
                 raise EmulationError("a product without wgmma.fence behind other writes of its registers")
@@ -331,7 +332,10 @@ class Engines:
         if not all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(now, p.seen, strict=True)):
             raise EmulationError("the operands of a product changed while it was under way")
         a, b = (factors(x, dtype).astype(p.wide) for x, dtype in zip(now, p.dtypes, strict=True))
-        a = a if p.places is None else expanded(a, p.places)
+        if p.places is not None:
+            if not np.array_equal(p.places(), p.asked):
+                raise EmulationError("the places of a product changed while it was under way")
+            a = expanded(a, p.asked)
         flight = self.flights[p.key]
         flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(p.sums).astype(p.wide)
         flight.left -= 1
@@ -589,10 +593,11 @@ def sparse_product(name: str) -> Callable[..., None]:
             mine = np.zeros(m.shape, bool)
             mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
             base = int(one(mine, d.index))
-            words = np.broadcast_to(places, m.shape)[mine].astype(np.uint32).reshape(4, 8, 4)  # warp, lane // 4, lane % 4
+            who, at = np.flatnonzero(mine), int(one(mine, places.index))
+            words = lambda who=who, at=at: places.memory.data[who, at].reshape(4, 8, 4)  # warp, lane // 4, lane % 4  # noqa: E731
             left, right = (int(one(mine, a)), 64, trans[0] == "1"), (int(one(mine, bb)), n, trans[1] == "1")
             made = Product((id(d.memory), g, base), left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b)
-            made.places = kept_places(words, size, pair)
+            made.places = lambda words=words: kept_places(words(), size, pair)
             b.engines.issue(g, d.memory.data, base, n, made)
 
     return run
@@ -669,7 +674,7 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
         "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
-        "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
+        "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::wgmma_read": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

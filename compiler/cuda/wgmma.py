@@ -129,6 +129,9 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
         if isinstance(held, Registers):
             function = f"ts::wgmma_arrived<{held.layout.slots}>"
             out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
+    for places in cx.asked:  # of sparse operands (wgmma_sp.py)
+        function, arena = f"ts::wgmma_read<{int(places.ty.shape[0])}>", at(cx.arena, tirx.IntImm("int32", 0))
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(places), arena), span))
     return sequence(out)
 
 
@@ -174,12 +177,12 @@ def function_text(name: str) -> str:
     where = f"%{b}, %{b + 1}, {selector}" if sparse else f"%{b}"
     left = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if held else f"%{count}"
     inputs = ", ".join(f'"r"(r[{i}])' for i in range(4)) if held else '"l"(a)'
-    more = '"r"(places), ' if sparse else ""
+    more = '"r"(*places), ' if sparse else ""
     load = "  uint32_t r[4];\n  memcpy(r, a, sizeof(r));\n" if held else ""
     return (
         f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
         f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, "
-        f"{'uint32_t places, ' if sparse else ''}int keep) {{\n{load}"
+        f"{'const uint32_t* places, ' if sparse else ''}int keep) {{\n{load}"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{keep}, 0; {instruction} {{"\n'
         f"{body}\n"
         f'      "}}, {left}, {where}, p{options}; }}"\n'

@@ -9,8 +9,13 @@ B's. Where A's numbers belong is a register of each thread, in the rows that its
 - 8-bit operands, 64 steps of k: of row g + 8 · (t % 2) the 32 places of k from 32 · (t / 2) on; all four are asked.
 
 T.gemm_sp's E has four bits for each four places in the order of k, whatever the dtype of its words, so a thread reads its 16 or 32 bits as
-they lie, in front of wgmma.fence. Each round has registers of its own: ptxas takes others while products that read them are in flight
-(tests/unit/cuda/sass.py looks).
+they lie.
+
+The registers of places are read until the product is complete, like those of a left operand, and ptxas (13.0) does not know it: in a loop
+that it did not unroll it wrote the next round's places over them, and results were wrong (in the SASS: PRMT into a product's register in
+front of WARPGROUP.DEPBAR). So in a loop whose products are awaited a round late, those of the round before are awaited in front of the
+reads, across which ptxas does not move the wait, and every wait for products is followed by an instruction that has the registers as
+operands (``ts::wgmma_read``), so that nothing else is put there. tests/unit/cuda/sass.py finds what does not keep to that.
 
 float32 has no such product: of tf32 the instruction keeps one number in each two, which is another pattern than two in each four.
 """
@@ -78,6 +83,7 @@ def emit(cx: Any, call: Any) -> Any:
     bits = b.place.layout.bits
     each, words = 2 * depth(bits), k // HELD
     where = tirx.decl_buffer((blocks * words,), "uint32", "places", scope="local", layout=None)
+    cx.asked.append(where)
     steps = []
     for step in range(k // each):
         word, selector = step * each // HELD, step * each % HELD // each
@@ -86,10 +92,9 @@ def emit(cx: Any, call: Any) -> Any:
             left, right = _moved(cx, descriptors[0], a, block * ROWS, step * each // 2), _moved(cx, descriptors[1], b, 0, step * each)
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if constant(call.args[3]) and step == 0 else 1)
-            places = tirx.BufferLoad(where, [tirx.IntImm("int32", block * words + word)])
+            places = at(where, tirx.IntImm("int32", block * words + word))
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
-    head = [tirx.AllocBuffer(where, {}, call.span), *_places(cx, call, where, row, blocks, words)]
-    issued = [*head, _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
+    issued = [*_places(cx, call, where, row, blocks, words), _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
     pending = int(call.attrs["wgmma"])
     if own_m * down > m:  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
@@ -104,7 +109,8 @@ def emit(cx: Any, call: Any) -> Any:
 
 
 def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
-    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k."""
+    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live through the kernel; where the
+    products of the round before may read them still, that is awaited first."""
     e = call.args[4]
     place, axes = cx.places[e.source], matrix_axes(e)
     mins, each = [cx.scalar(r.min) for r in e.region], COVERED[element_dtype(e.source)]
@@ -137,4 +143,8 @@ def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) ->
     if wide == 16:
         value = tirx.bitwise_or(value, tirx.shift_left(read(8), tirx.const(16, "uint32")))
     store = tirx.BufferStore(into, value, [block * words + word], call.span)
-    return [tirx.Bind(first, begin), gemm.unrolled(block, blocks, gemm.unrolled(word, words, store))]
+    loads = [tirx.Bind(first, begin), gemm.unrolled(block, blocks, gemm.unrolled(word, words, store))]
+    u = tirx.Var("u", "int32")
+    cx.head += [tirx.AllocBuffer(into, {}, call.span),
+                gemm.unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u]))]  # fmt: skip
+    return [awaited(cx, [], int(call.attrs["earlier"]), call.span, straight=True), *loads] if "earlier" in call.attrs else loads

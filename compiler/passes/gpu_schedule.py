@@ -291,9 +291,20 @@ def _narrow(call: Any) -> bool:
     return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
-def _marked(call: Any, span: Any, pending: int) -> Any:
+def _late_products(products: list[Any]) -> list[Any]:
+    """A round's products, behind which those of the round before are complete. Those of a sparse operand have its places in registers,
+    which they may overwrite only behind the products of the round before: where there is one, it awaits them, and none is awaited behind."""
+    sparse = any(c.op.name == "ts.gemm_sp" for c in products)
+    out = []
+    for k, c in enumerate(products):
+        last = not sparse and c is products[-1]
+        out.append(_marked(c, c.span, len(products) if last else FREE, {"earlier": k} if c.op.name == "ts.gemm_sp" else {}))
+    return out
+
+
+def _marked(call: Any, span: Any, pending: int, more: dict[str, Any] | None = None) -> Any:
     """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is `FREE`."""
-    attrs = {**dict(call.attrs), "wgmma": pending}
+    attrs = {**dict(call.attrs), "wgmma": pending, **(more or {})}
     return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
 
 
@@ -312,7 +323,7 @@ def _late(loop: Any, plan: Any) -> Any:
     if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    marked = [_marked(c, s.span, len(products) if c is products[-1] else FREE) for c, s in zip(products, stmts[1:-2], strict=True)]
+    marked = _late_products(products)
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
     body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
     notes = {**dict(loop.annotations), "ts.late": 1}

@@ -374,7 +374,7 @@ def read_at_once(own, came, other, seen, c, n):
 @T.macro
 def sent_twice(own, came, other, seen, c, n):
     T.copy(own, other)
-    for k in T.serial(2):
+    for _ in T.serial(2):
         T.copy(own, came, dst=(c + 1) % n)
 
 

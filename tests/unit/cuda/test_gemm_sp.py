@@ -38,6 +38,7 @@ HOPPER: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((72, 72, 384), {"BK": 128, "threads": 128, "dtype": "bfloat16", "places": "uint8", "trans_b": True, "out": "bfloat16", "sums": "float32"}),
     ((64, 64, 256), {"BK": 128, "threads": 128, "places": "int32", "trans_a": True, "stages": 2}),
     ((64, 64, 512), {"BK": 256, "threads": 128, "places": "uint16", "stages": 2}),
+    ((256, 64, 512), {"BM": 256, "BK": 128, "threads": 256, "places": "uint8"}),
     ((128, 64, 256), {"BM": 128, "BK": 128, "threads": 128, "dtype": "float8_e4m3fn", "trans_b": True, "places": "int32"}),
     ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "float8_e5m2", "right": "float8_e4m3fn", "trans_b": True, "places": "uint8"}),
     ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "int8", "trans_b": True, "places": "int16", "out": "int32"}),
@@ -107,7 +108,8 @@ def test_the_tensor_cores_do_it():
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None or sass.find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
-@pytest.mark.parametrize("options", [{"BN": 256, "stages": 2}, {"BN": 128, "dtype": "int8", "out": "int32"}], ids=str)
+@pytest.mark.parametrize("options", [{"BN": 256, "stages": 2}, {"BN": 128, "dtype": "int8", "out": "int32"},
+                                     {"BM": 256, "BN": 128, "cluster": (1, 2), "panel": 8}, {"BN": 64, "threads": 128}], ids=str)  # fmt: skip
 def test_products_stay_in_flight(options: dict[str, Any]):
     """Nothing awaits each product, and no register of places is written while a product may read it."""
     kernel = sparse_gemm(1024, 1024, 1024, **{"BM": 128, "BK": 128, "threads": 256, "trans_b": True, **options})

@@ -222,6 +222,17 @@ __device__ __forceinline__ void wgmma_arrived(T* a) {
     asm volatile("" ::"r"(r) : "memory");
   }
 }
+// Behind a wait: products have read these registers until here. ptxas must see an instruction that has them, or it puts something else
+// there; this one loads nothing, since no places have all bits.
+template <int count>
+__device__ __forceinline__ void wgmma_read(const uint32_t* places, const void* shared) {
+  uint32_t all = places[0];
+#pragma unroll
+  for (int i = 1; i < count; ++i) asm volatile("and.b32 %0, %0, %1;" : "+r"(all) : "r"(places[i]) : "memory");
+  asm volatile("{ .reg .pred p; .reg .b32 t; setp.eq.b32 p, %0, 0xffffffff; @p ld.volatile.shared.b32 t, [%1]; }" ::"r"(all),
+               "r"(shared_address(shared))
+               : "memory");
+}
 // Arrives at a named barrier of `threads` threads without waiting for them.
 __device__ __forceinline__ void barrier_arrive(int number, int threads) {
   asm volatile("barrier.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
