@@ -674,7 +674,7 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
         "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
-        "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::wgmma_read": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing,
+        "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
+        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing, "ts::wgmma_read": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

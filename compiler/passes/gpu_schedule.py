@@ -292,8 +292,8 @@ def _narrow(call: Any) -> bool:
 
 
 def _late_products(products: list[Any]) -> list[Any]:
-    """A round's products, behind which those of the round before are complete. Those of a sparse operand have its places in registers,
-    which they may overwrite only behind the products of the round before: where there is one, it awaits them, and none is awaited behind."""
+    """A round's products, behind which those of the round before are complete. One of a sparse operand reads its places from registers,
+    which must be complete products' before they are written: where there is one, it awaits the round before, and none is awaited behind."""
     sparse = any(c.op.name == "ts.gemm_sp" for c in products)
     out = []
     for k, c in enumerate(products):

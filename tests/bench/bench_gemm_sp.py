@@ -4,8 +4,8 @@ Beside torch.mm (cuBLAS, of the whole operand), our own dense tile program, and 
 bf16 data, C in bf16. Captured in CUDA graphs and replayed in turn (tests/bench/gpu.py); TFLOP/s count the dense product's work, of which the
 tensor cores do half.
 
-Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,128,2,256,16,1 …`` (BM,BN,BK,stages,threads,panel, blocks of a cluster
-along M), ``--rounds 30``. The figures go to $OUT/gemm_sp.json, or without OUT to tests/bench/results.
+Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,128,2,256,16,1,132 …`` (BM,BN,BK,stages,threads,panel, blocks of a cluster
+along M, blocks that stay), ``--rounds 30``. The figures go to $OUT/gemm_sp.json, or without OUT to tests/bench/results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.bench.gpu import captured, copies, measure, ratios, spread
 from tests.bench.record import record
 
 SHAPES = ("8192,8192,8192", "4096,4096,4096")
-TILES = ("128,256,128,2,256,16,1", "128,256,128,2,256,16,2", "192,192,128,2,384,12,1", "256,128,128,3,256,8,2", "128,128,128,4,256,16,2")
+TILES = ("128,256,128,2,256,16,1,132", "128,256,128,2,256,16,2,132", "192,192,128,2,384,12,1,132", "256,128,128,2,256,8,2,132",
+         "128,256,128,2,256,16,2,0")  # fmt: skip
 DENSE = {"BM": 128, "BN": 256, "BK": 64, "stages": 4, "threads": 256, "panel": 16, "blocks": 132}
 
 
@@ -57,22 +58,28 @@ def peers(sets: list[tuple[Any, ...]]) -> dict[str, Any]:
     return graphs
 
 
+def kernel(shape: tuple[int, ...], tile: tuple[int, ...]) -> Any:
+    from tests.gpu.gemms import sparse_gemm
+
+    BM, BN, BK, stages, threads, panel, cluster, blocks = tile
+    options = {"BM": BM, "BN": BN, "BK": BK, "stages": stages, "threads": threads, "panel": panel, "blocks": blocks}
+    options["cluster"] = cluster if blocks else (1, cluster)
+    return sparse_gemm(*shape, dtype="bfloat16", out="bfloat16", sums="float32", trans_b=True, **options)
+
+
 def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int) -> dict[str, Any]:
     import torch
 
     import tilescale
-    from tests.gpu.gemms import sparse_gemm
 
     M, N, K = shape
     count = copies(2 * (M * K // 2 + K * N + M * N))
     sets = [operands(M, N, K) for _ in range(count)]
     want = torch.mm(sets[0][0], sets[0][3].T).float()
     graphs, errors = peers(sets), {}
-    for BM, BN, BK, stages, threads, panel, cluster in tiles:
-        name = f"{BM}×{BN}×{BK} {stages} stages {threads} threads panel {panel} cluster {cluster}"
-        options = {"BM": BM, "BN": BN, "BK": BK, "stages": stages, "threads": threads, "panel": panel, "cluster": (1, cluster)}
-        kernel = sparse_gemm(M, N, K, dtype="bfloat16", out="bfloat16", sums="float32", trans_b=True, **options)
-        made = tilescale.compile(kernel, target="cuda")
+    for tile in tiles:
+        name = "{}×{}×{} {} stages {} threads panel {} cluster {} blocks {}".format(*tile)
+        made = tilescale.compile(kernel(shape, tile), target="cuda")
         made(*sets[0][1:])
         errors[name] = ((sets[0][4].float() - want).abs().max() / want.abs().max()).item()
         if errors[name] > 2e-2 or "wgmma_sp" not in made.get_kernel_source("cuda"):

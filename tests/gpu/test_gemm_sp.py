@@ -29,6 +29,8 @@ CASES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((384, 384, 1024), {"BM": 192, "BN": 192, "threads": 384, "stages": 2, "trans_b": True}),
     ((1024, 512, 4096), {"BM": 256, "trans_b": True, "cluster": (1, 2), "dtype": "bfloat16", "out": "bfloat16", "sums": "float32"}),
     ((512, 512, 1024), {"BN": 256, "stages": 2, "cluster": (1, 2), "panel": 4}), ((64, 64, 256), {"BM": 64, "BN": 64, "threads": 128, "BK": 256}),
+    ((1000, 1288, 1152), {"BN": 256, "stages": 2, "trans_b": True, "blocks": 6, "cluster": 2, "panel": 4, "dtype": "bfloat16", "out": "bfloat16",
+                          "sums": "float32"}),
     ((256, 256, 1024), {"dtype": "float8_e4m3fn", "trans_b": True, "places": "uint32"}),
     ((256, 256, 1024), {"dtype": "float8_e5m2", "right": "float8_e4m3fn", "trans_b": True, "places": "uint8"}),
     ((256, 256, 1024), {"dtype": "int8", "trans_b": True, "out": "int32"}),

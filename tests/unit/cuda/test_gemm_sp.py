@@ -44,6 +44,7 @@ HOPPER: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "int8", "trans_b": True, "places": "int16", "out": "int32"}),
     ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "uint8", "right": "int8", "trans_b": True, "places": "uint32", "out": "int32"}),
     ((128, 64, 256), {"BK": 128, "threads": 128, "trans_b": True, "cluster": (1, 2)}),
+    ((200, 128, 256), {"BK": 128, "threads": 128, "trans_b": True, "blocks": 2, "cluster": 2, "panel": 2}),
 ]
 
 
