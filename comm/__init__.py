@@ -200,6 +200,8 @@ def peer(tensor: Any, rank: int) -> Any:
 def barrier(team: Team | None = None) -> None:
     """Returns when all ranks of the team (default: all) have called it; orders all memory accesses before and after.
 
+    On GPUs it waits on the host for what this rank's GPU was given, and cannot be captured in a graph: `T.barrier` in a kernel can.
+
     Raises CommError, on every rank, when one does not come within TILESCALE_WAIT_TIMEOUT seconds or has ended.
     """
     mine = _need()

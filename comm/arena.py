@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from tilescale import env, log, native
 from tilescale.comm.bootstrap import World
@@ -40,17 +39,15 @@ class Arena:
     def __init__(self, world: World, segment: int):
         self.world = world
         self._lib = native.library()
-        self._lib.ts_gpu_control_bytes.restype = self._lib.ts_stop_word.restype = ctypes.c_int64
         self.control = self.team_bytes(world.size)
         self.segment = -(-max(segment, self.control + GRAIN) // GRAIN) * GRAIN
         stamps = -(-self.segment // PAGE * 8 // PAGE) * PAGE
-        self._lib.ts_heap_control_bytes.restype = ctypes.c_int64
         self.host = Shm(world, int(self._lib.ts_heap_control_bytes()) + stamps + PAGE)
         try:
             self.device: int | None = self._choose_device()
             self.bases = self._map()
             self._clear(0, self.control)
-            gathered(self, b"ready", "init()")  # nobody tells a rank anything before its words are zero
+            self.gathered(b"ready")  # nobody tells a rank anything before its words are zero
         except BaseException as error:
             self.host.stop(f"rank {world.rank}: {self.name}: {error}")
             self.host.leave(unmap=True)
@@ -65,18 +62,23 @@ class Arena:
 
     # ---- set-up
 
+    def gathered(self, mine: bytes) -> list[bytes]:
+        """Every rank's ``mine`` (at most LETTER bytes), in rank order; collective."""
+        return [letter.rstrip(b"\0") for letter in self.host.exchange(range(self.world.size), mine, "init()")]
+
     def _choose_device(self) -> int:
-        """Ranks of a machine share its GPUs out by their number."""
+        """Ranks of a machine share out the GPUs that they see by their number; perhaps each sees one of its own. Collective."""
         import torch
 
         count = torch.cuda.device_count()
         if not count:
             raise CommError("torch sees no GPU on this machine", hint="TILESCALE_TARGET=cpu")
         device = self.world.local_rank % count
-        if self.world.local_size > count:
-            log.say("info", f"{self.world.local_size} ranks share {count} GPU{'s' if count > 1 else ''}, and take turns there", once=True)
         torch.cuda.set_device(device)
         torch.cuda.current_stream(device)  # makes the context
+        name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()
+        if (sharing := self.gathered(name).count(name)) > 1:
+            log.say("info", f"{sharing} ranks share a GPU, and take turns there unless NVIDIA's MPS runs: milliseconds a launch", once=True)
         return device
 
     def _tell(self) -> None:
@@ -189,8 +191,3 @@ def job_file(world: World, what: str) -> str:
     import tempfile
 
     return os.path.join(tempfile.gettempdir(), f"ts-{world.job}-{what}")
-
-
-def gathered(arena: Arena, mine: bytes, what: str) -> list[Any]:
-    """Every rank's ``mine`` (at most 512 bytes), in rank order."""
-    return [letter.rstrip(b"\0") for letter in arena.host.exchange(range(arena.world.size), mine, what)]

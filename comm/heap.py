@@ -36,15 +36,15 @@ _LETTER = struct.Struct(f"<{_NUMBERS}q{LETTER - 8 * _NUMBERS}s")
 class Heap:
     """This rank's symmetric heap over a backend."""
 
-    def __init__(self, shm: Shm | Arena):
-        self.shm = shm
+    def __init__(self, memory: Shm | Arena):
+        self.memory = memory
         self.teams: dict[tuple[int, ...], Team] = {}
         self._free, self._backed = Extents(), Extents()
-        self._free.add(shm.control, shm.segment)
+        self._free.add(memory.control, memory.segment)
         self._allocations: dict[int, Allocation] = {}
-        everyone = tuple(range(shm.world.size))
-        self.world = Team(everyone, shm.world.rank, 0)
-        shm.make_team(0, everyone, [0] * len(everyone))
+        everyone = tuple(range(memory.world.size))
+        self.world = Team(everyone, memory.world.rank, 0)
+        memory.make_team(0, everyone, [0] * len(everyone))
         self.teams[everyone] = self.world
         self._slots = iter(range(1, MAX_TEAMS))
         self._lock = threading.RLock()  # threads of a program that allocate: one call at a time
@@ -52,7 +52,7 @@ class Heap:
     @property
     def place(self) -> World:
         """This rank among the ranks."""
-        return self.shm.world
+        return self.memory.world
 
     def fresh(self, dtype: str) -> None:
         """New memory is left as it is."""
@@ -63,36 +63,36 @@ class Heap:
         """Exchanges ``numbers`` with the members; all must be doing ``what``."""
         padded = numbers + (0,) * (_NUMBERS - len(numbers))
         text = what.encode()[: LETTER - 8 * _NUMBERS - 1]
-        letters = [_LETTER.unpack(x) for x in self.shm.exchange(members, _LETTER.pack(*padded, text), what)]
+        letters = [_LETTER.unpack(x) for x in self.memory.exchange(members, _LETTER.pack(*padded, text), what)]
         texts = [x[-1].rstrip(b"\0").decode(errors="replace") for x in letters]
         if len(set(texts)) > 1:
             told = "; ".join(f"rank {m}: {t}" for m, t in zip(members, texts, strict=True))
             message = f"ranks that must do the same do different things: {told}"
-            self.shm.stop(message)
+            self.memory.stop(message)
             raise CommError(message, expected="the same calls of tilescale.comm in the same order on every rank of a team")
         return [x[: len(numbers)] for x in letters]
 
     def _enter(self, team: Team) -> None:
         """To be called at the start of each collective call, before its first exchange."""
-        self.shm.settle()
+        self.memory.settle()
         for a in team.freed:
             self._free.add(a.offset, a.offset + a.size)
         team.freed.clear()
         team.calls += 1
         while team.dropped:
             a = team.dropped.popleft()
-            self._word(self.shm.world.rank, a).value = team.calls
+            self._word(self.memory.world.rank, a).value = team.calls
             team.stamped.append(a)
 
     def _word(self, rank: int, a: Allocation) -> ctypes.c_int64:
-        return ctypes.c_int64.from_address(self.shm.stamp(rank, a.stamp_at))
+        return ctypes.c_int64.from_address(self.memory.stamp(rank, a.stamp_at))
 
     def _collect(self, team: Team) -> None:
         """To be called once in each collective call, after its first exchange (whose acquire makes the stamps visible)."""
         keep = []
         for a in team.stamped:
             if all(0 < self._word(m, a).value <= team.calls for m in team.members):
-                self.shm.tag(a.offset, a.size, None)
+                self.memory.tag(a.offset, a.size, None)
                 del self._allocations[a.offset]
                 team.freed.append(a)
             else:
@@ -120,7 +120,7 @@ class Heap:
                 full = [m for m, x in zip(team.members, answers, strict=True) if x == -1]
                 raise CommError(
                     f"{what}: the symmetric heap of rank {full[0]} has no {size} bytes in one piece; "
-                    f"{self._free.total()} of {self.shm.segment - self.shm.control} bytes are free here",
+                    f"{self._free.total()} of {self.memory.segment - self.memory.control} bytes are free here",
                     hint="TILESCALE_HEAP_SIZE=4G, or drop tensors: what all ranks have dropped is freed at a later call",
                 )
             start = max(answers)
@@ -131,7 +131,7 @@ class Heap:
         """The errno of giving these bytes memory, 0 when they have it."""
         for lo, hi in self._backed.missing(offset, offset + size):
             try:
-                self.shm.back(lo, hi - lo)
+                self.memory.back(lo, hi - lo)
             except OSError as e:
                 return e.errno or -1
             self._backed.add(lo, hi)
@@ -153,12 +153,12 @@ class Heap:
         self._free.remove(offset, offset + size)
         allocation = Allocation(team, offset, size)
         error = self._back(offset, size)
-        block = Block(self.shm.address(self.shm.world.rank, offset), nbytes, None, device=self.shm.device)
+        block = Block(self.memory.address(self.memory.world.rank, offset), nbytes, None, device=self.memory.device)
         if not error:
-            self._word(self.shm.world.rank, allocation).value = 0
+            self._word(self.memory.world.rank, allocation).value = 0
             if fill is not None:
                 fill(block)
-                self.shm.settle()
+                self.memory.settle()
         errors = [x[0] for x in self._exchange(team.members, what, error)]
         if any(errors):
             self._free.add(offset, offset + size)
@@ -167,7 +167,7 @@ class Heap:
                 f"{what}: rank {team.members[bad]} has no memory for {size} bytes in /dev/shm: {os.strerror(errors[bad])}",
                 hint="make /dev/shm larger (docker run --shm-size=8g), or allocate less",
             )
-        self.shm.tag(offset, size, team.slot)
+        self.memory.tag(offset, size, team.slot)
         block._allocation = allocation
         allocation.block = weakref.ref(block)
         self._allocations[offset] = allocation
@@ -175,8 +175,8 @@ class Heap:
 
     def find(self, address: int) -> tuple[Allocation, Block] | None:
         """The allocation that an address of this rank's own memory lies in, with its living block."""
-        place = self.shm.locate(address)
-        if place is None or place[0] != self.shm.world.rank:
+        place = self.memory.locate(address)
+        if place is None or place[0] != self.memory.world.rank:
             return None
         for a in self._allocations.values():
             if a.offset <= place[1] < a.offset + a.size:
@@ -186,9 +186,9 @@ class Heap:
 
     def peer_block(self, allocation: Allocation, own: Block, rank: int) -> Block:
         """The twin of ``own`` in the memory of the team's ``rank``."""
-        if allocation.team.members[rank] == self.shm.world.rank:
+        if allocation.team.members[rank] == self.memory.world.rank:
             return own
-        return Block(self.shm.address(allocation.team.members[rank], allocation.offset), own.nbytes, None, own, self.shm.device)
+        return Block(self.memory.address(allocation.team.members[rank], allocation.offset), own.nbytes, None, own, self.memory.device)
 
     def alive(self) -> int:
         """How many allocations have views in this process."""
@@ -211,13 +211,13 @@ class Heap:
             raise CommError(
                 f"{what}: rank {members[slots.index(-1)]} is in {MAX_TEAMS} teams already", expected="at most that many"
             )
-        team = Team(members, members.index(self.shm.world.rank), slot)
-        error, size = 0, self.shm.team_bytes(len(members))
+        team = Team(members, members.index(self.memory.world.rank), slot)
+        error, size = 0, self.memory.team_bytes(len(members))
         at = self._agree_on_offset(team, size, what) if size else 0
         if size:
             self._free.remove(at, at + size)
         try:
-            self.shm.make_team(slot, members, slots, at)
+            self.memory.make_team(slot, members, slots, at)
         except OSError as e:
             error = e.errno or -1
         # Nobody may look into a slot before its owner has given it memory.
@@ -230,13 +230,13 @@ class Heap:
 
     def stop(self, why: str) -> None:
         """Tells all ranks to stop waiting."""
-        self.shm.stop(why)
+        self.memory.stop(why)
 
     def finalize(self) -> None:
         """Leaves the job, together with all other ranks."""
         self.meet(self.world, "finalize()")
-        self.shm.leave(unmap=self.alive() == 0)
+        self.memory.leave(unmap=self.alive() == 0)
 
     def leave(self) -> None:
         """The process ends. The others keep this rank's memory mapped: nothing is awaited."""
-        self.shm.leave(unmap=False)
+        self.memory.leave(unmap=False)

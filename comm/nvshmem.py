@@ -8,7 +8,7 @@ import ctypes
 import os
 from typing import Any
 
-from tilescale.comm.arena import GRAIN, Arena, gathered
+from tilescale.comm.arena import GRAIN, Arena
 from tilescale.errors import CommError
 
 #: bytes that NVSHMEM itself takes of its heap
@@ -49,6 +49,6 @@ class Nvshmem(Arena):
         """Rank 0's number of this job, which every rank hands to NVSHMEM."""
         made = core.get_unique_id(empty=self.world.rank != 0)
         size = made._data.nbytes
-        letters = gathered(self, ctypes.string_at(made.ptr, size), "init()")
+        letters = self.gathered(ctypes.string_at(made.ptr, size))
         ctypes.memmove(made.ptr, letters[0].ljust(size, b"\0"), size)
         return made

@@ -43,8 +43,6 @@ class Shm:
         self.world = world
         self._lib = native.library()
         native.configure(world.local_size)
-        self._lib.ts_heap_control_bytes.restype = ctypes.c_int64
-        self._lib.ts_heap_base.restype = ctypes.c_int64
         self.control = int(self._lib.ts_heap_control_bytes())
         self.segment = -(-segment // PAGE) * PAGE
         if self.segment < self.control + PAGE:

@@ -9,7 +9,7 @@ import itertools
 import os
 from typing import Any
 
-from tilescale.comm.arena import Arena, gathered, job_file
+from tilescale.comm.arena import Arena, job_file
 from tilescale.errors import CommError
 
 #: torch keeps what it was told of a group for good, so each init() of a process names its own
@@ -48,7 +48,7 @@ class SymmMem(Arena):
                 f"PyTorch's symmetric memory: {str(error).splitlines()[0]}", hint="TILESCALE_HEAP_SIZE=256M, or GPUs that reach each other"
             ) from None
         bases = [int(p) for p in self._handle.buffer_ptrs]
-        gathered(self, b"mapped", "init()")  # the store has served
+        self.gathered(b"mapped")  # the store has served
         if self.world.rank == 0:
             with contextlib.suppress(OSError):
                 os.unlink(path)

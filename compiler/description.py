@@ -15,7 +15,9 @@ from tilescale.language.symbolic import Sym, SymExpr, settle
 #: The runtime's contract (docs/ARCHITECTURE.md): kinds of parameters, rules of extents, flags of a kernel.
 KINDS = {"tensor": 0, "int": 1, "float": 2, "symm": 3, "signal": 4}
 SIGNAL_KEPT = 5
-EQUALS, DEFINES, SAME, UNCHECKED = 0, 1, 2, 3
+EQUALS, DEFINES, SAME, UNCHECKED, DEFINES_MULTIPLE = 0, 1, 2, 3, 4
+#: where in the value of DEFINES_MULTIPLE the number stands, above the symbol
+MULTIPLE_SHIFT = 32
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Symbols:
 
     def __init__(self, program: Any):
         self.slots = {name: k for k, name in enumerate(program.symbols)}
+        self.multiples = program.multiples
         self.defined: set[str] = set()
 
     def rule(self, value: Any) -> tuple[int, int]:
@@ -44,7 +47,8 @@ class Symbols:
             if known.name in self.defined:
                 return SAME, slot
             self.defined.add(known.name)
-            return DEFINES, slot
+            multiple = self.multiples.get(known.name, 1)
+            return (DEFINES, slot) if multiple == 1 else (DEFINES_MULTIPLE, slot | multiple << MULTIPLE_SHIFT)
         return UNCHECKED, 0  # an expression: the kernel object computes and compares it
 
 
@@ -74,6 +78,7 @@ def metadata(program: Any) -> dict[str, Any]:
         "name": program.name,
         "params": params,
         "symbols": list(program.symbols),
+        "multiples": dict(program.multiples),
         "returns": list(program.returns),
         "loc": location(program.loc),
         "launch_loc": location(launch.loc),

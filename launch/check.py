@@ -18,7 +18,7 @@ import click
 from tilescale import simulator
 from tilescale.comm import bootstrap, sim
 from tilescale.errors import CommError, FindingError, InternalError, Loc, TileError
-from tilescale.launch import personas
+from tilescale.launch import personas, ranks
 
 #: exit codes: something was found; the program itself failed (2 is click's, for the command line)
 FOUND, FAILED, INTERRUPTED = 1, 3, 130
@@ -102,8 +102,7 @@ class Check:
         self.process.take_off()
         self.bar = tqdm(unit=" runs", leave=False, file=sys.stderr, disable=not sys.stderr.isatty(), desc="checking")
         self.checking.progress = lambda: self.bar.update() and None
-        # Ranks share the processors, as under `tilescale launch`; torch reads this when the program imports it.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
+        ranks.share_processors(os.environ, count)  # torch reads it when the program imports it
         # Ranks take turns, and products of small tiles are slower on several threads; NumPy reads this when it is loaded.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         for name in set(os.environ) - set(bootstrap.without_ranks(os.environ)):

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from tilescale.comm import bootstrap
@@ -91,6 +91,11 @@ def run(argv: Sequence[str], count: int) -> int:
     """
     _open_standard_streams()
     return _Job(list(argv), count).run()
+
+
+def share_processors(environ: MutableMapping[str, str], count: int) -> None:
+    """OpenMP's threads, which are also torch's, of each of ``count`` ranks on this machine, unless somebody has said how many."""
+    environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
 
 
 class _Job:
@@ -180,7 +185,7 @@ class _Job:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_free_port()),
         }
-        environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // self.count)))
+        share_processors(environ, self.count)
         # What a rank had printed before it died must be seen, and where it crashed.
         environ.setdefault("PYTHONUNBUFFERED", "1")
         environ.setdefault("PYTHONFAULTHANDLER", "1")

@@ -22,12 +22,12 @@ __version__ = "0.1.0"
 from tilescale.jit import compile, jit  # noqa: E402  # now: importing the module later would put it in the function's place
 
 if TYPE_CHECKING:
-    from tilescale import comm, env, errors, language, ops
+    from tilescale import comm, env, errors, language, layout, ops
     from tilescale.compat import PassConfigKey
     from tilescale.errors import TileError
     from tilescale.export import load
     from tilescale.kernel import Kernel
-    from tilescale.layouts import plot_layout
+    from tilescale.layout import plot_layout
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
     from tilescale.tuning import autotune
@@ -44,15 +44,16 @@ _LAZY = {
     "env": "",
     "errors": "",
     "language": "",
+    "layout": "",
     "ops": "",
     "load": "tilescale.export",
-    "plot_layout": "tilescale.layouts",
+    "plot_layout": "tilescale.layout",
     "set_log_level": "tilescale.log",
 }
 
 __all__ = [
     "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
-    "errors", "jit", "language", "load", "ops", "plot_layout", "set_log_level",
+    "errors", "jit", "language", "layout", "load", "ops", "plot_layout", "set_log_level",
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def bind(kernel: SimKernel, args: tuple[Any, ...], backend: Any) -> tuple[dict[s
         if p["kind"] == "scalar":
             numbers[p["name"]] = _number(k, p, value)
         else:
-            tensors[p["name"]] = _tensor(k, p, value, symbols)
+            tensors[p["name"]] = _tensor(k, p, value, symbols, kernel.multiples)
     _overlaps(params, tensors)
     if isinstance(backend, sim.SimRank):
         _symmetric(params, tensors, backend)
@@ -64,7 +64,7 @@ def _number(k: int, p: dict[str, Any], value: Any) -> Any:
     return number
 
 
-def _tensor(k: int, p: dict[str, Any], value: Any, symbols: dict[str, int]) -> Argument:
+def _tensor(k: int, p: dict[str, Any], value: Any, symbols: dict[str, int], multiples: dict[str, int]) -> Argument:
     from tilescale.simulator import Argument
 
     if not is_tensor(value):
@@ -87,10 +87,14 @@ def _tensor(k: int, p: dict[str, Any], value: Any, symbols: dict[str, int]) -> A
             packed *= array.shape[axis]
     for axis, (extent, n) in enumerate(zip(p["shape"], array.shape)):
         want = symbols.setdefault(extent, n) if isinstance(extent, str) else extent
+        if isinstance(extent, str) and n % multiples.get(extent, 1):
+            raise ValueError(f"TS:multiple:{k}:{axis}:{multiples[extent]}:{n}")
         if isinstance(want, int) and want != n:
             raise ValueError(f"TS:shape:{k}:{axis}:{want}:{n}")
     for axis, (stride, n) in enumerate(zip(p["strides"] or (), strides)):
         want = symbols.setdefault(stride, n) if isinstance(stride, str) else stride
+        if isinstance(stride, str) and n % multiples.get(stride, 1):
+            raise ValueError(f"TS:multiple:{k}:{axis}:{multiples[stride]}:{n}")
         if isinstance(want, int) and want != n and (array.shape[axis] > 1 or isinstance(stride, str)):
             raise ValueError(f"TS:stride:{k}:{axis}:{want}:{n}")
     address = array.__array_interface__["data"][0]

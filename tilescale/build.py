@@ -107,7 +107,7 @@ def compiled(
         made = driver.compile_program(program(), path, target=target, instrument=instrument, fingerprint=number, world=ranks())
         by = f" by {made.meta['compiler']}" if "compiler" in made.meta else ""
         log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
-        for note in made.meta.pop("notes", ()):  # what the passes did that the author may not expect
+        for note in made.meta.get("notes", ()):  # what the passes did that the author may not expect
             log.say("info", note)
         _say_spills(label, made.meta.get("resources", {}))
         return made.meta, made.desc, made.sites

@@ -84,7 +84,6 @@ class CudaKernel(Kernel):
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         self.arch: str = entry.meta["arch"]
-        self.resources: dict[str, Any] = entry.meta["resources"]
         if self.instrument:
             log.say("warning", f"{self.label}: launches on a GPU log no events (instrument=True has no effect)", once=True)
         desc = struct.pack(f"<{len(entry.desc)}q", *entry.desc)

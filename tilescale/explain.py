@@ -141,6 +141,17 @@ class Refusal:
             wanted = f"{self.expected} = {expr_text(extent)}{self._defined(extent)}"
         return self.error(TileValueError, message, expected=wanted)
 
+    def multiple(self) -> TileError:
+        """A promise about a T.dynamic that the call breaks."""
+        extent, strides = self.p["shape"][self.axis], self.p["strides"]
+        promised = self.meta["multiples"]
+        symbol, what = (extent, "extent") if extent in promised or strides is None else (strides[self.axis], "stride")
+        shown = f'T.dynamic("{symbol}", multiple_of={self.expected})'
+        return self.error(
+            TileValueError, f"{symbol} is {self.got}, the {what} of axis {self.axis} of {self.name}{_given_shape(self.arg)}",
+            expected=f"a multiple of {self.expected}, which the kernel was promised: {shown}", hint=f"pad {self.name}, or promise less",
+        )  # fmt: skip
+
     def _defined(self, extent: Any) -> str:
         """Where the value of a symbol in this call came from."""
         if not isinstance(extent, str):
@@ -238,7 +249,7 @@ class Refusal:
 _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
     name: getattr(Refusal, name)
     for name in (
-        "kind", "dtype", "device", "ndim", "shape", "contig", "stride", "align", "range", "overlap", "notsymm", "team", "grid",
+        "kind", "dtype", "device", "ndim", "shape", "multiple", "contig", "stride", "align", "range", "overlap", "notsymm", "team", "grid",
         "cluster", "resident", "gpu", "tma", "symbol",
     )
 }  # fmt: skip

@@ -28,7 +28,7 @@ from typing import Any
 from tilescale.errors import TileError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
 from tilescale.language.funcs import Macro, PrimFunc
-from tilescale.language.symbolic import SymExpr
+from tilescale.language.symbolic import SymExpr, symbols_of
 
 _HERE = Path(__file__).resolve().parent
 #: Code that is fixed by a version (ours by `sources`) and never followed.
@@ -167,7 +167,7 @@ class Fingerprint:
         elif isinstance(v, str) and not isinstance(v, enum.Enum):
             self.put("str", str(v))
         elif isinstance(v, SymExpr):
-            self.put("symbol", str(v), getattr(v, "dtype", ""))
+            self.put("symbol", str(v), getattr(v, "dtype", ""), *(f"{s}: {s.multiple_of}" for s in symbols_of(v) if s.multiple_of > 1))
         elif isinstance(v, (list, tuple)):
             self.put(type(v).__name__, str(len(v)))
             for k, x in enumerate(v):

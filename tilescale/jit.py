@@ -151,10 +151,10 @@ def frozen(value: Any) -> Any:
     kind = type(value)
     if kind in (int, float, bool, str, type(None)):
         return (kind, value)
-    from tilescale.language.symbolic import SymExpr
+    from tilescale.language.symbolic import SymExpr, symbols_of
 
     if isinstance(value, SymExpr):  # its == is a device comparison
-        return ("symbol", str(value), getattr(value, "dtype", None))
+        return ("symbol", str(value), getattr(value, "dtype", None), *((s.name, s.multiple_of) for s in symbols_of(value)))
     if isinstance(value, (list, tuple)):
         return (kind, *map(frozen, value))
     if isinstance(value, dict):

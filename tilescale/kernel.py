@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "float8_e5m2": (12, 8, "uint8")}
 
 
+class NoResources(TileTypeError, AttributeError):
+    """Registers and occupancy of a kernel that is none of a GPU's; also an AttributeError, so that hasattr works."""
+
+
 class Kernel:
     """What `tilescale.compile` and a ``@tilescale.jit`` factory return.
 
@@ -127,6 +131,27 @@ class Kernel:
     def symbols(self) -> list[str]:
         """The names of the kernel's T.dynamic extents."""
         return list(self._meta["symbols"])
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """On GPUs: registers, spills, shared memory and occupancy (`tilescale.cuda.CudaKernel`).
+
+        Raises:
+            NoResources: a kernel of another target, which takes none of these.
+        """
+        if "resources" not in self._meta:
+            raise NoResources(f"{self.name} is a kernel of the target {self.target}, which takes nothing of a GPU", hint='target="cuda"')
+        return self._meta["resources"]
+
+    @property
+    def compiled(self) -> dict[str, Any]:
+        """What the compiler says of its work on GPUs: ``copies``, ``loops``, ``notes``, as `report` shows them."""
+        return {k: self._meta[k] for k in ("copies", "loops", "notes") if k in self._meta}
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What the values of symbolic extents are promised to be multiples of (``T.dynamic(…, multiple_of=8)``)."""
+        return dict(self._meta["multiples"])
 
     @property
     def target(self) -> str:

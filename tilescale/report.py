@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from tilescale.errors import TileValueError
 
 if TYPE_CHECKING:
     from tilescale.compiler.cost import Count, Machine, Roofline
@@ -20,6 +22,8 @@ class ResourceReport:
         machine, roofline: the GPU that its architecture stands for, and the bound there; None where there are no figures.
         waves: how often the machine fills with blocks; None where that is not known.
         latency: milliseconds of a measured call, where given or known.
+        copies, loops: on GPUs: how each T.copy of a tensor goes, and the stages that pipelined loops have; each a dict, see
+            `tilescale.compiler.cuda.account`. notes: what the compiler did that the author may not expect, and why.
     """
 
     title: str
@@ -28,6 +32,9 @@ class ResourceReport:
     machine: Machine | None
     roofline: Roofline | None
     latency: float | None
+    copies: list[dict[str, Any]] = field(default_factory=list)
+    loops: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def waves(self) -> float | None:
@@ -41,7 +48,7 @@ class ResourceReport:
         return self.roofline.seconds * 1e3 / self.latency if self.roofline is not None and self.latency else None
 
     def __str__(self) -> str:
-        rows = [*self._taken(), *self._launched(), *self._worked(), *self._bounded()]
+        rows = [*self._taken(), *self._scheduled(), *self._launched(), *self._worked(), *self._bounded()]
         width = max((len(name) for name, _ in rows), default=0)
         return "\n".join([self.title, *(f"  {name:{width}}  {text}".rstrip() for name, text in rows)])
 
@@ -58,6 +65,11 @@ class ResourceReport:
             held = f"{r['blocks']} block{'' if r['blocks'] == 1 else 's'} a multiprocessor"
             out.append(("occupancy", f"{held} of {r['threads']} threads ({r['occupancy']:.0%} of its threads), limited by {r['bound']}"))
         return out
+
+    def _scheduled(self) -> list[tuple[str, str]]:
+        out = [("copy", f"{c['of']} {c['how']} (line {c['line']})") for c in self.copies]
+        out += [("stages", f"{_stages(loop)} (line {loop['line']})") for loop in self.loops]
+        return [*out, *(("note", note) for note in self.notes)]
 
     def _launched(self) -> list[tuple[str, str]]:
         if self.count is None:
@@ -87,8 +99,10 @@ class ResourceReport:
         text = f"{_bytes(read)} read and {_bytes(written)} written at least; tiles move {_bytes(total.moved)}"
         out.append(("memory", text + (f", and {_bytes(total.remote)} of other ranks" if total.remote else "")))
         for loop in self.count.loops:
-            stages = f"{loop.rounds:.4g} rounds of {_bytes(loop.work.moved)}, {loop.stages} stage{'' if loop.stages == 1 else 's'}"
-            out.append(("pipeline", stages + (f" (line {loop.loc.line})" if loop.loc is not None else "")))
+            rounds = f"{loop.rounds:.4g} rounds of {_bytes(loop.work.moved)}"
+            known = any(loop.loc is not None and own["line"] == loop.loc.line for own in self.loops)
+            stages = "" if known else f", {loop.stages} stage{'' if loop.stages == 1 else 's'} asked for"
+            out.append(("pipeline", rounds + stages + (f" (line {loop.loc.line})" if loop.loc is not None else "")))
         out += [("note", note) for note in self.count.notes]
         return out
 
@@ -107,10 +121,27 @@ class ResourceReport:
         return out
 
 
+def _stages(loop: dict[str, Any]) -> str:
+    """The stages that a loop has, and those that it was to have."""
+    asked, counts = loop["asked"], loop["stages"]
+    if not loop["ahead"]:
+        return f"none of the {asked} asked for: each round copies, then computes"
+    if len(set(counts.values())) == 1:
+        held = str(next(iter(counts.values())))
+    else:
+        held = ", ".join(f"{n} of {names}" for names, n in counts.items())
+    return held if all(n == asked for n in counts.values()) else f"{held}, of {asked} asked for"
+
+
 def report(kernel: Kernel, extents: dict[str, int], latency: float | None) -> ResourceReport:
     """See `Kernel.report`."""
-    resources = getattr(kernel, "resources", {})
+    resources = kernel.resources if kernel.target == "cuda" else {}
     count = machine = bound = None
+    known = {*kernel.symbols, *(p["name"] for p in kernel.params if p["kind"] == "scalar" and "float" not in p["dtype"])}
+    if unknown := sorted(set(extents) - known):
+        raise TileValueError(
+            f"{kernel.label} has no extent {unknown[0]!r}", expected=", ".join(sorted(known)) or "none: all its extents are constants"
+        )
     if kernel.has_program:
         from tilescale.compiler import cost
 
@@ -118,7 +149,11 @@ def report(kernel: Kernel, extents: dict[str, int], latency: float | None) -> Re
         machine = cost.machine_of(kernel.built_for.partition(":")[2])
         bound = None if machine is None else cost.roofline(count, machine)
     latency = kernel.latency if latency is None else latency
-    return ResourceReport(f"{kernel.label} for {kernel.built_for}", resources, count, machine, bound, latency)
+    held = kernel.compiled
+    return ResourceReport(
+        f"{kernel.label} for {kernel.built_for}", resources, count, machine, bound, latency,
+        held.get("copies", []), held.get("loops", []), held.get("notes", []),
+    )  # fmt: skip
 
 
 def _si(amount: float, unit: str = "") -> str:

@@ -56,6 +56,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.executors: list[tuple[str, Any, int]] = []
         self.arena_bytes = self.scratch_top = self.shared_bytes = 0
         self.waits = self.device = False
+        self.tables = {}
         self.regions: list[Any] = []
         self.zeroed: list[Any] = []
         self.in_cluster = False
@@ -391,7 +392,10 @@ class Lowering(Scalars, ParallelLoops, Scales):
             first = tirx.address_of(tirx.BufferLoad(m.buf, [lit(0, m.index_dtype)]))
             buf = tirx.decl_buffer((_HUGE,), storage, s.buffer.name, data_alignment=size_of(storage), layout=None)
             self.header.append(tirx.DeclBuffer(buf, data=tirx.reinterpret(pointer(storage), first)))
-        made = Memory(buf, dt, shape, self._row_major(shape, m.index_dtype), m.scope, s.buffer.name, lit(0, m.index_dtype))
+        start = m.start  # of this executor's own copy
+        if (old := size_of(convert.storage_dtype(m.dtype))) != (new := size_of(storage)):
+            start = self.analyzer.simplify(tirx.floordiv(start * lit(old, m.index_dtype), lit(new, m.index_dtype)))
+        made = Memory(buf, dt, shape, self._row_major(shape, m.index_dtype), m.scope, s.buffer.name, start)
         if hasattr(m, "arena_offset"):
             made.arena_offset = m.arena_offset  # type: ignore[attr-defined]
         self.memory[s.buffer] = made

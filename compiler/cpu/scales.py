@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cpu.expr import lit, seq
-from tilescale.compiler.cpu.memory import narrow, pointer
+from tilescale.compiler.cpu.memory import narrow, pointer, size_of
 from tilescale.compiler.cpu.view import widened
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
@@ -34,6 +34,10 @@ class Scales:
     call: Any
     bind_loop: Any
     _extent: Any
+    _reserve: Any
+    _in_arena: Any
+    #: storage dtype → where lanes exchange values
+    tables: dict[str, Any]
 
     def scale_value(self, name: str, which: int) -> Any:
         """The index (0) or count (1) at a scale."""
@@ -104,13 +108,36 @@ class Scales:
         return count
 
 
+    def thread_number(self) -> Any:
+        """The executor's number among those of its scale in the block: in T.Scale("thread") the thread's."""
+        number: Any = lit(0, "int32")
+        for _, index, count in self.executors:
+            number = number * count + index
+        return number
+
+    def exchange_table(self, storage: str) -> Any:
+        """An element for each thread of the block, in which the lanes of a warp leave values for one another."""
+        if storage not in self.tables:
+            count = self.program.launch.threads
+            buf = tirx.decl_buffer((count,), storage, f"exchanged_{storage}", data_alignment=64, layout=None)
+            self.header.append(self._in_arena(buf, storage, self._reserve(count * size_of(storage))))
+            self.tables[storage] = buf
+        return self.tables[storage]
+
+    def numbered_meeting(self, number: Any, executors: int, site: Any) -> Any:
+        """So many executors of the block meet at one of its barriers."""
+        self.waits = True
+        return self.call("ts_barrier", -number, lit(executors, "int32"), site)
+
+
 def meets(body: Any) -> bool:
     """Whether executors of a block may wait for one another (or for others) in a statement."""
     found: list[Any] = []
 
     def look(call: Any) -> None:
         name = getattr(call.op, "name", "")
-        if name in ("ts.wait", "ts.team_sync") or (name == "ts.barrier" and str(call.attrs["reach"]) != "block"):
+        outward = name == "ts.barrier" and str(call.attrs["reach"]) != "block"
+        if outward or name in ("ts.wait", "ts.team_sync", "ts.sync_threads", "ts.shuffle"):
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from tilescale.compiler import backend, description
 from tilescale.compiler.backend import Lowered
-from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda import account, toolchain
 from tilescale.compiler.cuda.describe import description as table
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
@@ -38,6 +38,7 @@ class Backend(backend.Backend):
         meta |= {"target": "cuda", "arch": self.arch, "symbol": kernel.name, "shared_bytes": kernel.shared_bytes}
         meta["collective"] = meta["collective"] or kernel.device
         meta["notes"] = list(dict.fromkeys(program.notes))
+        meta |= {"copies": account.copies(program, kernel), "loops": account.loops(program)}
         sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
         return Artifact(meta, table(kernel, program, description.parameter_words(program), fingerprint), sites)
 

@@ -45,6 +45,7 @@ class Clusters:
     scalar: Any
     access: Any
     fail: Any
+    record: Any
     proven: Any
     analyzer: Any
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import emulate_clusters, emulate_matrices, emulate_ranks, engines, turns
+from tilescale.compiler.cuda import emulate_clusters, emulate_matrices, emulate_ranks, emulated_threads, engines, turns
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
 from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
@@ -45,7 +45,7 @@ class Emulator:
         self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
         #: whether executors wait for each other by counters, wherever that stands
-        self.waits = any(name.startswith("ts::shared_wait") or name == "ts::mbarrier_arrive" for name in self.called)
+        self.waits = any(name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
 
     def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
                shapes: dict[str, tuple[int, ...]] | None = None) -> None:
@@ -121,7 +121,7 @@ class Emulator:
         n = self.kernel.threads
         everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[engines.Engines] = []
-        told = any(name.startswith("ts::shared_") or name == "ts::mbarrier_arrive" for name in self.called)
+        told = any(name.startswith("ts::shared_") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
         clocks = Clocks(everyone[:, 4]) if told else None
         made = []
         for rank, at in enumerate(blocks):
@@ -480,49 +480,8 @@ def _called(s: Any) -> set[str]:
     return names
 
 
-def _shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
-    """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
-    lanes = np.arange(b.threads)
-    warps = lanes // WARP
-    if not m[np.isin(warps, warps[m])].all():
-        raise EmulationError("a shuffle in part of a warp")
-    there = lanes ^ int(np.asarray(mask).ravel()[0])
-    if there.max() >= b.threads or (there // WARP != warps).any():
-        raise EmulationError("a shuffle with a lane that there is not")
-    return np.broadcast_to(value, m.shape)[there]
-
-
 def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
-
-
-def _red_add(count: int, dtype: str) -> Callable[..., None]:
-    def run(b: Block, m: Any, where: Pointer, values: Pointer) -> None:
-        if (where.index[m] % count).any():
-            raise EmulationError(f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}")
-        added, one = decoded(load(b, m, values.memory, values.index, count), dtype), _atomic("add")
-        for k in range(count):
-            one(b, m, Pointer(where.memory, where.index + k), added[:, k])
-
-    return run
-
-
-def _atomic(kind: str) -> Callable[..., Any]:
-    from tilescale.compiler.sim.tiles import updated
-
-    def run(b: Block, m: Any, where: Pointer, value: Any) -> Any:
-        mem = where.memory
-        dtype = str(mem.data.dtype)
-        value = np.broadcast_to(value, m.shape)
-        out = np.zeros(m.shape, numerics.compute(dtype))
-        for t in b.draw.permutation(np.flatnonzero(m)):
-            before = numerics.decode(mem.data[where.index[t]], dtype)
-            out[t] = before
-            operand = value[t] if dtype in numerics.FLOATS else int(value[t])
-            mem.data[where.index[t]] = numerics.encode(updated(before, operand, kind, dtype), dtype)
-        return out
-
-    return run
 
 
 #: what kernels printed
@@ -543,13 +502,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
-    "ts::shuffle_xor": _shuffle_xor,
+    "ts::uniform": emulated_threads.uniform,
+    "ts::shuffle_xor": emulated_threads.shuffle_xor,
+    **{f"ts::lane_{kind}": emulated_threads.lane(kind) for kind in ("xor", "up", "down", "from")},
+    "ts::named_barrier": emulated_threads.named_barrier,
     "ts::fail": _fail,
     "printf": _printf,
     **emulate_matrices.FUNCTIONS,
-    **{f"ts::{how}red_add{n}_{k}": _red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
+    **{f"ts::{how}red_add{n}_{k}": emulated_threads.red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
        for n in (2, 4, 8) for how in ("", "publishing_")},
-    **{f"ts::{how}_{kind}": _atomic(kind) for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
+    **{f"ts::{how}_{kind}": emulated_threads.atomic(kind)
+       for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
 
 

@@ -9,17 +9,11 @@ import numpy as np
 
 from tilescale.compiler.cuda import engines
 from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, encoded, load, store
+from tilescale.compiler.cuda.emulated_threads import whole_warps
 from tilescale.compiler.cuda.engines import WARP, EmulationError
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
 from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics
-
-
-def _whole_warps(b: Block, m: Any, what: str) -> list[int]:
-    warps = m.reshape(-1, WARP) if b.threads % WARP == 0 else np.zeros((0, WARP), bool)
-    if not (warps.all(1) | ~warps.any(1)).all() or not len(warps):
-        raise EmulationError(f"{what} in part of a warp")
-    return [w for w in range(len(warps)) if warps[w].all()]
 
 
 def _packed(name: str, dtype: str) -> Callable[..., None]:
@@ -34,7 +28,7 @@ def _packed(name: str, dtype: str) -> Callable[..., None]:
 
 def _ldmatrix(trans: bool) -> Callable[..., None]:
     def run(b: Block, m: Any, to: Pointer, row: Pointer) -> None:
-        _whole_warps(b, m, "ldmatrix")
+        whole_warps(b, m, "ldmatrix")
         if ((row.index * row.memory.size + row.memory.offset) % 16)[m].any():
             raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
         each = 4 // row.memory.size
@@ -52,7 +46,7 @@ def _stmatrix(count: int, trans: bool) -> Callable[..., None]:
     """The lane that names a row writes it."""
 
     def run(b: Block, m: Any, row: Pointer, held: Pointer) -> None:
-        _whole_warps(b, m, "stmatrix")
+        whole_warps(b, m, "stmatrix")
         lanes = np.arange(b.threads)
         there = m & (lanes % WARP < 8 * count)
         if ((row.index * row.memory.size + row.memory.offset) % 16)[there].any():
@@ -73,7 +67,7 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
-        for w in _whole_warps(b, m, "mma"):
+        for w in whole_warps(b, m, "mma"):
             get = lambda f, p, w=w: p.memory.data[  # noqa: E731
                 w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
             ]
@@ -91,7 +85,7 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
         words = np.broadcast_to(where, m.shape).astype(np.uint32)
-        for w in _whole_warps(b, m, "mma.sp"):
+        for w in whole_warps(b, m, "mma.sp"):
             get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
                 w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
             ], dtype).astype(np.float64)  # fmt: skip

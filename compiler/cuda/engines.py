@@ -201,6 +201,8 @@ class Engines:
         self.cluster = [self] if cluster is None else cluster
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
+        #: the author's named barriers: who has come
+        self.named: dict[int, list[Any]] = {}
         #: by the thread that issued them
         self.stores: dict[int, list[Store]] = {}
         self.committed: dict[int, int] = {}

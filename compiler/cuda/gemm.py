@@ -9,12 +9,13 @@ Small-float accumulators are kept in float32 during the call and rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.cuda import dtypes, wgmma
 from tilescale.compiler.cuda.dtypes import HALVES, KINDS, cut, has_mma, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
+from tilescale.compiler.cuda.vectors import multiple, spelt_out
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
@@ -26,7 +27,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
 from tilescale.compiler.passes.gpu_stage import is_whole
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)
@@ -98,7 +99,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = wgmma_operand(f.shape[0], extents(call)[2], (down, across))
+                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across)), turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":
@@ -123,8 +124,8 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
 
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to the
-    first warpgroups, and the rows of the others are padding."""
+    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to some
+    of the warpgroups (from the call's ``turn`` on), and the rows of the others are padding."""
     m, n, _ = extents(call)
     policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
@@ -141,7 +142,8 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
         a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
-            found.append((accumulator(rows, n, (down, across)), down, across))
+            made = accumulator(rows, n, (down, across))
+            found.append((replace(made, turn=int(call.attrs.get("turn", 0))) if rows > m else made, down, across))
     found.sort(key=lambda f: f[1] if policy == 2 else f[2])
     return found[:1] if policy == 1 else found
 
@@ -218,6 +220,8 @@ class Operand:
     across: bool
     rows: int
     cols: int
+    #: where its stored rows begin, in names that are defined nowhere else
+    start: Any
 
     def at(self, i: Any, k: Any) -> Any:
         index = list(self.mins)
@@ -230,14 +234,13 @@ class Operand:
     def chunked(self) -> bool:
         """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk."""
         last = self.axes[1]
-        start = constant(self.mins[last])
         layout = self.place.layout
         each = 128 // layout.bits
         stored = self.rows if self.across else self.cols
         if self.place.base is not None or last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
             return False
         others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
-        return start is not None and start % each == 0 and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)
+        return multiple(sym.Analyzer(), self.start, each) and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)
 
 
 def operand(cx: Any, region: Any, across: bool) -> Operand:
@@ -245,7 +248,8 @@ def operand(cx: Any, region: Any, across: bool) -> Operand:
     mins = [cx.scalar(r.min) for r in region.region]
     stored = [int(region.region[k].extent) for k in axes]
     rows, cols = reversed(stored) if across else stored
-    return Operand(cx.places[region.source], mins, axes, across, rows, cols)
+    start = spelt_out(region.region[axes[1]].min, cx.definitions)
+    return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
 
 
 def emit_gemm(cx: Any, call: Any) -> Any:

@@ -50,6 +50,7 @@ class ThreadKernel:
     cooperative: all blocks must be resident together (cuLaunchAttributeCooperative). dependent: may start before the kernel in front
     of it has ended (programmatic dependent launch); the code then holds griddepcontrol. device: other ranks are reached, between the
     flags at both ends of the launch; those are left out where it is not ``ordered``. team: the code holds ts_enter and ts_leave.
+    widths: copies (of the scheduled program) that threads make in vectors → the bytes of one.
     """
 
     func: Any
@@ -68,6 +69,7 @@ class ThreadKernel:
     device: bool = False
     ordered: bool = True
     team: bool = False
+    widths: dict[Any, int] = field(default_factory=dict, compare=False)
 
 
 def arena(size: int) -> Any:

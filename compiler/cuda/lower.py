@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -21,16 +22,19 @@ from tilescale.compiler.cuda.ranks import Ranks
 from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
+from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import promise
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
 from tilescale.compiler.passes.gpu_schedule import REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
@@ -43,7 +47,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks, Clusters):
+class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any, arch: str = "sm_90a"):
@@ -72,6 +76,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.here: Loc | None = None
         self.loop = None
         self.moved: list[tuple[Any, Any]] = []
+        self.widths: dict[Any, int] = {}
         self.threads = program.launch.threads
         self.executor = Executor("block", self.threads)
         self.tid = tirx.Var("tid", "int32")
@@ -88,6 +93,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         self.dependent = bool(program.launch.pdl) and self.capability >= 90
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
+        #: the author's barriers → the block's
+        self.named: dict[int, int] = {}
+        self.flying = []
         #: threads beside the block's own
         self.extra = 0
         self._parameters()
@@ -99,6 +107,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             made = tirx.Var(name, "int32")
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
+            promise(made, self.program.multiples.get(name, 1))
             symbols.append((made, Source("symbol", k)))
         for k, p in enumerate(self.program.params):
             if hasattr(p.spec, "shape"):
@@ -135,7 +144,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
     def thread(self) -> Any:
         """The thread's number within its executor."""
         if self.executor.name == "block":
-            return self.tid
+            return self.block_thread()
         return tirx.IntImm("int32", 0) if self.executor.threads == 1 else self.tid % self.executor.threads
 
     def scale_value(self, name: str, which: int) -> Any:
@@ -166,6 +175,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
         if b.ty.storage_scope.startswith("shared"):
+            if b in self.places:  # another warpgroup's code has it already
+                return NOTHING
             layout = self.layouts[b]
             tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
             self.head.append(declared)
@@ -295,6 +306,26 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             made = tirx.call_extern("void", "ts::barrier_sync", number, tirx.IntImm("int32", WIDTHS["warpgroup"]))
         return sequence([*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))])
 
+    def numbered_meeting(self, number: int, count: int) -> Any:
+        """Threads of the block meet at one of its barriers: at the author's number where this kernel does not use it itself."""
+        if number == OF_WARPS:
+            return tirx.Evaluate(tirx.call_extern("void", "__syncwarp"))
+        if count == self.threads and number == 0:
+            consumers = tirx.call_extern("void", "ts::barrier_sync", tirx.IntImm("int32", CONSUMERS), tirx.IntImm("int32", count))
+            return tirx.Evaluate(consumers if self.role == "consumer" else tirx.call_extern("void", "__syncthreads"))
+        if number not in self.named:
+            groups, plan = self.threads // WIDTHS["warpgroup"], self.program.schedule
+            turns = range(TURNS, TURNS + groups) if plan is not None and len(plan.roles) > 1 else ()
+            own = {0, CONSUMERS, *range(1, groups + 1), *turns}
+            free = [n for n in (number, *range(BARRIERS)) if n not in own and n not in self.named.values()]
+            if not free:
+                text = f"T.sync_threads at barrier {number}: {len(self.named)} are named, and this kernel uses the others itself"
+                raise TileValueError(text, loc=self.here, expected=f"at most {BARRIERS - len(own)} of them")
+            self.named[number] = free[0]
+        made = tirx.call_extern("void", "ts::named_barrier", tirx.IntImm("int32", self.named[number]), tirx.IntImm("int32", count))
+        why = {"comment": f"T.sync_threads({number}, {count})"}
+        return tirx.Evaluate(ir.Call(made.op, list(made.args), attrs=why, ret_ty=made.ty))
+
     def fail(self, kind: str, node: Any, text: str) -> Any:
         """Fails the launch; the site says where."""
         loc = loc_of(getattr(node, "span", None)) or self.here
@@ -334,7 +365,9 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
         whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        self.barriers = {r.number: Barriers(self, r) for r in plan.rings}
+        apart = is_apart(self.program, consumer.body, self.threads)
+        readers = self.readers(consumer.body) if apart else {}
+        self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():
             shape = [int(e) for e in b.ty.shape[1:]]
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
@@ -348,7 +381,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
-        rest: Any = self.stmt(consumer.body)
+        rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
@@ -504,7 +537,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters):
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,
-            team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+            widths=self.widths, team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
         )  # fmt: skip
 
 

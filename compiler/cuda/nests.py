@@ -10,11 +10,12 @@ from typing import Any
 
 from tilescale.compiler.cuda import packed, stmatrix
 from tilescale.compiler.cuda.atomic import emit_neighbours
-from tilescale.compiler.cuda.places import Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, bound_in, plan, spelt_out
+from tilescale.compiler.cuda.places import Global, Registers, digit, widened
+from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
-from tilescale.compiler.layout.loops import choose, fragments_of
+from tilescale.compiler.layout.loops import bits_of, choose, fragments_of
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
 from tilescale.compiler.layout.matrices import WARP, Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
@@ -49,6 +50,7 @@ class NestLowering:
     analyzer: Any
     executor: Any
     layouts: dict[Any, Any]
+    places: dict[Any, Any]
     here: Any
     thread: Any
     stmt: Any
@@ -58,8 +60,12 @@ class NestLowering:
     #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
     loop: Loop | None
     strided: bool = False
+    turned: Any
+    own: Any
     #: accesses that move as parts of vectors, each with the register that stands for it
     moved: list[tuple[Any, Any]]
+    #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
+    widths: dict[Any, int]
     once: Any
     access: Any
     #: one holder of the iteration runs already
@@ -74,10 +80,11 @@ class NestLowering:
             raise InternalError(f"{bad[0][0].buffer.name} does not fit the loop: {bad[0][1]}", loc=self.here)
         if loop is None:
             return self._strided(nest)
-        try:
-            return self._looped(nest, loop)
-        except _Irregular:
-            return self._laid_out(nest, loop)
+        with self.turned(loop.fragment.turn):
+            try:
+                return self._looped(nest, loop)
+            except _Irregular:
+                return self._laid_out(nest, loop)
 
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
@@ -103,7 +110,11 @@ class NestLowering:
             p = idle(loop, axis)
             if p is not None:
                 mine = digit(self.thread(), p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
-                body = tirx.IfThenElse(mine < loop.extents[axis] // p.unit, body, None)
+                test = mine < loop.extents[axis] // p.unit
+                if (known := self.own(test)) is None:
+                    body = tirx.IfThenElse(test, body, None)
+                elif not known:
+                    return sequence([])
         return body
 
     def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
@@ -116,7 +127,7 @@ class NestLowering:
         around = list(zip(counters, extents, strict=True))
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
         body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
-        return sequence([*binds, self._loops(nest, body, around if extents[-1] > 1 else around[:-1])])
+        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
 
     def _by_matrices(self, nest: Nest, loop: Loop, made: Matrices) -> Any:
         """Up to four matrices at a time: each lane's elements of them into registers, then one instruction. Of the counters of the slots'
@@ -175,6 +186,8 @@ class NestLowering:
         extents = [*loop.counts[:-1], chunks]
         for var, n in zip(counters, extents, strict=True):
             self.bind_range(var, n)
+        outside = [m for m in vectors.moves if isinstance(self.places[m.element.buffer], Global)]
+        self.widths[nest.node] = max((m.width * bits_of(m.element.buffer) // 8 for m in outside), default=0)
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
         plain = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
         make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))
@@ -249,8 +262,10 @@ class NestLowering:
         kind = str(nest.vars[vectors.axis].ty)
         self.variables[nest.vars[vectors.axis]] = var if kind == "int32" else tirx.Cast(kind, var)
         outer, self.moved = self.moved, [(node, tirx.BufferLoad(tile, [u])) for node, tile in held]
-        body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
-        self.moved = outer
+        try:
+            body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
+        finally:
+            self.moved = outer  # where slots turn out irregular, each element moves by itself
         return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
 
     def in_vector(self, node: Any) -> Any:

@@ -101,7 +101,7 @@ def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> 
     whole = [1] * len(shape)
     for k, j in onto.items():
         whole[j] = left.shape[k]
-    return Fragment(tuple(whole), tuple(pieces), left.threads)
+    return Fragment(tuple(whole), tuple(pieces), left.threads, left.turn)
 
 
 def layouts(call: Any, cx: Any) -> list[list[Demand]]:
@@ -189,6 +189,11 @@ def _cast(value: Any, dtype: str) -> Any:
 
 
 def emit_reduce(cx: Any, call: Any) -> Any:
+    with cx.turned(cx.layouts[call.args[0].source].turn):
+        return _emit_reduce(cx, call)
+
+
+def _emit_reduce(cx: Any, call: Any) -> Any:
     """A reduction whose threads are lanes of one warp."""
     dst = cx.places[call.args[1].source]
     op, clear = str(call.attrs["op"]), bool(call.attrs["clear"])
@@ -248,6 +253,8 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     others = [p for p in slots if p.axis != axis]
     near, _ = digits_across(held, axis)
     thread = cx.thread()
+    if cx.skips(held, place.shape, thread):
+        return sequence([])
     total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
     zero = tirx.IntImm("int32", 0)
     now = tirx.BufferLoad(total, [zero])

@@ -1,9 +1,10 @@
 """The tokens of a ring as mbarriers in shared memory (PTX ISA 9.0, "Parallel Synchronization and Communication Instructions: mbarrier").
 
 A stage has two. ``full`` expects one arrival, the producer's, which names the bytes that TMA will bring: its phase ends when they
-are there. ``empty`` expects one arrival of each consuming warp. Round n uses stage n % depth for the (n // depth)th time, so a consumer
-waits for the phase n // depth of ``full``, and the producer for the one before of ``empty``, which in the first pass over the ring counts
-as over (a wait for the parity of the phase before a barrier's first returns at once).
+are there. ``empty`` expects one arrival of each consuming warp; of those that read the ring, where warpgroups have code of their own. Round
+n uses stage n % depth for the (n // depth)th time, so a consumer waits for the phase n // depth of ``full``, and the producer for the one
+before of ``empty``, which in the first pass over the ring counts as over (a wait for the parity of the phase before a barrier's first
+returns at once).
 
 - What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
@@ -20,23 +21,30 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
-WARP = 32
+WARP, WARPGROUP = 32, 128
 
 
 class Barriers:
     """A ring's barriers: arrays of ``depth`` words in the arena."""
 
-    def __init__(self, cx: Any, ring: Any):
+    def __init__(self, cx: Any, ring: Any, readers: set[int] | None = None):
         from tilescale.compiler.cuda.kernel import placed
 
         self.depth, self.shared = ring.depth, ring.shared
         self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
         self.empty, empty = placed(cx.arena, f"empty{ring.number}", "uint64", ring.depth, ring.barriers + 8 * ring.depth)
         cx.head += [full, empty]
+        #: the warpgroups that read it, where they have code of their own; None: all consumers
+        self.readers = readers
         #: of one stage, all of its tiles
         self.bytes = 0
         #: whether threads read its tiles themselves, and not products alone
         self.by_threads = ring.number in read_by_threads(cx.program)
+
+    def read_by(self, group: int | None) -> bool:
+        """Whether the warpgroup whose code is being made reads the ring. One that does not neither waits nor arrives: a wait would keep
+        it from what others wait for."""
+        return self.readers is None or group in self.readers
 
     def stage(self, counter: Any) -> Any:
         if self.depth == 1:
@@ -107,11 +115,15 @@ def commit(cx: Any, token: Any) -> Any:
 
 def wait(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
+    if not b.read_by(cx.group):
+        return sequence([])
     return call("mbarrier_wait", at(b.full, b.stage(n)), b.phase(n), span=token.span)
 
 
 def release(cx: Any, token: Any) -> Any:
     b, n = _of(cx, token)
+    if not b.read_by(cx.group):
+        return sequence([])
     when: Any = tirx.const(True, "bool")
     fence = [call("fence_proxy_async", span=token.span)] if b.by_threads else []
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
@@ -128,7 +140,8 @@ def initialised(cx: Any) -> list[Any]:
     threads, before anyone waits or arrives."""
     made = []
     for b in cx.barriers.values():
-        warps = tirx.IntImm("int32", cx.threads // WARP * cx.cluster_size(b.shared))
+        threads = cx.threads if b.readers is None else len(b.readers) * WARPGROUP
+        warps = tirx.IntImm("int32", threads // WARP * cx.cluster_size(b.shared))
         s = tirx.Var("s", "int32")
         body = tirx.SeqStmt([call("mbarrier_init", at(b.full, s), widened(1, "int32")), call("mbarrier_init", at(b.empty, s), warps)])
         made.append(tirx.For(s, widened(0, "int32"), widened(b.depth, "int32"), tirx.ForKind.UNROLLED, body))

@@ -45,10 +45,18 @@ def load(cx: Any, call: Any) -> Any:
 
 def store(cx: Any, call: Any) -> Any:
     """One store for each box of the tile, all by one thread, as one group."""
-    src, dst = call.args[:2]
+    return _leaves(cx, call, call.args[0], call.args[1], "ts::tma_store")
+
+
+def combine(cx: Any, call: Any) -> Any:
+    """The same for an atomic update of a tensor by a tile: each element is one, relaxed (PTX ISA, "cp.reduce.async.bulk.tensor")."""
+    return _leaves(cx, call, call.args[1], call.args[0], f"ts::tma_reduce_{call.attrs['kind']}")
+
+
+def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
     out: list[Any] = []
     for tile, name, coordinates in boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
-        out.append(tirx.Evaluate(tirx.call_extern("void", "ts::tma_store", name, tile, *coordinates), call.span))
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, name, tile, *coordinates), call.span))
     out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
     return tirx.IfThenElse(_issuer(cx), sequence(out), None, call.span)
 
@@ -69,6 +77,9 @@ def boxes(
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
     map, and its coordinates, the innermost first. ``shared``: axes of the cluster along which blocks share the tile: its own part."""
+    if len(shape) == 1:
+        yield _part_of_row(cx, tile, region, shape[0], stage)
+        return
     place, tensor = cx.places[tile], region.source
     layout, (rows, cols) = place.layout, shape
     if not layout.swizzle and cols * layout.bits != 128:
@@ -80,9 +91,7 @@ def boxes(
     own = cx.cluster_rank(shared)
     first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
     axes = long_axes(region)
-    box = tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region)))
-    param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
-    name = cx.tensor_map(TensorMap(param, box, layout.swizzle), f"{tensor.name}_map")
+    name = _map(cx, tensor, tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region))), layout.swizzle)
     starts = [cx.scalar(r.min) for r in region.region]
     for r in range(0, high, down):
         for c in range(0, broad, wide):
@@ -90,3 +99,16 @@ def boxes(
             where[axes[0]], where[axes[1]] = where[axes[0]] + row, where[axes[1]] + col
             linear = cx.analyzer.simplify(place.linear([*stage, row, col]))
             yield at(place.buf, linear), name, [cx.analyzer.simplify(w) for w in reversed(where)]
+
+
+def _map(cx: Any, tensor: Any, box: tuple[int, ...], swizzle: int) -> Any:
+    param = next(k for k, p in enumerate(cx.program.params) if p.var.same_as(tensor))
+    return cx.tensor_map(TensorMap(param, box, swizzle), f"{tensor.name}_map")
+
+
+def _part_of_row(cx: Any, tile: Any, region: Any, count: int, stage: list[Any]) -> tuple[Any, Any, list[Any]]:
+    """The one box of a tile that is so many neighbours of a row, which lie in the tile as they come."""
+    place = cx.places[tile]
+    name = _map(cx, region.source, (*(1 for _ in region.region[:-1]), count), 0)
+    where = at(place.buf, cx.analyzer.simplify(place.linear([*stage, tirx.IntImm("int32", 0)])))
+    return where, name, [cx.analyzer.simplify(cx.scalar(r.min)) for r in reversed(region.region)]

@@ -7,11 +7,11 @@ behind it what it wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.cuda.places import Global, InShared, Registers
+from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.match import Loop, Slots, match, seen_by
@@ -145,15 +145,14 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
             return False
         if not multiple(analyzer, start, width):
             return False
-    size = place.shape[-1]
-    inside = isinstance(size, int) and size % width == 0
+    inside = multiple(analyzer, place.shape[-1], width)
     if isinstance(place, InShared):
         layout = place.layout
         rest = [p for p in layout.pieces if not (p.axis == len(at) - 1 and p.unit == 1)]
         return inside and layout.vector(len(at) - 1) % width == 0 and all(p.stride % width == 0 for p in rest)
     if not _is_one(place.strides[-1]):
         return False
-    return inside and all(s % width == 0 if isinstance(s, int) else multiple(analyzer, s, width) for s in place.strides[:-1])
+    return inside and all(multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
 def bound_in(body: Any) -> dict[Any, Any]:
@@ -161,17 +160,6 @@ def bound_in(body: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
     return found
-
-
-def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
-    """An index with the names that were bound to integer expressions replaced by those."""
-    for _ in range(8):
-        used: list[Any] = []
-        structural_walk(e, (ir.Var, lambda v, used=used: used.append(v) if v in definitions else None))
-        if not used:
-            break
-        e = structural_map(e, (ir.Var, lambda v: definitions.get(v, v)))
-    return e
 
 
 def _mentions(e: Any, var: Any) -> bool:
@@ -182,11 +170,6 @@ def _mentions(e: Any, var: Any) -> bool:
 
 def _is_one(e: Any) -> bool:
     return e == 1 if isinstance(e, int) else isinstance(e, tirx.IntImm) and int(e.value) == 1
-
-
-def multiple(analyzer: Any, e: Any, of: int) -> bool:
-    found = analyzer.modular_set(e)
-    return int(found.coeff) % of == 0 and int(found.base) % of == 0
 
 
 def _direct(cx: Any, nest: Nest, loop: Loop, moves: list[Moved], count: int) -> bool:

@@ -35,8 +35,14 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     blocks = own_m // ROWS
     group = tirx.Var("warpgroup", "int32")
     binds, row, col = [], tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
+    with cx.turned(held.layout.turn):
+        number = cx.analyzer.simplify(cx.thread() // WARPGROUP)
+        skipped = cx.skips(held.layout, (m, n), cx.thread())
+    cx.flying.append(not skipped)
+    if skipped:
+        return sequence([])
     if down * across > 1:
-        binds.append(tirx.Bind(group, cx.thread() // WARPGROUP))
+        binds.append(tirx.Bind(group, number))
         cx.bind_range(group, down * across)
         row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
     zero = tirx.IntImm("int32", 0)
@@ -64,7 +70,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
     issued = [_plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
     pending = int(call.attrs["wgmma"])
-    if own_m * down > m:  # some warpgroups have padding alone; nothing is in flight where their ways meet
+    if own_m * down > m and cx.group is None:  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
         mine = digit(group, 1, down, across == 1) < m // own_m
         return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])

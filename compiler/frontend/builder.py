@@ -7,6 +7,7 @@ import threading
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import lcm
 from typing import Any
 
 from tilescale.compiler.frontend import source
@@ -54,6 +55,8 @@ class Builder:
         self.scales: list[str] = []
         self.buffers: dict[Any, Any] = {}
         self.symbols: dict[str, Any] = {}
+        #: symbol → what each call's value is promised to be a multiple of
+        self.multiples: dict[str, int] = {}
         self.origins: dict[Any, Any] = {}
         self.definitions: dict[Any, Any] = {}
         self.unnamed: set[Any] = set()
@@ -64,6 +67,11 @@ class Builder:
         self.fixed_span: Any = None
         self._sources: dict[str, Any] = {}
         self._names: dict[str, int] = {}
+
+    def promise(self, name: str, multiple: int) -> None:
+        """A symbol's value is a multiple of a number, in every call."""
+        if multiple > 1:
+            self.multiples[name] = lcm(self.multiples.get(name, 1), multiple)
 
     # -- places ---------------------------------------------------------------------------------------------------
     def span(self, loc: Loc | None = None) -> Any:

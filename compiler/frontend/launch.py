@@ -6,9 +6,10 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, constant, index_expr
+from tilescale.compiler.frontend.values import Buffer, as_expr, constant, index_expr
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.dtypes import BITS
 from tilescale.language.symbolic import SymExpr, settle
 
 AXES = "xyz"
@@ -194,11 +195,49 @@ def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) ->
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
-    """Fixes the layout of buffers on targets that choose layouts (`tilescale.compiler.layout`: a Fragment for a tile in registers, a Shared
-    for one in shared memory); the CPU keeps every tile row-major."""
-    b = bld.current()
+    """Fixes where tiles lie, on targets that choose layouts: ``T.annotate_layout({a: tilescale.layout.make_swizzled_layout(a)})``.
+
+    A tile in shared memory takes a ``T.Layout`` or what `tilescale.layout` makes of it, one in registers a ``T.Fragment`` over all threads
+    of the executor that allocates it. The CPU keeps every tile row-major. Results never depend on it.
+
+    Raises:
+        TileTypeError: what is no tile, or a layout of another kind or shape. TileValueError: one that the compiler cannot follow.
+    """
+    from tilescale.compiler.layout import Fragment, Shared
+    from tilescale.compiler.layout.made import Layout, shown
+
+    b, loc = bld.current(), source.current()
+    if not isinstance(layouts, dict):
+        raise TileTypeError(f"T.annotate_layout of {layouts!r}", loc=loc, expected="{tile: layout}")
     before = b.launch.hints.get("layouts", {}) if b.launch is not None else {}
-    _hint("layouts", {**before, **{buffer: (layout, source.current()) for buffer, layout in layouts.items()}})
+    made = dict(before)
+    for tile, given in layouts.items():
+        if not isinstance(tile, Buffer) or not tile.scope.startswith(("shared", "local.fragment")):
+            what = f"{tile.name} is a tensor, and lies as its caller laid it" if isinstance(tile, Buffer) else f"{tile} is no tile"
+            raise TileTypeError(f"T.annotate_layout: {what}", loc=loc, expected="a tile of T.alloc_shared or T.alloc_fragment")
+        kind, wanted = (Shared, "T.Layout") if tile.scope.startswith("shared") else (Fragment, "T.Fragment")
+        layout = given.shared(BITS[str(tile.dtype)]) if isinstance(given, Layout) and kind is Shared else given
+        if not isinstance(layout, kind) or len(layout.shape) != len(tile.shape) or any(
+            e > w for e, w in zip(tile.shape, layout.shape, strict=True)
+        ):
+            raise TileTypeError(
+                f"T.annotate_layout gives {tile.name} of {tile.shape} a layout of {getattr(given, 'shape', given)}"
+                + ("" if isinstance(layout, kind) else f", a {type(given).__name__}"),
+                loc=loc, expected=f"a {wanted} of {tile.shape}, since {tile.name} lies in "
+                + ("shared memory" if kind is Shared else "registers"),
+            )  # fmt: skip
+        if isinstance(layout, Shared) and layout.bits != BITS[str(tile.dtype)]:
+            raise TileTypeError(
+                f"T.annotate_layout gives {tile.name} of {tile.dtype} a layout for elements of {layout.bits} bits", loc=loc,
+                expected=f"one for {BITS[str(tile.dtype)]} bits",
+            )  # fmt: skip
+        if tile in before and before[tile][0] != layout:
+            first, at = before[tile]
+            raise TileValueError(
+                f"{tile.name} is given two layouts: here {shown(layout)}, at {at} {shown(first)}", loc=loc, expected="one layout for a tile"
+            )
+        made[tile] = (layout, loc)
+    _hint("layouts", made)
 
 
 def annotate_l2_hit_ratio(ratios: dict[Any, float]) -> None:
@@ -211,6 +250,30 @@ def annotate_safe_value(values: dict[Any, Any]) -> None:
     for value in values.values():
         if constant(value) != 0 and value != 0.0:
             raise TileValueError("only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else")
+
+
+def assume(condition: Any) -> None:
+    """A promise about an extent: ``T.assume(N % 8 == 0)`` of a ``T.dynamic`` is ``multiple_of=8``, which each call checks. What a kernel
+    computes is asserted by ``T.device_assert``, and believed behind it.
+
+    Raises:
+        TileTypeError: another condition. TileValueError: one that is false.
+    """
+    b, loc = bld.current(), source.current()
+    if isinstance(condition, bool):
+        if not condition:
+            raise TileValueError("T.assume of what is false", loc=loc)
+        return
+    e = as_expr(condition, "bool")
+    rest = e.a if isinstance(e, tirx.EQ) and constant(e.b) == 0 else None
+    name = next((n for n, v in b.symbols.items() if isinstance(rest, tirx.FloorMod) and rest.a.same_as(v)), None)
+    number = constant(rest.b) if name is not None and rest is not None else None
+    if name is None or not isinstance(number, int) or number < 1:
+        raise TileTypeError(
+            f"T.assume of {e}", loc=loc, expected='N % 8 == 0, where N is a T.dynamic("n")',
+            hint="T.device_assert of what the kernel computes",
+        )  # fmt: skip
+    b.promise(name, number)
 
 
 def get_rank() -> Any:

@@ -15,11 +15,12 @@ from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
 from tilescale.compiler.frontend.values import Buffer, as_expr, constant, symbol_expr
+from tilescale.compiler.ir.multiples import promise
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
 from tilescale.language.funcs import PrimFunc, parameter_loc
-from tilescale.language.symbolic import Const, Sym, SymExpr, settle
+from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
 
 SCOPES = {"tensor": "global", "symm": "global.symm", "signal": "global.signal"}
 _hooks = Hooks()
@@ -48,6 +49,8 @@ class TileProgram:
     loc: Loc
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
+    #: symbol → what its value is a multiple of in every call, which the launcher checks
+    multiples: dict[str, int] = field(default_factory=dict)
     schedule: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict)
     #: the GPU architecture that a program is compiled for; empty on other targets
@@ -259,11 +262,16 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
             for s in (*p.spec.shape, *(p.spec.strides or ())):
                 if isinstance(s, Sym) and not isinstance(settle(s), int) and s.name not in builder.symbols:
                     builder.symbols[s.name] = tirx.Var(s.name, s.dtype)
+                for symbol in symbols_of(s):
+                    builder.promise(symbol.name, symbol.multiple_of)
     func = tirx.PrimFunc([*(p.var for p in params), *builder.symbols.values()], body).with_attr("global_symbol", name)
     hints = dict(builder.launch.hints)
     if "layouts" in hints:  # by the variables that the program has
         hints["layouts"] = {renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()}
-    return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints)
+    multiples = {n: k for n, k in builder.multiples.items() if n in builder.symbols}
+    for symbol_name, k in multiples.items():
+        promise(builder.symbols[symbol_name], k)
+    return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints, multiples=multiples)
 
 
 class translated:

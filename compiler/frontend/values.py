@@ -80,6 +80,7 @@ def symbol_expr(value: SymExpr) -> Any:
         return const(settled, "int32")
     if isinstance(settled, Sym):
         table = bld.current().symbols
+        bld.current().promise(settled.name, settled.multiple_of)
         if settled.name not in table:
             table[settled.name] = tirx.Var(settled.name, settled.dtype)
         return table[settled.name]

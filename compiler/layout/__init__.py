@@ -3,6 +3,7 @@
 strided.py       places linear in the indices: what the CPU uses
 pieces.py        digits of indices and where they lead: the algebra under the two others
 fragment.py      tiles spread over the registers of threads
+made.py          layouts that an author makes: T.Layout, T.Fragment, the usual swizzles
 shared.py        tiles in shared memory with swizzles; bank conflicts
 instructions.py  the fragments that mma and wgmma demand
 """

@@ -17,8 +17,8 @@ from tilescale.errors import TileValueError
 class Fragment:
     """``shape`` elements over ``threads`` threads.
 
-    Element ``index`` lies in slot ``slot(index)`` of the threads ``thread(index) + copies``. Two fragments are equal exactly when they
-    are the same map.
+    Element ``index`` lies in slot ``slot(index)`` of the threads ``thread(index) + copies``, modulo their number. ``turn``: how many
+    threads behind the first one the pieces begin, also modulo that number. Two fragments are equal exactly when they are the same map.
 
     Raises:
         TileValueError: the pieces do not cut the axes, or two elements fall into one slot of a thread.
@@ -27,6 +27,7 @@ class Fragment:
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     threads: int
+    turn: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pieces", canonical(self.pieces))
@@ -41,7 +42,8 @@ class Fragment:
     # -- the map ------------------------------------------------------------------------------------------------------
     def thread(self, *index: Any) -> Any:
         """The first thread that holds an element; arrays are taken element by element."""
-        return evaluate(self.pieces, "thread", index)
+        made = evaluate(self.pieces, "thread", index)
+        return (made + self.turn) % self.threads if self.turn else made
 
     def slot(self, *index: Any) -> Any:
         """The slot of its threads' registers that holds an element."""
@@ -74,6 +76,7 @@ class Fragment:
             TileValueError: the fragment leaves slots or threads empty, so that not all have one.
         """
         by_thread, by_slot = radix(self.pieces, "thread"), radix(self.pieces, "slot")
+        thread = (thread - self.turn) % self.threads if self.turn else thread
         if by_thread is None or by_slot is None or not self.covers:
             raise TileValueError(f"the inverse of a fragment {self.shape} that leaves slots empty", expected="one that covers")
         out: list[Any] = [0] * len(self.shape)
@@ -88,7 +91,7 @@ class Fragment:
         out = np.full((self.threads, self.slots), -1, np.int64)
         index = np.indices(self.shape)
         for copy in self.copies:
-            out[self.thread(*index) + copy, self.slot(*index)] = np.arange(prod(self.shape)).reshape(self.shape)
+            out[(self.thread(*index) + copy) % self.threads, self.slot(*index)] = np.arange(prod(self.shape)).reshape(self.shape)
         return out
 
     # -- new ones from old --------------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class Fragment:
         """The same places with the axes in another order: axis k of the result is axis ``order[k]`` of this one."""
         where = {axis: k for k, axis in enumerate(order)}
         pieces = [p if p.axis is None else replace(p, axis=where[p.axis]) for p in self.pieces]
-        return Fragment(tuple(self.shape[k] for k in order), tuple(pieces), self.threads)
+        return Fragment(tuple(self.shape[k] for k in order), tuple(pieces), self.threads, self.turn)
 
     def reduced(self, axis: int) -> Fragment:
         """What is left of the map when an axis is summed away: its digits in slots are added up within a thread, its digits in threads
@@ -109,13 +112,13 @@ class Fragment:
             else:
                 pieces.append(replace(p, axis=p.axis - 1) if p.axis is not None and p.axis > axis else p)
         shape = self.shape[:axis] + self.shape[axis + 1 :]
-        return Fragment(shape, packed(pieces), self.threads)
+        return Fragment(shape, packed(pieces), self.threads, self.turn)
 
     def expanded(self, axis: int, extent: int) -> Fragment:
         """A new axis in front of ``axis``, all in slots of the threads that hold the element."""
         moved = [replace(p, axis=p.axis + 1) if p.axis is not None and p.axis >= axis else p for p in self.pieces]
         pieces = (*moved, Piece(axis, 1, extent, "slot", self.slots))
-        return Fragment((*self.shape[:axis], extent, *self.shape[axis:]), pieces, self.threads)
+        return Fragment((*self.shape[:axis], extent, *self.shape[axis:]), pieces, self.threads, self.turn)
 
     def repeated(self, axis: int, times: int, to: str = "slot") -> Fragment:
         """The tile ``times`` over along an axis: further slots of the same threads, or (``to="thread"``) further threads."""
@@ -133,8 +136,8 @@ class Fragment:
         if self.shape != other.shape or self.threads != other.threads:
             return False
         index = np.indices(self.shape)
-        mine = np.stack([self.thread(*index) + c for c in self.copies])
-        theirs = np.stack([other.thread(*index) + c for c in other.copies])
+        mine = np.stack([(self.thread(*index) + c) % self.threads for c in self.copies])
+        theirs = np.stack([(other.thread(*index) + c) % other.threads for c in other.copies])
         return bool((theirs[:, None] == mine[None]).any(axis=1).all())
 
     def vector(self, axis: int) -> int:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.layout.fragment import Fragment, packed
 from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
+from tilescale.compiler.layout.mixed import from_mixed
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.spread import best, ceil_div
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
@@ -102,7 +104,7 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
                 pieces.append(Piece(k, unit, rest, "slot", slot))
                 slot *= rest
     try:
-        made = Fragment(tuple(shape), tuple(pieces), fragment.threads)
+        made = Fragment(tuple(shape), tuple(pieces), fragment.threads, fragment.turn)
     except TileValueError:
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
@@ -145,7 +147,7 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
     for axis, e in enumerate(access.indices):
         found = plain_index(e, nest.vars)
         if found is None:
-            return None
+            return from_mixed(loop, access.indices, shape, access.mode != "read")
         k, shift = found
         if k < 0:
             if shape[axis] != 1:
@@ -162,7 +164,7 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
             pieces.append(replace(p, axis=where[p.axis]))
         elif p.to == "thread":
             pieces.append(replace(p, axis=None))
-    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads)
+    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads, loop.fragment.turn)
 
 
 # ---- a loop from nothing
@@ -180,8 +182,7 @@ def contiguous(nest: Nest) -> tuple[int, int]:
         if k >= 0:
             row = a.buffer.ty.shape[-1]
             run = 128 // bits_of(a.buffer)
-            length = int(row.value) if isinstance(row, tirx.IntImm) else 1
-            while length % run:
+            while not is_multiple(row, run):
                 run //= 2
             votes.setdefault(k, []).append(run)
     if not votes:

@@ -114,7 +114,7 @@ def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) 
 def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str | None:
     """The common case without counting: every index is a variable of the loop, shifted like the loop, and the loop's threads are the
     fragment's, digit by digit. None where that is not so: then nothing is said."""
-    if loop.fragment.threads != fragment.threads:
+    if loop.fragment.threads != fragment.threads or loop.fragment.turn != fragment.turn:
         return None
     where: dict[int, int] = {}
     base = 0
@@ -173,7 +173,7 @@ def by_counting(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: 
     threads = np.arange(fragment.threads)[:, None]
     holds = np.zeros(inside.shape, bool)
     for copy in fragment.copies:
-        holds |= held + copy == threads
+        holds |= (held + copy) % fragment.threads == threads
     if not holds[good].all():
         return "a thread needs an element that another thread has"
     if writes and not _all_copies(loop, fragment, held, good):

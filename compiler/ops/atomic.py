@@ -101,7 +101,7 @@ def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
     if not any(f.kind in ("parallel", "vectorized") for f in bld.current().frames):
         return _atomic("add", to, frm, False)
     for k in range(count):
-        at, of = (r.buffer[(*r.mins[:-1], binary("+", r.mins[-1], k))] for r in (to, frm))
+        at, of = (r.buffer.__getitem__((*r.mins[:-1], binary("+", r.mins[-1], k))) for r in (to, frm))
         _atomic("add", at, of, False, count)
     return None
 
@@ -141,13 +141,15 @@ class Atomic(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         kind = str(call.attrs["kind"])
+        if "bulk" in call.attrs:  # by TMA, as a store of it (T.copy)
+            return [Access(call.args[1], "read", asynchronous=True, proxy="async"), Access(call.args[0], "update", asynchronous=True)]
         out = [Access(call.args[0], "update", half=kind if kind in ("load", "store") else "")]
         return [*out, Access(call.args[1], "read")] if isinstance(call.args[1], ir.TensorRegion) else out
 
     def nest(self, call: Any) -> Any:
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
-        if str(call.ty) != str(VOID):
+        if str(call.ty) != str(VOID) or "bulk" in call.attrs:
             return None
         dst, value = call.args
         kept = long_axes(dst)
@@ -160,9 +162,17 @@ class Atomic(TileOp):
 
         return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
 
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        from tilescale.compiler.cuda.tma import stored
+
+        return {call.args[1].source: stored(call.args[1])} if "bulk" in call.attrs else {}
+
     def lower_cuda(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cuda import tma
         from tilescale.compiler.cuda.atomic import emit_atomic
 
+        if "bulk" in call.attrs:
+            return tma.combine(cx, call)
         return emit_atomic(cx, call)
 
     def lower_cpu(self, call: Any, cx: Any) -> Any:
@@ -194,6 +204,8 @@ class Atomic(TileOp):
         from tilescale.compiler.sim import atomics
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
+        if "bulk" in call.attrs:
+            return self._by_engine(call, cx, target)
         if isinstance(call.args[1], ir.TensorRegion):
             source = cx.view(call.args[1], call)
             return lambda ex: atomics.tile(ex, target, kind, lambda: source.read(ex))
@@ -201,3 +213,19 @@ class Atomic(TileOp):
         if single:
             return lambda ex: atomics.elements(ex, target, kind, value(ex))
         return lambda ex: atomics.tile(ex, target, kind, lambda: value(ex))
+
+    def _by_engine(self, call: Any, cx: Any, target: Any) -> Any:
+        from tilescale.compiler.sim import flights, numerics, tiles
+
+        site, source, kind = cx.current, cx.view(call.args[1], call), str(call.attrs["kind"])
+
+        def begin(ex: Any, engine: Any) -> None:
+            frm, to = source.placed(ex, None), target.placed(ex, None)
+
+            def move() -> None:
+                old, new = (numerics.decode(x.read(), target.dtype) for x in (to, frm))
+                to.write(tiles.ATOMIC[kind](old, new.reshape(old.shape)).astype(numerics.storage(target.dtype)))
+
+            flights.start(ex, flights.STORE, engine, site, (frm,), None, move)
+
+        return begin

@@ -91,11 +91,6 @@ def _agreement(call: Any, cx: Any) -> Any:
     return lambda ex: {**texts, **{name: int(value(ex)) for name, value in values}}
 
 
-def sync_threads(*_: Any) -> None:
-    """The block's threads meet."""
-    barrier()
-
-
 def sync_grid() -> None:
     """All blocks of this rank meet."""
     _not_in_parallel("T.sync_grid")

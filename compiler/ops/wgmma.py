@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ops.base import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
@@ -43,7 +44,11 @@ class AwaitProducts(TileOp):
 
         apart = len(call.args) - int(call.attrs["behind"])
         straight = bool(int(call.attrs["straight"]))
-        return awaited(cx, call.args[:apart], int(call.attrs["pending"]), call.span, call.args[apart:], straight)
+        pending = cx.await_own(int(call.attrs["pending"]))
+        if pending is None:
+            return sequence([])
+        tiles, behind = ([t for t in part if cx.has(t)] for part in (call.args[:apart], call.args[apart:]))
+        return awaited(cx, tiles, pending, call.span, behind, straight)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights

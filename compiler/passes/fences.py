@@ -407,7 +407,7 @@ def _orders(body: Any) -> tuple[bool, bool]:
 
 
 def _is_barrier(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.barrier"
+    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name in ("ts.barrier", "ts.sync_threads")
 
 
 def _defined(body: Any, index: Any) -> frozenset[Any]:
@@ -475,7 +475,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element) -> Owners | None:
 
 def first_holders(loop: Loop) -> Any:
     """The threads that stand for all copies of an iteration: those that write memory. Bool, one a thread."""
-    threads = np.arange(loop.fragment.threads)
+    threads = (np.arange(loop.fragment.threads) - loop.fragment.turn) % loop.fragment.threads
     first = np.ones(loop.fragment.threads, bool)
     for p in loop.thread_digits:
         if p.axis is None:

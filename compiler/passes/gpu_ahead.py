@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.passes import annotated
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.schedule import AHEAD, schedule
 
@@ -15,8 +16,6 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
 
     if depth < 2:
         return None, "shared memory has no room for a second stage", program.launch
-    if program.hints.get("layouts"):
-        return None, "T.annotate_layout fixes layouts", program.launch
     made = schedule(program, depth=depth, ahead=True)
     plan = made.schedule
     if not any(r.form == AHEAD for r in plan.rings):
@@ -31,4 +30,7 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
             return None, f"{var.name} is no tensor of this rank alone", call
         if not chunk(call, names):
             return None, f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes of one dtype", call
+    for var, layout, _ in annotated.of_rings(made):
+        if not annotated.chunked(layout):
+            return None, f"T.annotate_layout puts the chunks of 16 bytes that {var.name} is copied in apart", program.launch
     return made, "", None

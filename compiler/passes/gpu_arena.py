@@ -22,8 +22,8 @@ from tilescale.errors import TileValueError
 LIMITS = {70: 96 << 10, 72: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
           100: 227 << 10, 120: 99 << 10}  # fmt: skip
 ALIGN = 16
-#: what TMA asks of a box in shared memory (PTX ISA, "cp.async.bulk.tensor")
-TMA_ALIGN = 128
+#: what TMA asks of a place in shared memory (PTX ISA, "cp.async.bulk.tensor")
+TMA = 128
 #: bytes up to which a tile keeps a place of its own
 SMALL = 1024
 
@@ -102,12 +102,13 @@ class _Lifetimes:
             return
         layout = self.layouts[s.buffer]
         staged = self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1
-        align = max(TMA_ALIGN if staged else ALIGN, layout.alignment)
+        align = max(ALIGN, layout.alignment)
         each = -(-layout.bytes // align) * align
         self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
         self.inside[s.buffer] = len(self.open)
         if staged:
             self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
+            self.tiles[s.buffer].align = max(align, TMA)
         # others may reach a signal from the first statement to the last, and a tile that engines copy between blocks
         if s.buffer in self.put or s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
@@ -136,6 +137,13 @@ class _Lifetimes:
                 for _, used in self.open:
                     used.append(buffer)
 
+        def reached(call: Any) -> None:
+            if call.op.name == "ts.copy" and str(call.attrs["side"]) and str(call.attrs["reach"]) == "cta_cluster":
+                tile = call.args[1 if str(call.attrs["side"]) == "dst" else 0].source
+                if tile in self.tiles:  # when other blocks are there, the text of this one does not say
+                    self.tiles[tile].touches(0, 1 << 30)
+
+        structural_walk(node, (ir.Call, reached))
         structural_walk(node, ((ir.TensorRegion, ir.TensorLoad), lambda n: note(n.source)))
         structural_walk(node, (tirx.BufferStore, lambda n: note(n.buffer)))
         structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))

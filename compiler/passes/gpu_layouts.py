@@ -11,8 +11,9 @@ from tilescale.compiler.layout.infer import Demand, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
 from tilescale.compiler.ops import base
+from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.tvm_compat import structural_walk, tirx
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import TileValueError
 
 
 def gpu_layouts(program: Any) -> Any:
@@ -46,29 +47,23 @@ def _ring_layout(program: Any, buffer: Any) -> Shared | None:
     if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
         return None
     stages, *shape = (int(e) for e in buffer.ty.shape)
+    if len(shape) == 1:
+        return None  # numbers side by side, as they come
     bits = bits_of(buffer)
     swizzle = widest_swizzle(shape[-1], bits)
     return (boxed(tuple(shape), bits, swizzle) if swizzle else strided(tuple(shape), bits)).staged(stages)
 
 
 def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:
-    """What T.annotate_layout fixes. A tile that became a ring keeps its layout in every stage."""
+    """What T.annotate_layout fixes."""
     found: dict[Any, Demand] = {}
-    stages = program.schedule.stages if program.schedule is not None else {}
-    for var, (layout, loc) in program.hints.get("layouts", {}).items():
-        shape = [int(e) for e in var.ty.shape]
-        kind = Fragment if in_registers(var) else Shared
-        if not isinstance(layout, kind) or any(e > w for e, w in zip(shape, layout.shape, strict=True)):
-            raise TileTypeError(
-                f"T.annotate_layout gives {var.name} of {tuple(shape)} {layout!r}", loc=loc, expected=f"a {kind.__name__} of that shape"
-            )
+    for var, layout, loc in layouts(program):
         if isinstance(layout, Fragment) and not (layout.covers and var in owners and layout.threads == owners[var].threads):
+            threads = owners[var].threads if var in owners else program.launch.threads
             raise TileValueError(
                 f"T.annotate_layout gives {var.name} a fragment over {layout.threads} threads", loc=loc,
-                expected="one that covers all threads of the executor that allocates the tile",
+                expected=f"one over all {threads} threads of the executor that allocates the tile",
+                hint=f"T.Fragment(…, replicate={threads // layout.threads})" if threads % layout.threads == 0 else None,
             )  # fmt: skip
-        ring = next((s for s in stages if s.name == var.name and [int(e) for e in s.ty.shape[1:]] == shape), None)
-        if isinstance(layout, Shared) and ring is not None:
-            var, layout = ring, layout.staged(int(ring.ty.shape[0]))
         found[var] = Demand(var, layout, "T.annotate_layout", loc)
     return found

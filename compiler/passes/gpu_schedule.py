@@ -21,11 +21,13 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
+from tilescale.compiler.passes import annotated
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
@@ -37,7 +39,9 @@ from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
-WARPGROUP = 128
+WARPGROUP, ROWS = 128, 64
+#: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
+FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
@@ -50,10 +54,9 @@ BESIDE = 1024
 class Unfit(Exception):
     """A kernel keeps to one role; ``str`` says why, ``loc`` where."""
 
-    def __init__(self, reason: str, node: Any = None):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None):
         super().__init__(reason)
-        self.loc = loc_of(getattr(node, "span", None))
-
+        self.loc = loc or loc_of(getattr(node, "span", None))
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -89,8 +92,6 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
-    if program.hints.get("layouts"):
-        raise Unfit("T.annotate_layout fixes layouts")
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
@@ -102,6 +103,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
+    if (refused := annotated.unfit(made)) is not None:
+        raise Unfit(refused[0], loc=refused[1])
     if depth < (asked := _stages(program.func.body)):
         room = f"no more fit into {limit:,} bytes of shared memory"
         made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")
@@ -131,12 +134,14 @@ def _scheduled(program: Any, depth: int) -> Any:
 
 
 def _shared(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to."""
+    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to; rows of numbers in less."""
     sizes: dict[Any, int] = {}
 
     def size(s: Any) -> None:
+        shape = [int(e) for e in s.buffer.ty.shape]
         if s.buffer.ty.storage_scope.startswith("shared"):
-            sizes[s.buffer] = -(-prod(int(e) for e in s.buffer.ty.shape) * bits_of(s.buffer) // 8 // 1024) * 1024
+            unit = 1024 if len(shape) > 1 else 128
+            sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit
 
     structural_walk(body, (tirx.AllocBuffer, size))
     return sizes
@@ -185,14 +190,28 @@ def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
     if len(shape) > MOST_AXES or list(var.ty.strides):
         return f"{name} has {len(shape)} axes or strides of its own"
     axes, tile = long_axes(src), [int(e) for e in extents]
+    if len(tile) == 1:
+        return _unfit_vector(src, axes, tile[0])
     if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
         return f"the tile of {name} is no matrix of whole rows"
-    row = constant(shape[-1])
-    if row is None or row * bits_of(var) // 8 % 16:
-        return f"rows of {name} are not known to be a multiple of 16 bytes"
+    each = 16 * 8 // bits_of(var)
+    if not is_multiple(shape[-1], each):
+        how = "" if constant(shape[-1]) is not None else f" (T.dynamic(…, multiple_of={each}) promises it)"
+        return f"rows of {name} are not known to be a multiple of 16 bytes{how}"
     if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32 and tile[1] * bits_of(var) != 128:
         return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
     return None
+
+
+def _unfit_vector(src: Any, axes: list[int], count: int) -> str | None:
+    """Why TMA cannot copy a part of one row, without a swizzle; None where it can. A stage begins at a multiple of 128 bytes."""
+    var, shape = src.source, list(src.source.ty.shape)
+    row = constant(shape[-1])
+    if axes != [len(shape) - 1] or constant(src.region[-1].extent) != count:
+        return f"the tile of {var.name} is no part of a row"
+    if row is None or row * bits_of(var) // 8 % 16:
+        return f"rows of {var.name} are not known to be a multiple of 16 bytes"
+    return None if count <= 256 and count * bits_of(var) // 8 % 128 == 0 else f"a tile of {count} numbers is no 128·k bytes"
 
 
 def _check_readers(program: Any) -> None:
@@ -272,12 +291,17 @@ def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
 
 
 def _products(program: Any) -> Any:
-    """The body with every product that wgmma can do marked as its own."""
+    """The body with every product that wgmma can do marked as its own. Accumulators that one warpgroup alone has, by FullRow, go to the
+    warpgroups in turn, in the order of their first products."""
+    turns: dict[Any, int] = {}
 
     def mark(s: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or c.op.name.removeprefix("ts.") not in PRODUCTS or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
+        if int(c.attrs["policy"]) == FULL_ROW and int(c.args[2].source.ty.shape[0]) == ROWS:
+            turn = turns.setdefault(c.args[2].source, len(turns) * WARPGROUP % program.launch.threads)
+            c = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "turn": turn}, ret_ty=c.ty, span=c.span)
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))

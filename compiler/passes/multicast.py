@@ -99,8 +99,9 @@ class _Shares:
         return {call: shared for call, shared in found.items() if shared and self._divides(call, shared)}
 
     def _divides(self, call: Any, axes: str) -> bool:
-        """Whether a tile has a share of whole boxes for each block."""
-        rows = int(call.args[1].source.ty.shape[1])
+        """Whether a tile has a share of whole boxes for each block; a part of a row is not worth sharing."""
+        shape = call.args[1].source.ty.shape
+        rows = int(shape[1]) if len(shape) == 3 else 1
         return rows % (ROWS * prod(self.dims[AXES.index(a)] for a in axes)) == 0
 
     def visit(self, s: Any) -> None:

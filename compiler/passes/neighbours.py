@@ -1,8 +1,8 @@
 """Updates of several neighbours in an iteration become an iteration each.
 
-``for i, j in T.Parallel(M, N // 4): T.atomic_addx4(C[i, 4 * j], f[i, 4 * j])`` is ``for i, j in T.Parallel(M, N)`` with a ``T.atomic_add`` of
-one element: what fragments are indexed with are plain loop variables then, so that layouts follow them, and a target that can add
-neighbours at once finds them itself, whoever wrote them.
+``for i, j in T.Parallel(M, N // 4): T.atomic_addx4(C[i, 4 * j], f[i, 4 * j])`` is ``for i, j in T.Parallel(M, N)`` with a
+``T.atomic_add`` of one element: what fragments are indexed with are plain loop variables then, so that layouts follow them, and a target
+that can add neighbours at once finds them itself, whoever wrote them.
 """
 
 from __future__ import annotations

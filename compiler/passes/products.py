@@ -6,11 +6,11 @@ ring's release behind a product means that its stage has been read: it goes behi
 part or meet (loops, branches), since ptxas awaits every product there (warning C7515). What is computed between issue and wait should
 run beside the product: the wait names the largest tile among it, so that the machine's compiler does not move it up.
 
-**Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in a product of what was computed from an earlier one,
+**Overlapping** (`overlapped`). Of a pipelined loop whose rounds end in products of what was computed from an earlier one,
 
     loop n: S = Q·Kₙ; softmax; O = O + P·Vₙ
 
-the last product is moved into the next round, behind the issue of the first one, whose result it does not touch:
+the last products, and what follows them, are moved into the next round, behind the issue of the first one, whose result they do not touch:
 
     S = Q·K₀; softmax; loop n > 0: S = Q·Kₙ; O = O + P·Vₙ₋₁; softmax; behind the loop: O = O + P·Vₙ₋₁
 
@@ -165,6 +165,8 @@ class _Awaiting:
         """How many of the products under way must be complete in front of a statement."""
         if isinstance(s, (tirx.While, tirx.AttrStmt, tirx.IfThenElse)) or isinstance(s, tirx.For) and nest_of(s) is None:
             return len(flying)
+        if name_of(s) == "barrier":  # what stands in front of a meeting that the author wrote is done there
+            return len(flying)
         read, written = ({self._root(b) for b in buffers} for buffers in touched(s))
         if is_product(s):  # products into one accumulator follow one another by themselves
             own = s.value.args[2].source
@@ -225,14 +227,14 @@ def overlapped(program: Any, body: Any) -> Any:
 
 
 def _overlap(loop: Any, deep: set[int]) -> Any | None:
-    """A loop with its last product moved into the next round; None where it has not that form. ``deep``: rings of `DEEP` stages."""
+    """A loop with its last products moved into the next round; None where it has not that form. ``deep``: rings of `DEEP` stages."""
     stmts = flat(loop.body)
     tail_at = _tail(stmts)
     if tail_at is None or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
         return None
     rest, tail = stmts[:tail_at], stmts[tail_at:]
     shared = _shared_rounds(rest, tail, deep)
-    head_end = None if shared is None else _head(rest, tail, loop.loop_var, shared)
+    head_end = None if shared is None else _head(rest, tail, shared)
     if head_end is None or shared is None:
         return None
     head = [_a_round_on(s, shared) for s in rest[:head_end]]
@@ -240,7 +242,8 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
     count = loop.extent
     zero = tirx.IntImm(str(var.ty), 0)
     first = _settled(renewed(sequence(rest), {var: zero}), None, None)
-    steady = [*head, *tail, *rest[head_end:]]
+    before = structural_map(sequence(tail), (ir.Var, lambda v: var - tirx.IntImm(str(var.ty), 1) if v.same_as(var) else v))
+    steady = [*head, *flat(before), *rest[head_end:]]
     again, starts = [], [1, *_turning_points(rest, var)]
     for k, start in enumerate(starts):
         low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
@@ -248,13 +251,17 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
         body = _settled(renewed(sequence(steady), {var: more + low}), more, rounds)
         rounds = rounds if start == 1 else tirx.max(rounds, zero)
         again.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=span))
-    made = sequence([*flat(first), *again, *flat(renewed(sequence(tail), {}))])
+    last = renewed(sequence(tail), {var: count - tirx.IntImm(str(var.ty), 1)})
+    made = sequence([*flat(first), *again, *flat(last)])
     return tirx.IfThenElse(count > zero, made, None, span)
 
 
 def _in_turns(loop: Any) -> Any | None:
-    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form."""
+    """A loop of products, each followed by what is computed from it, the warpgroups one after the other; None where it has another form, or
+    where all threads may have to meet in a round, since who has the turn would wait for who waits for it."""
     stmts, span = flat(loop.body), loop.span
+    if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
+        return None
     at = [k for k, s in enumerate(stmts) if is_product(s)]
     if not at or len([c for c in calls(loop.body) if c.op.name.removeprefix("ts.") in PRODUCTS]) != len(at):
         return None
@@ -284,14 +291,13 @@ def _turning_points(stmts: list[Any], var: Any) -> list[int]:
 
 
 def _tail(stmts: list[Any]) -> int | None:
-    """Where the end of a round begins that is one product and its rings' tokens; None where a round does not end so."""
+    """Where the end of a round begins that is its last products, one behind the other, and what follows them; None where there are none."""
     k = len(stmts)
-    while k and (name_of(stmts[k - 1]) == "ring_release" or isinstance(stmts[k - 1], tirx.BufferStore)):
+    while k and not is_product(stmts[k - 1]):
         k -= 1
-    if not k or not is_product(stmts[k - 1]):
+    if not k:
         return None
-    k -= 1
-    while k and name_of(stmts[k - 1]) == "ring_wait":
+    while k and (is_product(stmts[k - 1]) or name_of(stmts[k - 1]) == "ring_wait"):
         k -= 1
     return k
 
@@ -328,11 +334,12 @@ def _a_round_on(s: Any, counters: set[Any]) -> Any:
     return structural_map(s, (ir.TensorLoad, lambda e: e + tirx.IntImm(str(e.ty), 1) if e.source in counters else e))
 
 
-def _head(rest: list[Any], tail: list[Any], var: Any, shared: set[Any]) -> int | None:
+def _head(rest: list[Any], tail: list[Any], shared: set[Any]) -> int | None:
     """How many statements of a round, up to its first product, come in front of the tail of the round before; None where the tail may not
-    stand there: it and they share what one of them writes (``shared`` counters aside), or it needs a name or a tile of its round."""
+    stand there: it and they share what one of them writes (``shared`` counters aside), or it needs a name or a tile of its round (``var``
+    aside, which is one more)."""
     end = _product_at(rest) + 1
-    names: set[Any] = {var}
+    names: set[Any] = set()
     structural_walk(sequence(rest), (tirx.Bind, lambda s: names.add(s.var)))
     structural_walk(sequence(rest), (tirx.AllocBuffer, lambda s: names.add(s.buffer)))
     used: set[Any] = set()

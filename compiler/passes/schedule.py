@@ -53,6 +53,9 @@ class Ring:
     form: str = TURN
     #: its one stage is filled outside pipelined loops
     single: bool = False
+    #: the stages that the author asked for, and where
+    asked: int = 1
+    loc: Any = None
     #: on GPUs: where the barriers of its stages lie in the arena, in bytes
     barriers: int = -1
     #: the cluster's axes along which blocks copy for each other (passes/multicast.py): some of "xyz"
@@ -174,7 +177,8 @@ class _Draft:
     def _new_ring(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
         """A ring for some of a loop's buffers, and these with a stage axis."""
         asked = int(p.loop.annotations["ts.num_stages"])
-        ring = Ring(len(self.plan.rings), min(self.depth, asked), [b.name for b in buffers], self.wanted)
+        place = loc_of(p.loop.span)
+        ring = Ring(len(self.plan.rings), min(self.depth, asked), [b.name for b in buffers], self.wanted, asked=asked, loc=place)
         self.plan.rings.append(ring)
         staged = {b: _staged(b, ring.depth) for b in buffers}
         self.staged.update(staged)
@@ -219,8 +223,8 @@ class _Draft:
         return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
 
     def singles(self, s: Any, alone: Callable[[Any], bool]) -> Any:
-        """A statement in which copies outside pipelined loops fill rings of one stage, where ``alone`` allows it and nothing but products
-        that have another operand in a ring reads what they fill, behind them in their sequence."""
+        """A statement in which copies outside pipelined loops fill rings of one stage, where ``alone`` allows it and nothing but products,
+        of which one has its other operand in a ring, reads what they fill, behind them in their sequence."""
         if isinstance(s, tirx.AttrStmt) and s.attr_key != "ts.scale":
             return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone), s.span)
         if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) in ("serial", "persistent"):
@@ -235,12 +239,12 @@ class _Draft:
         return sequence(stmts)
 
     def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
-        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it by tiles of rings."""
+        """Whether a buffer is touched in these statements alone; the first fills it, the others multiply it, some by tiles of rings."""
         rings = set(self.staged.values())
         products = [c for s in stmts[1:] for c in splitting.calls(s) if c.op.name == "ts.gemm"]
         mine = [[r.source for r in c.args[:2]] for c in products if any(r.source.same_as(buffer) for r in c.args[:2])]
         reads = sum(b.same_as(buffer) for pair in mine for b in pair)
-        return bool(mine) and reads + 1 == self.uses[buffer] and all(any(b in rings for b in pair) for pair in mine)
+        return bool(mine) and reads + 1 == self.uses[buffer] and any(b in rings for pair in mine for b in pair)
 
     def _single(self, copy: Any, rest: list[Any], buffer: Any) -> list[Any]:
         """A copy and what follows it, with the buffer as a ring of one stage."""
@@ -347,11 +351,16 @@ def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool 
 
 
 def _first_readers(p: Pipeline) -> list[list[Any]]:
-    """The buffers that a loop fills, those together that the same statement is the first to read, in the order of their copies."""
+    """The buffers that a loop fills, those together that the same statement is the first to read, in the order of their copies. Vectors,
+    which are small, come with what is copied in front of them: a ring of their own would cost more than their memory."""
     found: dict[int, list[Any]] = {}
+    before = -1
     for b, k in sorted(p.fills.items(), key=lambda item: item[1]):
         first = next((i for i in range(k + 1, len(p.stmts)) if b in _touches(p.stmts[i])), len(p.stmts))
+        if len(b.ty.shape) == 1 and before in found and first not in found:
+            first = before
         found.setdefault(first, []).append(b)
+        before = first
     return list(found.values())
 
 

@@ -279,7 +279,7 @@ def _absent(machine: Machine, ex: Executor, meeting: Meeting) -> list[str]:
     kind, *where = meeting.key
     out = []
     for (rank, number), block in machine.blocks.items():
-        called = {"cta_cluster": [rank, block.cluster], "grid": [rank], "device": [], "team": [number, *where[1:]]}[kind] == where
+        called = {"cta_cluster": [rank, block.cluster], "grid": [rank], "device": [], "team": [number, *where[1:]]}.get(kind) == where
         if called and (rank, number) not in still:
             out.append(Where("", None, rank, block.shown).who)
     return out

@@ -291,6 +291,8 @@ class Machine:
         self.printed: list[str] = []
         self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}
+        #: values that lanes brought, and who came
+        self.exchanges: dict[tuple[int, ...], tuple[dict[int, Any], list[Executor]]] = {}
         self.deliveries: dict[tuple[int, int], Executor] = {}  # (executor, peer) → who has writes on their way there
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
         self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
@@ -464,6 +466,24 @@ class Machine:
         while meeting.round == mine:
             ex.waiting = Waiting(site, f"{expected} at {site.what}", meeting=meeting)
             yield "wait"
+
+    def exchange(self, ex: Executor, warp: int, lane: int, lanes: int, value: Any, site: Site) -> Generator[str, None, Any]:
+        """The values that the lanes of a warp brought to the statement ``site``. It orders nothing else, so no clock is joined. No lane
+        can bring its next value before all have come again, and so none is lost to who is late."""
+        yield "meet"
+        key = (ex.rank.number, ex.block.number, warp, site.number)
+        brought, came = self.exchanges.setdefault(key, ({}, []))
+        brought[lane] = value
+        came.append(ex)
+        if len(came) == lanes:
+            del self.exchanges[key]
+            for other in came[:-1]:
+                self.wake(other)
+            yield "resume"
+        while len(came) < lanes:
+            ex.waiting = Waiting(site, f"{lanes - len(came)} lanes of warp {warp} at {site.what}")
+            yield "wait"
+        return brought
 
     def fork(self, ex: Executor, parts: list[tuple[tuple[str, int | None], Any]], first: int, site: Site) -> Generator[str, None, None]:
         """Executors below this one, concurrently: for each its scale (or role) and index, and what it runs. Returns when all have

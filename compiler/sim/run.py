@@ -321,6 +321,8 @@ class Arguments:
         for extent, n in zip(p.spec.shape, array.shape, strict=True):
             settled = settle(extent)
             if isinstance(settled, Sym):
+                if n % (multiple := self.made.program.multiples.get(settled.name, 1)):
+                    raise TileValueError(f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"a multiple of {multiple}")
                 settled = self.symbols.setdefault(settled.name, n)
             if isinstance(settled, int) and settled != n:
                 raise TileValueError(f"an axis of {p.name} has extent {n}", loc=p.loc, expected=f"{extent} = {settled}")

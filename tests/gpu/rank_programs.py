@@ -243,8 +243,28 @@ def barriers() -> int:
     return wrong
 
 
+def meets() -> int:
+    """What torch does on streams of several ranks, ordered by launches that do nothing but meet."""
+
+    @T.prim_func
+    def meeting():
+        with T.Kernel(1):
+            with T.Scale("device"):
+                T.barrier()
+
+    meet, x = tilescale.compile(meeting), comm.zeros((1000,), torch.int64)
+    rank, other = comm.rank(), (comm.rank() + 1) % comm.world_size()
+    wrong = torch.zeros((), device="cuda", dtype=torch.int64)
+    for step in range(30):
+        x.fill_(100 * step + rank)
+        meet()
+        wrong += (comm.peer(x, other) != 100 * step + other).sum()
+        meet()
+    return int(wrong)
+
+
 #: those that end well may run one after another in one job
-PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, barriers)
+PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, barriers, meets)
 
 
 def main() -> int:

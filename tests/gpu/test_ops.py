@@ -41,6 +41,6 @@ def test_against_float64(op: Op, case: Case):
         assert g.shape == w.value.shape and worst(g, w) <= 1, f"result {k} of {case}: {worst(g, w)} times what rounding explains"
     out, rooms = poisoned(got)
     again = as_tuple(op.run(**arguments, out=out))
-    for g, a, room in zip(got, again, rooms, strict=True):
-        assert same_bits(a, g)
+    for g, a, w, room in zip(got, again, want, rooms, strict=True):
+        assert same_bits(a, g) if arguments.get("deterministic", True) else worst(a, w) <= 1
         assert (room[:BESIDE].view(torch.uint8) == 0x55).all() and (room[-BESIDE:].view(torch.uint8) == 0x55).all()

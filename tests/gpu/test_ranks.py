@@ -75,7 +75,7 @@ def test_launchers(clean_env: dict[str, str], launcher: str, heap: str):
 
 
 def test_programs(clean_env: dict[str, str]):
-    names = ["graph", "streams", "teams", "barriers", "unordered"]
+    names = ["graph", "streams", "teams", "barriers", "meets", "unordered"]
     job = program(clean_env, *names, ranks=3)
     for name in names:
         job.must(f"{name}: 0 wrong" in job.text, f"no wrong result of {name}")
@@ -103,9 +103,13 @@ def test_a_kernel_that_fails_ends_the_others_launches(clean_env: dict[str, str])
     program(clean_env, "asserts").must_fail("after less than 10 s", "rank 1 stopped the job: checked: ", "assert failed: A is positive")
 
 
-@pytest.mark.parametrize("name", ["late", "ends"])
-def test_a_rank_that_does_not_come(clean_env: dict[str, str], name: str):
-    program(clean_env, name, TILESCALE_WAIT_TIMEOUT="2").must_fail("rank 1 to reach launch 1 of their team")
+def test_a_rank_that_does_not_come(clean_env: dict[str, str]):
+    program(clean_env, "late", TILESCALE_WAIT_TIMEOUT="2").must_fail("rank 1 to reach launch 1 of their team")
+
+
+def test_a_rank_that_has_ended(clean_env: dict[str, str]):
+    job = program(clean_env, "ends", TILESCALE_WAIT_TIMEOUT="2")
+    job.must_fail("rank 1 to reach launch 1 of their team", "by now rank 1 has ended")
 
 
 def living(mark: str) -> list[str]:

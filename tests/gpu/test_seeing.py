@@ -161,6 +161,35 @@ except tilescale.TileError as error:
     assert "kernel.py:16: gemm: block (" in done.stdout and ", 2, 0), thread" in done.stdout and "overflow" in done.stdout, done.stdout + done.stderr[-2000:]
 
 
+def test_a_wait_within_a_block_ends_by_the_limit(tmp_path: Path):
+    done = run(tmp_path, """
+import os
+os.environ["TILESCALE_WAIT_TIMEOUT"] = "1"
+from tilescale.cuda import synchronize
+
+@T.prim_func
+def waiting(awaited: T.int64, B: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        s = T.alloc_signal((2,))
+        T.signal(s[1])
+        T.wait(s[1], awaited)
+        T.fill(B, 1.0)
+
+b = torch.zeros(64, device="cuda")
+f = tilescale.compile(waiting, target="cuda")
+f(1, b)
+synchronize()
+print(int(b.sum()))
+f(2, b)
+try:
+    synchronize()
+except tilescale.TileError as error:
+    print(error)
+""")
+    assert "64\n" in done.stdout and "kernel.py:15: waiting: block (0, 0, 0)" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert "T.wait for s took longer than TILESCALE_WAIT_TIMEOUT" in done.stdout
+
+
 def test_an_exported_kernel(tmp_path: Path):
     path = tilescale.compile(add, target="cuda").export(tmp_path / "add.tsk")
     done = run(tmp_path, f"""

@@ -13,7 +13,7 @@ import numpy as np
 
 from tests.ranks.harness import run_ranks
 from tilescale.comm import bootstrap, tensors
-from tilescale.comm.arena import Arena, gathered
+from tilescale.comm.arena import Arena
 from tilescale.comm.heap import Heap
 
 SIZE = 4 << 20
@@ -28,12 +28,12 @@ class Files(Arena):
     def _map(self) -> list[int]:
         with tempfile.NamedTemporaryFile(delete=False) as made:
             made.truncate(self.segment)
-        paths = gathered(self, made.name.encode(), "init()")
+        paths = self.gathered(made.name.encode())
         self.files = []
         for path in paths:
             with open(path, "r+b") as file:
                 self.files.append(np.frombuffer(mmap.mmap(file.fileno(), self.segment), np.uint8))
-        gathered(self, b"mapped", "init()")
+        self.gathered(b"mapped")
         os.unlink(made.name)
         return [f.ctypes.data for f in self.files]
 

@@ -23,7 +23,9 @@ symbolic = dynamic
 
 #: module under tilescale.compiler → the names that it exports. To add an operation: its file, and one line here.
 _EXPORTS: dict[str, str] = {
-    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value get_rank get_world_size",
+    "frontend.launch": "Kernel Scale use_swizzle annotate_layout annotate_l2_hit_ratio annotate_safe_value assume "
+    "get_rank get_world_size",
+    "layout.made": "Layout Fragment",
     "ops.alloc": "alloc_shared alloc_fragment alloc_local alloc_var alloc_signal empty view reshape",
     "ops.loops": "serial Serial unroll Unroll vectorized Vectorized Parallel Pipelined Persistent grid",
     "ops.copy": "copy",
@@ -36,7 +38,8 @@ _EXPORTS: dict[str, str] = {
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
     "ops.print": "print",
     "ops.assertion": "device_assert",
-    "ops.sync": "barrier sync_threads sync_grid signal wait",
+    "ops.sync": "barrier sync_grid signal wait",
+    "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
     "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait get_thread_binding shuffle_elect",

@@ -123,13 +123,14 @@ class SymExpr:
 
 
 class Sym(SymExpr):
-    """A symbolic extent or stride by its name; two of one name are the same extent. ``dtype`` is int32 or int64."""
+    """A symbolic extent or stride by its name; two of one name are the same extent. ``dtype`` is int32 or int64. ``multiple_of``: what
+    every call's value is promised to be a multiple of."""
 
-    __slots__ = ("dtype",)
+    __slots__ = ("dtype", "multiple_of")
 
-    def __init__(self, name: str, dtype: str = "int32"):
+    def __init__(self, name: str, dtype: str = "int32", multiple_of: int = 1):
         super().__init__("sym", name)
-        self.dtype = dtype
+        self.dtype, self.multiple_of = dtype, multiple_of
 
     @property
     def name(self) -> str:
@@ -144,6 +145,13 @@ class Const(Sym):
     def __init__(self, name: str):
         super().__init__(name)
         self.value: int | None = None
+
+
+def symbols_of(value: Any) -> list[Sym]:
+    """The symbols in a symbolic expression, in order of appearance."""
+    if isinstance(value, Sym):
+        return [value]
+    return [s for a in value.args for s in symbols_of(a)] if isinstance(value, SymExpr) else []
 
 
 def _settle(value: Any) -> Any:
@@ -184,9 +192,19 @@ def _names(names: str) -> list[str]:
     return [n for n in names.replace(",", " ").split() if n]
 
 
-def dynamic(name: str, dtype: str = "int32") -> Any:
-    """One or several symbolic extents: ``M = T.dynamic("m")``, ``M, N = T.dynamic("m, n")``. Read off the arguments at each call."""
-    found = tuple(Sym(n, dtype) for n in _names(name))
+def dynamic(name: str, dtype: str = "int32", *, multiple_of: int = 1) -> Any:
+    """One or several symbolic extents: ``M = T.dynamic("m")``, ``M, N = T.dynamic("m, n")``. Read off the arguments at each call.
+
+    Args:
+        multiple_of: a promise about their values, which each call checks: with rows of a multiple of 16 bytes (``multiple_of=8`` of 16-bit
+            elements) a GPU copies tiles by TMA and cp.async, and adds and moves neighbours in vectors.
+
+    Raises:
+        TileValueError: ``multiple_of`` is no positive int.
+    """
+    if not isinstance(multiple_of, int) or isinstance(multiple_of, bool) or multiple_of < 1:
+        raise TileValueError(f"T.dynamic with multiple_of={multiple_of!r}", expected="a positive int")
+    found = tuple(Sym(n, dtype, multiple_of) for n in _names(name))
     return found[0] if len(found) == 1 else found
 
 

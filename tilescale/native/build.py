@@ -188,6 +188,8 @@ def library() -> ctypes.CDLL:
             ctypes.CDLL(str(_tvm_ffi_root() / "lib" / "libtvm_ffi.so"), mode=ctypes.RTLD_GLOBAL)
         _lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
         _lib.ts_configure.restype = None
+        for name in ("ts_heap_control_bytes", "ts_heap_base", "ts_gpu_control_bytes", "ts_stop_word"):
+            getattr(_lib, name).restype = ctypes.c_int64
         configure()
     return _lib
 

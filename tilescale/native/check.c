@@ -1,7 +1,7 @@
 /* A call's arguments against the kernel's description.
  *
  * A refusal's text is `TS:<check>:<param index>:<axis>:<expected>:<got>` (-1 where there is no parameter or axis); the checks:
- *   nargs kind dtype device ndim shape stride contig align range overlap (axis: the other parameter)
+ *   nargs kind dtype device ndim shape stride multiple contig align range overlap (axis: the other parameter)
  *   notsymm team (launch.c, team.c)   grid cluster resident (launch.c)
  */
 #include "ts_rt.h"
@@ -38,6 +38,10 @@ static inline int rule_ok(const ts_rule* r, int64_t v, int64_t* symbols, int64_t
   switch (r->how) {
     case TS_HOW_VALUE: *expected = r->value; return v == r->value;
     case TS_HOW_DEFINE: symbols[r->value] = v; return 1;
+    case TS_HOW_MULTIPLE:
+      symbols[TS_SYMBOL_OF(r->value)] = v;
+      *expected = TS_MULTIPLE_OF(r->value);
+      return v % TS_MULTIPLE_OF(r->value) == 0;
     case TS_HOW_SYMBOL: *expected = symbols[r->value]; return v == symbols[r->value];
     default: return 1;
   }
@@ -73,14 +77,15 @@ static int check_tensor(const ts_kernel* K, const ts_param* p, int32_t i, const 
   }
   /* Axes in the order of the description, so that a symbol is defined before it is used. */
   for (int32_t d = 0; d < p->ndim; d++)
-    if (TS_UNLIKELY(!rule_ok(&p->shape[d], t->shape[d], symbols, &expected))) return refuse_n("shape", i, d, expected, t->shape[d]);
+    if (TS_UNLIKELY(!rule_ok(&p->shape[d], t->shape[d], symbols, &expected)))
+      return refuse_n(p->shape[d].how == TS_HOW_MULTIPLE ? "multiple" : "shape", i, d, expected, t->shape[d]);
   if (p->strided) {
     int64_t packed_stride[TS_MAX_DIM], n = 1;
     for (int32_t d = p->ndim - 1; d >= 0; d--) packed_stride[d] = n, n *= t->shape[d];
     for (int32_t d = 0; d < p->ndim; d++) {
       int64_t stride = t->strides ? t->strides[d] : packed_stride[d];
       if (TS_UNLIKELY(!rule_ok(&p->stride[d], stride, symbols, &expected)) && (t->shape[d] > 1 || p->stride[d].how != TS_HOW_VALUE))
-        return refuse_n("stride", i, d, expected, stride);
+        return refuse_n(p->stride[d].how == TS_HOW_MULTIPLE ? "multiple" : "stride", i, d, expected, stride);
     }
   }
   int64_t align = p->align > size ? p->align : size;

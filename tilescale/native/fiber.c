@@ -388,7 +388,7 @@ static int start_unit(ts_launch* L, ts_worker* W) {
     }
     f->cluster = c;
     f->arena = c->slab + j * arena_stride(L->kernel);
-    f->block_barrier = &f->own_barrier;
+    f->block_barriers = f->own_barriers;
     place_block(L, unit, j, f->xyz);
     f->block = (int32_t)linear(L, f->xyz);
     resume(W, f);
@@ -447,7 +447,7 @@ static void run_plain(ts_launch* L, ts_worker* W) {
   f->launch = L;
   f->worker = W;
   f->arena = W->arena;
-  f->block_barrier = &f->own_barrier;
+  f->block_barriers = f->own_barriers;
   if (setjmp(W->leave)) return;
   for (;;) {
     int64_t unit = atomic_fetch_add_explicit(&L->next, 1, memory_order_relaxed);

@@ -242,6 +242,15 @@ static void put_counter(const ts_kernel* K, const char* name, int64_t at, char* 
     n += (size_t)snprintf(out + n, bytes - n, "%s%lld%s", d ? ", " : "[", (long long)index[d], d + 1 == p->ndim ? "]" : "");
 }
 
+/* Behind what a wait says that took too long: `; by now rank 1 has ended`. */
+static void put_gone(const struct ts_team* team, char* out, size_t bytes) {
+  char one[600];
+  for (int32_t k = 0; k < ts_team_size(team); k++) {
+    size_t n = strlen(out);
+    if (ts_rank_gone(ts_team_member(team, k), one, sizeof one)) snprintf(out + n, bytes - n, "; by now %s", one);
+  }
+}
+
 static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_t bytes) {
   static const char* const sign[] = {">=", "==", ">", "!=", "<=", "<"};
   char who[96];
@@ -276,6 +285,7 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
   } else {
     snprintf(out, bytes, "%s: a launch failed", who);
   }
+  if (team && r->why <= LATE_MEETING) put_gone(team, out, bytes);
 }
 
 int ts_gpu_failure(const ts_kernel** K, int32_t* site, char* out, size_t bytes) {

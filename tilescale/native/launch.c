@@ -93,9 +93,10 @@ const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) 
     if (p->strided && parse_rules(&d, end, p->stride, p->ndim)) return "the description ends early";
     for (int32_t k = 0; k < (p->strided ? 2 : 1) * p->ndim; k++) {
       const ts_rule* r = k < p->ndim ? &p->shape[k] : &p->stride[k - p->ndim];
-      if (r->how != TS_HOW_DEFINE && r->how != TS_HOW_SYMBOL) continue;
-      if (r->value < 0 || r->value >= K->nsyms) return "a symbol out of range";
-      if (r->how == TS_HOW_DEFINE) defined[r->value] = 1;
+      if (r->how != TS_HOW_DEFINE && r->how != TS_HOW_SYMBOL && r->how != TS_HOW_MULTIPLE) continue;
+      int64_t symbol = r->how == TS_HOW_MULTIPLE ? TS_SYMBOL_OF(r->value) : r->value;
+      if (symbol < 0 || symbol >= K->nsyms || (r->how == TS_HOW_MULTIPLE && TS_MULTIPLE_OF(r->value) < 1)) return "a symbol out of range";
+      if (r->how != TS_HOW_SYMBOL) defined[symbol] = 1;
       else if (!defined[r->value]) return "a symbol is used before the parameter that defines it";
     }
     if (p->kind >= TS_KIND_SIGNAL) p->written = 1;

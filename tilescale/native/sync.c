@@ -69,7 +69,7 @@ TS_API void ts_barrier(void* ctx, int32_t scale, int32_t executors, int32_t site
   ts_launch* L = f->launch;
   if (executors < 1) executors = 1;
   if (scale <= 3) {
-    if (executors > 1) meet(f, f->block_barrier, executors, site, NULL);
+    if (executors > 1) meet(f, f->block_barriers + (scale < 0 && scale > -TS_BLOCK_BARRIERS ? -scale : 0), executors, site, NULL);
   } else if (scale == 4) {
     /* Outside fibers a block is alone in its cluster, or the launch was refused. */
     int64_t of = (int64_t)L->kernel->cluster_size * executors;
@@ -135,7 +135,7 @@ TS_API void ts_fork(void* ctx, int32_t region, int64_t* frame, int32_t n) {
     for (int d = 0; d < 3; d++) c->xyz[d] = f->xyz[d];
     c->arena = f->arena;
     c->cluster = f->cluster;
-    c->block_barrier = f->block_barrier;
+    c->block_barriers = f->block_barriers;
   }
   if (n > 0) ts_block_on(f, &f->children, 0, 1, -1, TS_WAIT_CHILDREN);
 }

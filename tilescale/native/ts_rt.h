@@ -40,7 +40,10 @@ enum {
 };
 
 enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP };
-enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE };
+enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE, TS_HOW_MULTIPLE };
+/* TS_HOW_MULTIPLE defines the symbol in the lower half of its value, which must be a multiple of the upper half. */
+#define TS_SYMBOL_OF(value) ((value) & 0xffffffff)
+#define TS_MULTIPLE_OF(value) ((value) >> 32)
 enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLUSTER = 8, TS_FLAG_EVENTS = 16,
        TS_FLAG_LOCAL = 32 /* waits within a block or a cluster alone: no block needs another cluster's to be resident */ };
 
@@ -77,6 +80,8 @@ typedef struct ts_kernel {
 /* One argument of one call, as far as later checks and reports need it. */
 typedef struct ts_arg { char *lo, *hi; const DLTensor* tensor; } ts_arg;
 
+/* Barriers of a block: 16 as on a GPU, and one for each of at most 32 warps. */
+enum { TS_BLOCK_BARRIERS = 48 };
 typedef struct ts_barrier_t { _Atomic int64_t arrived, generation; } ts_barrier_t;
 
 struct ts_team;
@@ -125,8 +130,7 @@ typedef struct ts_fiber {
   uint8_t* arena;
   int64_t* frame;
   ts_cluster* cluster;
-  ts_barrier_t* block_barrier;
-  ts_barrier_t own_barrier;
+  ts_barrier_t *block_barriers, own_barriers[TS_BLOCK_BARRIERS];
   _Atomic int64_t children;
   char* stack;
 } ts_fiber;

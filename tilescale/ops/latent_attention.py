@@ -23,71 +23,96 @@ from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator
 
 LOG2_E = 1.4426950408889634
 DTYPES = ("bfloat16", "float16")
-#: tokens of a tile
-TILE = 64
+#: tokens of a tile, and of a round
+TILE, ROUND = 64, 128
+#: blocks of a sequence that fetch its tokens together
+CLUSTER = 1
 
 
 # ---- kernels
 
 
 def decode(
-    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, BN: int = TILE, threads: int = 256,
-    stages: int = 2,
+    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
-    (batch, most pages) has each sequence's. A part has ``share`` tiles. One part: O (batch, heads, latent). More: each block's part of O,
-    divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens
-    are not written."""
+    (batch, most pages) has each sequence's. A part has ``share`` rounds of two tiles. One part: O (batch, heads, latent). More: each
+    block's part of O, divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads);
+    parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, least = scale * LOG2_E, -T.infinity("float32")
+    factor, least, half, alone = scale * LOG2_E, -T.infinity("float32"), latent // 2, T.GemmWarpPolicy.FullRow
+    wide = half, half, rope
     q_type, lengths_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
     out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
     sums_type = T.Tensor((parts, batch, heads), "float32")
 
     @T.macro
     def body(Q, KV, Table, Lengths, O, Sums, share):
-        with T.Kernel(heads // BH, parts, batch, threads=threads) as (group, part, b):
-            q, kv, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BN, width), dtype), T.alloc_shared((BH, BN), dtype)
-            s, mass = T.alloc_fragment((BH, BN), "float32"), T.alloc_fragment((BH, BN), "float32")
-            o = T.alloc_fragment((BH, latent), "float32")
-            top, before, total = (T.alloc_fragment((BH,), "float32") for _ in range(3))
-            length = Lengths[b]
-            first = part * share
-            tiles = T.max(T.min(T.ceildiv(length, BN) - first, share), 0)
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, b):
+            q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
+            tiles = [[T.alloc_shared((BN, n), dtype) for n in wide] for _ in range(2)]
+            s, mass = ([T.alloc_fragment((BH, BN), "float32") for _ in range(2)] for _ in range(2))
+            o = [T.alloc_fragment((BH, half), "float32") for _ in range(2)]
+            top, was, own, shift, keep, total = ([T.alloc_fragment((BH,), "float32") for _ in range(2)] for _ in range(6))
+            most, fall, sums = ([T.alloc_shared((BH,), "float32") for _ in range(2)] for _ in range(3))
+            length, first = Lengths[b], part * share
+            rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
-            T.clear(o)
-            T.clear(mass)
-            T.fill(top, least)
-            for t in T.Pipelined(tiles, num_stages=stages):
-                at = (first + t) * BN
-                where, row = (Table[b, at // page], at % page) if page else (b, at)
-                T.copy(KV[where, row, 0], kv)
-                T.gemm(q, kv, s, transpose_B=True, policy=T.GemmWarpPolicy.FullRow, clear_accum=True)
-                for i, j in T.Parallel(BH, BN):
-                    s[i, j] = T.if_then_else(at + j < length, s[i, j], least)
-                T.copy(top, before)
-                T.reduce_max(s, top, dim=1, clear=False)
+            T.fill(most[1], least)
+            for k in range(2):
+                T.clear(o[k])
+                T.clear(mass[k])
+                T.fill(own[k], least)
+            for t in T.Pipelined(rounds, num_stages=1):
+                for k in range(2):
+                    now = (2 * (first + t) + k) * BN
+                    at = T.if_then_else(now < length, now, now - k * BN)  # behind the last tile: the one before, which is masked
+                    where, row = (Table[b, at // page], at % page) if page else (b, at)
+                    for n in range(3):
+                        T.copy(KV[where, row, n * half], tiles[k][n])
+                for k in range(2):
+                    for n in range(3):
+                        T.gemm(q[:, n * half : n * half + wide[n]], tiles[k][n], s[k], False, True, alone, clear_accum=n == 0)
+                for k in range(2):
+                    at = (2 * (first + t) + k) * BN
+                    for i, j in T.Parallel(BH, BN):
+                        s[k][i, j] = T.if_then_else(at + j < length, s[k][i, j], least)
+                    T.copy(most[1 - k], was[k])
+                    T.copy(was[k], top[k])
+                    T.reduce_max(s[k], top[k], dim=1, clear=False)
+                    for i in T.Parallel(BH):
+                        shift[k][i] = top[k][i] * factor
+                        keep[k][i] = T.__exp2(own[k][i] * factor - shift[k][i])  # how much the own sum shrinks
+                        own[k][i] = top[k][i]
+                        fall[k][i] = T.__exp2(was[k][i] * factor - shift[k][i])  # how much o does
+                        most[k][i] = top[k][i]
+                    for i, j in T.Parallel(BH, BN):
+                        s[k][i, j] = T.__exp2(s[k][i, j] * factor - shift[k][i])
+                    T.copy(s[k], p)
+                    for n in range(2):
+                        for i, j in T.Parallel(BH, half):
+                            o[n][i, j] *= fall[k][i]
+                    for n in range(2):
+                        T.gemm(p, tiles[k][n], o[n], policy=alone)
+                    for i, j in T.Parallel(BH, BN):
+                        mass[k][i, j] = mass[k][i, j] * keep[k][i] + s[k][i, j]
+                T.barrier()  # p and most may be written again
+            for k in range(2):
+                T.reduce_sum(mass[k], total[k], dim=1)
                 for i in T.Parallel(BH):
-                    before[i] = T.__exp2((before[i] - top[i]) * factor)  # how much what was summed so far shrinks
-                for i, j in T.Parallel(BH, BN):
-                    s[i, j] = T.__exp2((s[i, j] - top[i]) * factor)
-                T.copy(s, p)
-                for i, j in T.Parallel(BH, BN):
-                    mass[i, j] = mass[i, j] * before[i] + s[i, j]
-                for i, j in T.Parallel(BH, latent):
-                    o[i, j] *= before[i]
-                T.gemm(p, kv[:, 0:latent], o)
-            T.reduce_sum(mass, total, dim=1)
+                    sums[k][i] = T.if_then_else(total[k][i] > 0, total[k][i] * T.__exp2((own[k][i] - most[1][i]) * factor), 0.0)
             for i in T.Parallel(BH):
-                before[i] = T.if_then_else(total[i] > 0, 1.0 / total[i], 0.0)  # nothing for a sequence without tokens
-            for i, j in T.Parallel(BH, latent):
-                o[i, j] *= before[i]
-            if parts == 1:
-                T.copy(o, O[b, group * BH, 0])
-            elif tiles > 0:
-                T.copy(o, O[part, b, group * BH, 0])
+                fall[0][i] = T.if_then_else(sums[0][i] + sums[1][i] > 0, 1.0 / (sums[0][i] + sums[1][i]), 0.0)  # nothing without tokens
+            for n in range(2):
+                for i, j in T.Parallel(BH, half):
+                    o[n][i, j] *= fall[0][i]
+                if parts == 1:
+                    T.copy(o[n], O[b, group * BH, n * half])
+                elif rounds > 0:
+                    T.copy(o[n], O[part, b, group * BH, n * half])
+            if parts > 1 and rounds > 0:
                 for i in T.Parallel(BH):
-                    Sums[part, b, group * BH + i] = T.log2(total[i]) + top[i] * factor
+                    Sums[part, b, group * BH + i] = T.log2(sums[0][i] + sums[1][i]) + most[1][i] * factor
 
     if page:
 
@@ -121,7 +146,7 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
         with T.Kernel(heads, batch, threads=threads) as (h, b):
             top, total, weight = T.alloc_var("float32"), T.alloc_var("float32"), T.alloc_var("float32")
             o = T.alloc_fragment((latent,), "float32")
-            count = T.min(T.ceildiv(Lengths[b], TILE * share), parts)
+            count = T.min(T.ceildiv(Lengths[b], ROUND * share), parts)
             top = -T.infinity("float32")
             for k in T.serial(count):
                 top = T.max(top, Sums[k, b, h])
@@ -141,21 +166,21 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
 
 
 @functools.cache
-def plan(batch: int, groups: int, tiles: int, units: int) -> tuple[tuple[int, int, int], ...]:
+def plan(batch: int, groups: int, rounds: int, units: int) -> tuple[tuple[int, int, int], ...]:
     """Which sequences go into a launch, from one to another, and into how many parts their contexts are cut there, so that ``units``
     multiprocessors, each with a block, end together: all alike, or the last ones, which would not fill a wave, finer than the others.
-    Counted in tiles' times: a block begins and ends for two, parts for two more, adding one up takes 0.04, a second launch four."""
+    Counted in rounds' times: a block begins and ends for one, parts for one more, adding one up takes 0.02, a second launch two."""
 
     def time(sequences: int, k: int) -> float:
         blocks = sequences * groups * k
-        return -(-blocks // units) * (-(-tiles // k) + (4 if k > 1 else 2)) + (0.04 * blocks if k > 1 else 0.0)
+        return -(-blocks // units) * (-(-rounds // k) + (2 if k > 1 else 1)) + (0.02 * blocks if k > 1 else 0.0)
 
-    cuts = range(1, max(1, min(tiles // 4, 32)) + 1)
+    cuts = range(1, max(1, min(rounds // 2, 32)) + 1)
     k = min(cuts, key=lambda k: time(batch, k))
     whole = batch * groups // units * units // groups  # sequences in full waves
     if 0 < whole < batch:
         last = min(cuts, key=lambda k: time(batch - whole, k))
-        if time(whole, 1) + time(batch - whole, last) + 4 < time(batch, k):
+        if time(whole, 1) + time(batch - whole, last) + 2 < time(batch, k):
             return (0, whole, 1), (whole, batch, last)
     return ((0, batch, k),)
 
@@ -200,12 +225,13 @@ def mla_decode(
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
-    tiles = -(-most // TILE)
-    launches = plan(batch, heads // BH, tiles, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, tiles)),)
+    rounds = -(-most // ROUND)
+    launches = plan(batch, heads // BH, rounds, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, rounds)),)
     what = {"heads": heads, "latent": latent, "dtype": dtype}
-    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH}
+    cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
+    more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
     for first, last, cuts in launches:
-        some, share = slice(first, last), -(-tiles // cuts)
+        some, share = slice(first, last), -(-rounds // cuts)
         sums = torch.empty(cuts, last - first, heads, dtype=torch.float32, device=q.device)
         part = o[some] if cuts == 1 else torch.empty(*sums.shape, latent, dtype=torch.float32, device=q.device)
         held = (cache[some],) if table is None else (cache, table[some])

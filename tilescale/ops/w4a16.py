@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from tilescale.ops.gemm import ceil_div, combine
 GROUP = 128
 #: words of a group
 WORDS = GROUP // 8
+#: rows whose words of a group lie together
+ROWS = 8
 #: dtype → the bits of two numbers whose last four bits of the fraction count ones, and that number
 MAGIC = {"bfloat16": (0x43004300, 128), "float16": (0x64006400, 1024)}
 #: what zeros are without zeros
@@ -33,8 +35,8 @@ MIDDLE = 8
 
 def order(device: Any = None) -> torch.Tensor:
     """Where in its group each weight of a row comes from: (word, nibble) → k. The words 4t … 4t + 3 hold what thread t of four needs, word
-    4t + c of the 32 from 32c on, those that wgmma's left operand has in thread t: 2t, 2t + 1, 2t + 8, 2t + 9, … in the nibbles
-    0, 4, 1, 5, 2, 6, 3, 7 (PTX ISA 9.0, "Register Fragments for wgmma.mma_async.m64nNk16")."""
+    4t + c of the 32 from 32c on, those that mma's left operand has in thread t: 2t, 2t + 1, 2t + 8, 2t + 9, … in the nibbles
+    0, 4, 1, 5, 2, 6, 3, 7 (PTX ISA 9.0, "Matrix Fragments for mma.m16n8k16", and wgmma's, which are the same)."""
     t, c, pair, half = torch.meshgrid(*[torch.arange(n, device=device) for n in (4, 4, 4, 2)], indexing="ij")
     k = 32 * c + 2 * t + 8 * pair + half
     made = torch.empty(WORDS, 8, dtype=torch.int64, device=device)
@@ -43,35 +45,42 @@ def order(device: Any = None) -> torch.Tensor:
 
 
 def pack(values: torch.Tensor) -> torch.Tensor:
-    """Weights (N, K) from 0 to 15, of any integer dtype, as ``w4a16_matmul`` takes them: (N, K // 8) of int32.
+    """Weights (N, K) from 0 to 15, of any integer dtype, as ``w4a16_matmul`` takes them: (ceil(N / 8), K) of int32, in a row the groups of
+    eight rows of weights, one behind the other: a group's words of the first row, of the second, … What one instruction of a warp loads,
+    16 bytes for each thread, is one piece of memory so.
 
     Raises:
         TileValueError: K is no multiple of 128.
     """
     if values.dim() != 2 or values.shape[1] % GROUP:
         raise TileValueError(f"weights of {tuple(values.shape)}", expected=f"(N, K), K a multiple of {GROUP}")
-    groups = values.reshape(values.shape[0], -1, GROUP)[:, :, order(values.device)].to(torch.int64)
+    padded = torch.nn.functional.pad(values.to(torch.int64), (0, 0, 0, -values.shape[0] % ROWS))
+    groups = padded.reshape(-1, ROWS, padded.shape[1] // GROUP, GROUP)[..., order(values.device)]
     words = sum(groups[..., k] << (4 * k) for k in range(8))
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32).reshape(values.shape[0], -1)
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    return words.transpose(1, 2).reshape(words.shape[0], -1)
 
 
 # ---- the kernel
 
 
 def product(
-    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, dtype: str, out: str, zeros: bool
-) -> Any:
-    """C (split, M, N) = A (M, K) · dequantised W (N, K // 8)ᵀ, each a sum over its share of the groups, ``groups`` of them in a stage.
-    Scales, zeros: (K // 128, N)."""
+    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, dtype: str, out: str,
+    zeros: bool,
+) -> Any:  # fmt: skip
+    """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of
+    them in a stage. Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read equal activations, which TMA brings all of them at
+    once."""
     steps = ceil_div(K // GROUP, split * groups)
     own = steps * groups
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
+        with T.Kernel(ceil_div(N, BN * cluster) * cluster, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster) as (bx, by, bz):
             a = [T.alloc_shared((BM, GROUP), dtype) for _ in range(groups)]
-            w = T.alloc_shared((BN, groups * WORDS), "int32")
+            w = T.alloc_shared((BN // ROWS, groups * GROUP), "int32")
+            words = T.alloc_fragment((BN, WORDS), "int32")
             scale, zero = T.alloc_shared((own, BN), dtype), T.alloc_shared((own, BN), "uint8")
             offset, acc = T.alloc_fragment((BN,), dtype), T.alloc_fragment((BN, BM), "float32")
             weights = [T.alloc_fragment((BN, GROUP), dtype) for _ in range(min(groups, 2))]
@@ -82,14 +91,15 @@ def product(
                 T.copy(zeros[bz * own, bx * BN], zero)
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=stages):
-                T.copy(W[bx * BN, (bz * steps + step) * (groups * WORDS)], w)
+                T.copy(W[bx * (BN // ROWS), (bz * steps + step) * (groups * GROUP)], w)
                 for g in range(groups):
                     T.copy(A[by * BM, ((bz * steps + step) * groups + g) * GROUP], a[g])
                 for g in range(groups + 1):
                     if g < groups:
+                        for i, j in T.Parallel(BN, WORDS):
+                            words[i, j] = w[i // ROWS, g * GROUP + i % ROWS * WORDS + j]
                         for i, p in T.Parallel(BN, GROUP // 2):
-                            word = w[i, g * WORDS + p % 4 * 4 + p // 16]
-                            pairs[g % 2][i, p] = (word >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                            pairs[g % 2][i, p] = (words[i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
                         if zeros is not None:
                             for i in T.Parallel(BN):
                                 offset[i] = T.cast(T.cast(zero[step * groups + g, i], "int32") + base, dtype)
@@ -102,22 +112,125 @@ def product(
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
-    scaled = (K // GROUP, N)
+    return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
+
+
+def streamed(
+    M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, cluster: int, pdl: bool, dtype: str, zeros: bool
+) -> Any:
+    """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
+
+    A block has ``BN`` columns of C, and of k the share of its rank in a cluster of ``cluster`` blocks; its activations lie in shared memory
+    whole. Each warp takes ``rows`` of the columns and every so many-th group: words go from memory into registers, ``ahead`` groups at a
+    time under way, become the product's left operand there, and nothing waits for other warps before the end. Then the warps' sums are
+    added, and the blocks' ones, in order.
+    """
+    tiles = BN // rows
+    shares = warps // tiles
+    own = ceil_div(K // GROUP, cluster * shares * ahead) * ahead  # groups of a warp
+    BM = M if M == 1 else 16
+    part_of_k, part_of_n = own * shares * GROUP, BN // cluster
+    chunk = part_of_k // warps
+    magic, base = MAGIC[dtype]
+
+    @T.macro
+    def body(A, W, scales, zeros, C):
+        with T.Kernel(cluster, T.ceildiv(N, BN), threads=32 * warps, cta_cluster=cluster, pdl=pdl) as (bk, bx):
+            a = T.alloc_shared((BM, part_of_k), dtype)
+            sums = T.alloc_shared((shares, BN, BM), "float32")
+            ready = T.alloc_signal((1,))
+            with T.Scale("warp") as (warp, _):
+                words, later = ([T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)] for _ in range(2))
+                scale, later_scale = ([T.alloc_fragment((rows,), dtype) for _ in range(ahead)] for _ in range(2))
+                zero, later_zero = ([T.alloc_fragment((rows,), "uint8") for _ in range(ahead)] for _ in range(2))
+                offset, weights = T.alloc_fragment((rows,), dtype), T.alloc_fragment((rows, GROUP), dtype)
+                pairs = T.view(weights, (rows, GROUP // 2), "int32")
+                part, acc = T.alloc_fragment((rows, BM), "float32"), T.alloc_fragment((rows, BM), "float32")
+
+                def load(warp, own_group, words, scale, zero):
+                    first, share = bx * BN + warp % tiles * rows, warp // tiles
+                    group = bk * (own * shares) + own_group * shares + share
+                    for i, j in T.Parallel(rows, WORDS):
+                        words[i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
+                    T.copy(scales[group, first], scale)
+                    if zeros is not None:
+                        T.copy(zeros[group, first], zero)
+
+                def multiply(warp, own_group, words, scale, zero):
+                    at = (own_group * shares + warp // tiles) * GROUP
+                    for i, p in T.Parallel(rows, GROUP // 2):
+                        pairs[i, p] = (words[i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                    if zeros is not None:
+                        for i in T.Parallel(rows):
+                            offset[i] = T.cast(T.cast(zero[i], "int32") + base, dtype)
+                    for i, k in T.Parallel(rows, GROUP):
+                        weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                    T.gemm(weights, a[:, at : at + GROUP], part, transpose_B=True, clear_accum=True)
+                    for i, j in T.Parallel(rows, BM):
+                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[i], "float32")
+
+                T.clear(acc)
+                for n in range(ahead):
+                    load(warp, n, words[n], scale[n], zero[n])
+                T.copy(A[0, bk * part_of_k + warp * chunk], a[:, warp * chunk : warp * chunk + chunk])
+                T.signal(ready[0])
+                T.wait(ready[0], warps)
+                for step in T.serial(own // ahead - 1):
+                    for n in range(ahead):
+                        load(warp, (step + 1) * ahead + n, later[n], later_scale[n], later_zero[n])
+                    T.barrier()  # ptxas would move the loads behind the products, which saves registers
+                    for n in range(ahead):
+                        multiply(warp, step * ahead + n, words[n], scale[n], zero[n])
+                    for n in range(ahead):
+                        T.copy(later[n], words[n])
+                        T.copy(later_scale[n], scale[n])
+                        if zeros is not None:
+                            T.copy(later_zero[n], zero[n])
+                for n in range(ahead):
+                    multiply(warp, own - ahead + n, words[n], scale[n], zero[n])
+                for i, j in T.Parallel(rows, BM):
+                    sums[warp // tiles, warp % tiles * rows + i, j] = acc[i, j]
+            if cluster == 1:
+                for i, j in T.Parallel(BN, BM):
+                    C[j, bx * BN + i] = added([sums[s, i, j] for s in range(shares)])
+            else:
+                total = T.alloc_shared((BN, BM), "float32")
+                theirs = [T.alloc_fragment((part_of_n, BM), "float32") for _ in range(cluster)]
+                for i, j in T.Parallel(BN, BM):
+                    total[i, j] = added([sums[s, i, j] for s in range(shares)])
+                with T.Scale("cta_cluster"):
+                    T.barrier()
+                    for r in range(cluster):
+                        T.copy(total[bk * part_of_n, 0], theirs[r], src=r)
+                for i, j in T.Parallel(part_of_n, BM):
+                    C[j, bx * BN + bk * part_of_n + i] = added([t[i, j] for t in theirs])
+
+    return declared(body, M, N, K, (M, N), dtype, dtype, zeros)
+
+
+def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: str, out: str, zeros: bool) -> Any:
+    """The kernel of ``body(A, W, scales, zeros or None, C)``."""
+    packed, scaled = (ceil_div(N, ROWS), K), (K // GROUP, N)
 
     @T.prim_func
     def w4a16(
-        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor((split, M, N), out)
+        A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), C: T.Tensor(result, out)
     ):  # fmt: skip
         body(A, W, scales, None, C)
 
     @T.prim_func
     def w4a16_zeros(
-        A: T.Tensor((M, K), dtype), W: T.Tensor((N, K // 8), "int32"), scales: T.Tensor(scaled, dtype), zeros: T.Tensor(scaled, "uint8"),
-        C: T.Tensor((split, M, N), out),
+        A: T.Tensor((M, K), dtype), W: T.Tensor(packed, "int32"), scales: T.Tensor(scaled, dtype), zeros: T.Tensor(scaled, "uint8"),
+        C: T.Tensor(result, out),
     ):  # fmt: skip
         body(A, W, scales, zeros, C)
 
     return w4a16_zeros if zeros else w4a16
+
+
+def added(terms: list[Any]) -> Any:
+    """Their sum from the left."""
+    return functools.reduce(lambda x, y: x + y, terms)
 
 
 # ---- what people call
@@ -125,25 +238,42 @@ def product(
 
 @dataclass(frozen=True)
 class Config:
-    """How the work is cut: rows of a and columns of the result in a tile, groups in a stage (from two on the weights of one are computed
-    under the product of the other), stages of the rings, threads of a block, shares of k."""
+    """How the work is cut. BN: columns of the result in a tile.
 
-    BM: int = 16
+    With ``warps``, for at most 16 rows, `streamed`: so many in a block, each with ``rows`` columns, ``ahead`` groups of which it has under
+    way, in clusters of ``cluster`` blocks; ``pdl``: begins while the launch in front ends.
+    Else `product`: ``BM`` rows of a in a tile, ``groups`` in a stage (from two on the weights of one are computed under the product of the
+    other), stages of the rings, threads of a block, shares of k.
+    """
+
     BN: int = 64
+    warps: int = 0
+    rows: int = 16
+    ahead: int = 2
+    cluster: int = 1
+    pdl: int = 0
+    BM: int = 16
     groups: int = 1
-    stages: int = 8
+    stages: int = 4
     threads: int = 128
-    split: int = 2
+    split: int = 1
+
+
+#: what each kernel takes of a `Config`
+STREAMED = ("BN", "warps", "rows", "ahead", "cluster", "pdl")
+PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster")
 
 
 @functools.cache
 def chosen(M: int, N: int, K: int) -> Config:
     """The configuration for a class of shapes."""
-    if M <= 16:  # four blocks of a multiprocessor hide each other's waits
-        return Config(stages=4, split=4 if K >= 4096 else 1)
+    if M == 1:
+        return Config(warps=16, pdl=1)
+    if M <= 16:
+        return Config(BN=256, warps=16, rows=32, ahead=1, cluster=4 if K >= 2048 else 1, pdl=1)
     if M <= 64:
-        return Config(BM=32 if M <= 32 else 64, stages=4, split=2 if K >= 4096 else 1)
-    return Config(BM=128, BN=64, stages=4, threads=256, split=1)
+        return Config(BM=32 if M <= 32 else 64, split=2 if K >= 4096 else 1)
+    return Config(BM=128, threads=256)
 
 
 @host.checked
@@ -154,22 +284,23 @@ def w4a16_matmul(
     """a · Wᵀ with W[n, k] = (value[n, k] - zero[k // 128, n]) · scale[k // 128, n]; summed in float32 and rounded once.
 
     Args:
-        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: (N, K // 8) of int32, made by `pack`.
+        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: (ceil(N / 8), K) of int32, made by `pack`.
         scales: (K // 128, N) of a's dtype. zeros: (K // 128, N) of uint8, from 0 to 15; without them all are 8.
         out: (M, N) of a's dtype, contiguous, takes the result. config: how the work is cut, where the own choice is not wanted.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
-    if a.dim() != 2 or a.shape[1] % GROUP or 0 in a.shape or not a.is_contiguous() or w.dim() != 2 or not w.is_contiguous():
+    tables = [x for x in (scales, zeros) if x is not None]
+    if any(x.dim() != 2 or not x.is_contiguous() for x in (a, w, *tables)) or a.shape[1] % GROUP or 0 in a.shape:
         raise TileValueError(
-            f"a of {tuple(a.shape)}, w of {tuple(w.shape)}", expected=f"contiguous a (M, K), K a multiple of {GROUP}, w (N, K // 8)"
+            f"a of {tuple(a.shape)}, w of {tuple(w.shape)}", expected=f"contiguous matrices, a of (M, K), K a multiple of {GROUP}"
         )
-    (M, K), N = a.shape, w.shape[0]
-    if w.shape[1] != K // 8 or any(tuple(x.shape) != (K // GROUP, N) or not x.is_contiguous() for x in (scales, zeros) if x is not None):
+    (M, K), N = a.shape, scales.shape[1]
+    if tuple(w.shape) != (ceil_div(N, ROWS), K) or any(tuple(x.shape) != (K // GROUP, N) for x in tables):
         raise TileValueError(
             f"a of {tuple(a.shape)}, w of {tuple(w.shape)}, scales of {tuple(scales.shape)}",
-            expected=f"w (N, {K // 8}), scales and zeros ({K // GROUP}, N), contiguous",
+            expected=f"w ({ceil_div(N, ROWS)}, {K}), scales and zeros ({K // GROUP}, N), contiguous",
         )
     name = host.dtype_name(a)
     if name not in MAGIC or w.dtype != torch.int32 or scales.dtype != a.dtype or zeros is not None and zeros.dtype != torch.uint8:
@@ -178,7 +309,13 @@ def w4a16_matmul(
     c = host.result(out, (M, N), a.dtype, a)
     how = config or chosen(M, N, K)
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
-    what = {"M": M, "N": N, "K": K, **asdict(how), "dtype": name, "zeros": zeros is not None}
+    fields = STREAMED if how.warps else PIPELINED
+    what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}
+    if how.warps:
+        if M > 16:
+            raise TileValueError(f"{how} for {M} rows", expected="at most 16 rows")
+        host.launch(streamed, (*inputs, c), **what)
+        return c
     if how.split == 1:
         host.launch(product, (*inputs, c.view(1, M, N)), **what, out=name)
         return c
@@ -191,18 +328,18 @@ def w4a16_matmul(
 # ---- what is right, and what it is measured against
 
 
-def unpack(w: torch.Tensor) -> torch.Tensor:
+def unpack(w: torch.Tensor, N: int) -> torch.Tensor:
     """The weights (N, K) from 0 to 15 that `pack` made words of."""
-    nibbles = torch.stack([(w >> (4 * k)) & 15 for k in range(8)], -1).reshape(w.shape[0], -1, WORDS, 8)
-    made = torch.empty(w.shape[0], nibbles.shape[1], GROUP, dtype=torch.int32, device=w.device)
-    made[:, :, order(w.device)] = nibbles
-    return made.reshape(w.shape[0], -1)
+    nibbles = torch.stack([(w >> (4 * k)) & 15 for k in range(8)], -1).reshape(w.shape[0], -1, ROWS, WORDS, 8).transpose(1, 2)
+    made = torch.empty(*nibbles.shape[:3], GROUP, dtype=torch.int32, device=w.device)
+    made[..., order(w.device)] = nibbles
+    return made.reshape(ROWS * w.shape[0], -1)[:N]
 
 
 def dequantised(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     """The weights (N, K) in float64."""
     spread = lambda x: x.T.double().repeat_interleave(GROUP, 1)  # noqa: E731
-    return (unpack(w).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
+    return (unpack(w, scales.shape[1]).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
 
 
 def draw(
@@ -212,7 +349,7 @@ def draw(
     g = generator(device, seed)
     made: dict[str, Any] = {
         "a": normal((M, K), dtype, g),
-        "w": torch.randint(-(1 << 31), 1 << 31, (N, K // 8), generator=g, device=device, dtype=torch.int64).to(torch.int32),
+        "w": torch.randint(-(1 << 31), 1 << 31, (ceil_div(N, ROWS), K), generator=g, device=device, dtype=torch.int64).to(torch.int32),
         "scales": (torch.rand(K // GROUP, N, generator=g, device=device) * 0.1 + 0.05).to(getattr(torch, dtype)),
     }
     if zeros:
@@ -233,7 +370,7 @@ def reference(
 def cublas(a: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, **_: Any) -> Callable[[], Any]:
     """torch.mm of a and of weights that were made 16-bit floats before."""
     y = dequantised(w, scales, zeros).to(a.dtype)
-    out = torch.empty(a.shape[0], w.shape[0], device=a.device, dtype=a.dtype)
+    out = torch.empty(a.shape[0], y.shape[0], device=a.device, dtype=a.dtype)
     return lambda: torch.mm(a, y.T, out=out)
 
 
@@ -242,6 +379,8 @@ def _cases() -> tuple[Case, ...]:
         {"M": 1, "N": 72, "K": 256},
         {"M": 13, "N": 64, "K": 384, "dtype": "float16", "zeros": True},
         {"M": 5, "N": 40, "K": 128, "zeros": True},
+        {"M": 11, "N": 76, "K": 1152, "warps": 4, "rows": 32, "ahead": 2, "zeros": True, "dtype": "float16"},
+        {"M": 1, "N": 72, "K": 896, "warps": 8, "ahead": 2, "zeros": True},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},

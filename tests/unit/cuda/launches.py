@@ -200,6 +200,21 @@ class Calls:
         return names if text == "nothing" else [text]
 
 
+def failures(record: int, number: int) -> list[str]:
+    """What is said of launches of kernel ``number`` on the team whose words lie at 4096, as they leave it in the host's memory."""
+    words, text, told = (ctypes.c_int64 * 14).from_address(record), ctypes.create_string_buffer(2000), []
+    late_signal, late_entry, late_exit, late_meeting, _, _, no_rank, no_counter, _ = range(1, 10)
+    for why, site, rank, value, seen, index in (
+        (late_signal, 1, -1, 2, 1, 3), (late_entry, 0, 1, 7, 6, -1), (late_exit, -1, 0, 7, 6, -1), (late_meeting, 1, 1, 7, 6, -1),
+        (no_rank, 0, 9, 0, 0, -1), (no_counter, 1, -1, 0, 0, -1),
+    ):  # fmt: skip
+        words[:] = [2, why, number, 4096, site, 5, 6, 0, rank, 7, value, seen, 0, index]
+        native.library().ts_gpu_says(text, len(text))
+        told.append(text.value.decode().replace(__file__, "launches.py"))
+    words[0] = 0
+    return told
+
+
 def on_a_team(fake: Driver) -> dict[str, Any]:
     """Launches on a team of two ranks, both of which are this process."""
     import tvm_ffi
@@ -246,6 +261,7 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     out["no blocks"] = calls.during(lambda: run(*args, 0))
     out["unordered"] = calls.during(lambda: made(told_without_order)(args[1]))
     out["resident"] = calls.during(lambda: run(*args, 41))
+    out["says"] = failures(view[5], view[3])
     out["ordinary"] = calls.during(lambda: run(OnGpu(np.zeros(64, "float32")), *args[1:], 3))
     return out
 

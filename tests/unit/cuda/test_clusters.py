@@ -234,12 +234,30 @@ def gathered(A: T.Tensor((4, 8, 32), "float32"), C: T.Tensor((4, 32, 32), "float
             T.copy(one, D[b, 0:8, 0:32])
 
 
+@T.prim_func
+def reached(C: T.Tensor((4, 512), "float32"), D: T.Tensor((4, 512), "float32")):
+    """What a block does behind its last use of a tile does not touch what others still read."""
+    with T.Kernel(4, cta_cluster=2, threads=64) as b:
+        own, got, own_later = T.alloc_shared((512,), "float32"), T.alloc_fragment((512,), "float32"), T.alloc_shared((512,), "float32")
+        for i in T.Parallel(512):
+            own[i] = b * 1000 + i
+        with T.Scale("cta_cluster") as (c, n):
+            T.barrier()
+            T.copy(own, got, src=1 - c)
+        for i in T.Parallel(512):
+            own_later[i] = b
+        T.copy(got, C[b, 0])
+        for i in T.Parallel(512):
+            D[b, i] = own_later[511 - i]
+
+
 #: programs whose copies engines make, with how many of them
 PUTS = {"around": 1, "exchange": 2, "gathered": 2}
 PROGRAMS: dict[str, Any] = {
     "around": (around, {"A": data((4, 8, 64), "float32", 1), "C": empty((4, 8, 64), "float32")}),
     "exchange": (exchange, {"A": data((4, 4, 2, 256), "float16", 1), "C": empty((4, 4, 2, 256), "float16")}),
     "gathered": (gathered, {"A": data((4, 8, 32), "float32", 1), "C": empty((4, 32, 32), "float32"), "D": empty((4, 8, 32), "float32")}),
+    "reached": (reached, {"C": empty((4, 512), "float32"), "D": empty((4, 512), "float32")}),
     "neighbours": (neighbours, {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")}),
     "signals": (signals, {"C": empty((4, 4, 2), "int32")}),
     "collectives": (collectives, {"C": empty((4, 5, 16), "float32")}),

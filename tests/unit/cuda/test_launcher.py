@@ -149,6 +149,17 @@ def test_blocks_that_wait_must_be_resident_together(seen: dict[str, Any]):
     assert seen["team"]["resident"] == ["ValueError: TS:resident:-1:-1:40:41"]  # ten multiprocessors, four blocks each
 
 
+def test_what_a_launch_says_that_failed(seen: dict[str, Any]):
+    signal, entry, ending, meeting, rank, counter = seen["team"]["says"]
+    who, last = "told: rank 0, block (5, 6, 0): ", "rank 0 launched last told_without_order; s int64(4,) at heap offset 12288"
+    assert signal.startswith(f"{who}waited 5 s for s[3]: expected >= 2, the value is 1 (launches.py:")
+    assert entry.startswith(f"{who}waited 5 s for rank 0 to reach launch 7 of their team (told); {last} (launches.py:")
+    assert ending == f"told: rank 0: waited 5 s for rank 0 to finish launch 7 of their team (told); {last}"
+    assert meeting.startswith(f"{who}waited 5 s for rank 0 to arrive at the barrier of launch 7 of their team (told); {last}")
+    assert rank.startswith(f"{who}rank 9 is out of range: the team has 2 ranks")
+    assert counter.startswith(f"{who}an index of s lies outside")
+
+
 def test_ordinary_memory_is_refused_for_symmetric_parameters(seen: dict[str, Any]):
     assert seen["team"]["ordinary"] == ["TypeError: TS:notsymm:0:-1:symmetric memory of this rank:an ordinary tensor"]
 

@@ -64,6 +64,26 @@ def test_executors_have_fragments_of_their_own_and_share_shared_memory():
     assert c.equal(a * torch.arange(1, 5)[:, None]) and torch.allclose(d, c.sum(0), atol=1e-5)
 
 
+def test_executors_that_wait_have_views_of_fragments_of_their_own():
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 16), "int32"), C: T.Tensor((4, 32), "int16")):
+        with T.Kernel(1, threads=128):
+            ready = T.alloc_signal((1,))
+            with T.Scale("warp") as (w, n):
+                own = T.alloc_fragment((16,), "int32")
+                halves = T.view(own, (32,), "int16")
+                T.copy(A[w, 0], own)
+                T.signal(ready[0])
+                T.wait(ready[0], n)
+                for i in T.Parallel(32):
+                    halves[i] = halves[i] + w
+                T.copy(halves, C[w, 0])
+
+    a, c = torch.randint(-(1 << 30), 1 << 30, (4, 16), dtype=torch.int32), torch.zeros(4, 32, dtype=torch.int16)
+    run(kernel)(a, c)
+    assert c.equal((a.view(torch.int16).int() + torch.arange(4)[:, None]).to(torch.int16))
+
+
 def test_warps_hand_tiles_over_by_signals():
     """Producer and consumer warps through a ring of two stages; a block's barrier does not stand in their way."""
     rounds = 9

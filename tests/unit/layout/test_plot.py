@@ -14,7 +14,7 @@ from tilescale.compiler.layout import instructions
 from tilescale.compiler.layout.plot import plot_layout
 from tilescale.compiler.layout.shared import boxed
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.layouts import layouts
+from tilescale.layout import layouts
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml")])

@@ -41,8 +41,9 @@ def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatc
         assert g.shape == w.value.shape and worst(g, w) <= 1, f"result {k} of {case}: {worst(g, w)} times what rounding explains"
     out, rooms = poisoned(got)
     again = as_tuple(op.run(**arguments, out=out))
-    for g, a, room in zip(got, again, rooms, strict=True):
-        assert a.contiguous().view(torch.uint8).equal(g.contiguous().view(torch.uint8))
+    for g, a, w, room in zip(got, again, want, rooms, strict=True):
+        alike = a.contiguous().view(torch.uint8).equal(g.contiguous().view(torch.uint8))
+        assert alike if arguments.get("deterministic", True) else worst(a, w) <= 1
         assert (room[:128].view(torch.uint8) == 0x55).all() and (room[-128:].view(torch.uint8) == 0x55).all()
 
 

@@ -74,6 +74,12 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, int par
                : "memory");
 }
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
+__device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x) {
+  asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3}], [%2];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(shared_address(barrier)), "r"(x)
+               : "memory");
+}
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
                    shared_address(to)),

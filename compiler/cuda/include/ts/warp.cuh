@@ -10,6 +10,8 @@ __device__ __forceinline__ void barrier_sync(int number, int threads) {
 }
 
 // The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
+// A value that all lanes of a warp have alike, so that the compiler knows it: ways that part by it do not part a warp.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 template <typename T>
 __device__ __forceinline__ T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
@@ -33,6 +35,37 @@ __device__ __forceinline__ uint16_t shuffle_xor(uint16_t value, int mask) {
 template <>
 __device__ __forceinline__ bool shuffle_xor(bool value, int mask) {
   return __shfl_xor_sync(0xffffffffu, int(value), mask) != 0;
+}
+
+// A value on its way between lanes, as a word that shuffles take.
+template <typename T, typename Move>
+__device__ __forceinline__ T moved(T value, Move move) {
+  if constexpr (sizeof(T) < 4) {
+    unsigned word = 0;
+    memcpy(&word, &value, sizeof(T));
+    word = move(word);
+    memcpy(&value, &word, sizeof(T));
+    return value;
+  } else {
+    return bits<T>(move(bits<typename WordOf<sizeof(T)>::type>(value)));
+  }
+}
+
+// Shuffles as the author wrote them, in groups of `width` lanes. All lanes of the warp take part.
+#define TS_LANE(name, shuffle)                                                                            \
+  template <typename T>                                                                                  \
+  __device__ __forceinline__ T name(T value, int by, int width) {                                         \
+    return moved(value, [=](auto word) { return shuffle(0xffffffffu, word, by, width); });                \
+  }
+TS_LANE(lane_xor, __shfl_xor_sync)
+TS_LANE(lane_up, __shfl_up_sync)
+TS_LANE(lane_down, __shfl_down_sync)
+TS_LANE(lane_from, __shfl_sync)
+#undef TS_LANE
+
+// The same as barrier_sync, at a barrier that the author named.
+__device__ __forceinline__ void named_barrier(int number, int threads) {
+  barrier_sync(number, threads);
 }
 
 // Ends the launch with an error: site `number` of the kernel's table says where, and the record, in the host's memory, who. One word holds

@@ -1,4 +1,4 @@
-"""Pictures of where a kernel's tiles lie: `plot_layout`."""
+"""Where tiles lie: the layouts that `T.annotate_layout` takes, and pictures of them and of those that a kernel has (`plot_layout`)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,24 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tilescale.compiler.layout.made import (
+    Fragment,
+    Layout,
+    make_full_bank_swizzled_layout,
+    make_half_bank_swizzled_layout,
+    make_linear_layout,
+    make_quarter_bank_swizzled_layout,
+    make_swizzled_layout,
+)
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.kernel import Kernel
+
+__all__ = [
+    "Fragment", "Layout", "layouts", "make_full_bank_swizzled_layout", "make_half_bank_swizzled_layout", "make_linear_layout",
+    "make_quarter_bank_swizzled_layout", "make_swizzled_layout", "plot_layout",
+]  # fmt: skip
+#: bits of the elements of a T.Layout that no tile has yet
+UNKNOWN = 32
 
 
 def plot_layout(what: Any, name: str | os.PathLike[str], path: str | os.PathLike[str] | None = None, *, title: str = "") -> Path:
@@ -18,8 +34,8 @@ def plot_layout(what: Any, name: str | os.PathLike[str], path: str | os.PathLike
     behind the swizzle, coloured by bank. Of a ring the first stage is drawn.
 
     Args:
-        what: a kernel of the target cuda, whose tiles have the layouts that the compiler chose; or a layout
-            (`tilescale.compiler.layout`: Fragment, Shared).
+        what: a kernel of the target cuda, whose tiles have the layouts that the compiler chose; or a layout (T.Fragment, T.Layout, what
+            `tilescale.layout.make_swizzled_layout` and its like give). A T.Layout is drawn with elements of 32 bits.
         name: the tile's name in the kernel, or the file's where ``what`` is a layout. path: ends in .png or .svg.
 
     Raises:
@@ -35,11 +51,12 @@ def plot_layout(what: Any, name: str | os.PathLike[str], path: str | os.PathLike
         layout, title = held[str(name)], title or f"{name} of {what.name}"
     else:
         layout, path = what, name if path is None else path
-    from tilescale.compiler.layout import Fragment, Shared
+    from tilescale.compiler import layout as compiled
     from tilescale.compiler.layout.plot import plot_layout as draw
 
-    if not isinstance(layout, (Fragment, Shared)):
-        raise TileTypeError(f"plot_layout of a {type(what).__name__}", expected="a kernel, a Fragment or a Shared")
+    layout = layout.shared(UNKNOWN) if isinstance(layout, Layout) else layout
+    if not isinstance(layout, (compiled.Fragment, compiled.Shared)):
+        raise TileTypeError(f"plot_layout of a {type(what).__name__}", expected="a kernel, a T.Fragment or a T.Layout")
     return draw(layout, os.fspath(path), title=title)
 
 

@@ -1,0 +1,160 @@
+"""Consuming warpgroups with code of their own.
+
+Where a product has fewer rows than a block's warpgroups could take, one of them runs it and what is computed over its accumulator, and the
+others skip both (layout.Fragment.turn says which). With one text for all of them these are branches, and ptxas awaits every product where
+ways meet. So each warpgroup gets a copy of the consumers' text: what it skips is not in it, and what it issues stays under way across
+what others do. Meetings stand in all copies in the same order, since they stand outside of what is skipped.
+
+A wait for products names how many of those issued later may still run. That number is the warpgroup's own: what it skipped is not in its
+queue (`Apart.await_own`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
+from tilescale.compiler.layout.infer import Executor
+from tilescale.compiler.ops import base
+from tilescale.compiler.passes.products import flat, name_of, touched
+from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+WARP, WARPGROUP = 32, 128
+
+
+def is_apart(program: Any, consumer: Any, threads: int) -> bool:
+    """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and none is awaited where it is
+    issued, by a number that would have to be another in each."""
+    found = [c for c in calls(consumer) if c.op.name == "ts.gemm" and "wgmma" in c.attrs]
+    few = [c for c in found if int(c.args[2].source.ty.shape[0]) < program.layouts[c.args[2].source].shape[0]]
+    return threads > WARPGROUP and bool(few) and all(int(c.attrs["wgmma"]) < 0 for c in found)
+
+
+class Apart:
+    """Mixed into the lowering: who runs a statement where warpgroups have code of their own."""
+
+    program: Any
+    threads: int
+    tid: Any
+    executor: Executor
+    analyzer: Any
+    layouts: dict[Any, Any]
+    stmt: Any
+    bind_range: Any
+    #: the warpgroup whose code is being made; None where all run the same
+    group: int | None = None
+    #: the thread's number in it
+    lane: Any = None
+    #: how many threads behind the first one the fragments of the current statement begin
+    turn: int = 0
+    #: the products under way, and whether this warpgroup issued them
+    flying: list[bool]
+
+    def apart(self, consumer: Any) -> Any:
+        """A consumer's body, once for each warpgroup."""
+        bodies = []
+        for group in range(self.threads // WARPGROUP):
+            self.group, self.flying, self.lane = group, [], tirx.Var("lane", "int32")
+            self.bind_range(self.lane, WARPGROUP)
+            body = structural_map(consumer, (tirx.SeqStmt, lambda s: sequence(self.postponed(flat(s)))))
+            bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)]))
+        self.group = None
+        made, number = bodies.pop(), tirx.Var("group", "int32")
+        for g in reversed(range(len(bodies))):
+            made = tirx.IfThenElse(tirx.EQ(number, tirx.IntImm("int32", g)), bodies[g], made)
+        return sequence([tirx.Bind(number, tirx.call_extern("int32", "ts::uniform", self.tid // WARPGROUP)), made])
+
+    def postponed(self, stmts: list[Any]) -> list[Any]:
+        """Statements of a sequence, where a wait for a stage stands in front of the first one of this warpgroup that reads it."""
+        out: list[Any] = []
+        for s in reversed(stmts):
+            k = 0
+            if name_of(s) == "ring_wait":
+                ring = int(s.value.attrs["ring"])
+                while k < len(out) and not self.concerns(out[k], ring):
+                    k += 1
+            out.insert(k, s)
+        return out
+
+    def concerns(self, s: Any, ring: int) -> bool:
+        """Whether a statement may be this warpgroup's and read a stage of a ring, or is a token of it."""
+        if not isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.AllocBuffer, tirx.BufferStore)) and nest_of(s) is None:
+            return True
+        if name_of(s).startswith("ring_"):
+            return int(s.value.attrs["ring"]) == ring
+        if name_of(s) == "gemm" and not self.has(s.value.args[2]):
+            return False
+        return any(self.program.schedule.ring_of.get(b) == ring for b in touched(s)[0])
+
+    def readers(self, consumer: Any) -> dict[int, set[int]]:
+        """Ring → the warpgroups that read it, where some ring is not read by all. Products say which warpgroups they are; whatever else
+        touches a ring is all of them's."""
+        rings, everyone = self.program.schedule.ring_of, range(self.threads // WARPGROUP)
+        found: dict[int, set[int]] = {}
+        for c in calls(consumer):
+            mine = {rings[a.region.source] for a in base.REGISTRY[c.op.name].effects(c) if a.region.source in rings}
+            for group in everyone if mine else ():
+                self.group = group
+                self.lane = tirx.Var("lane", "int32")
+                self.bind_range(self.lane, WARPGROUP)
+                if c.op.name != "ts.gemm" or self.has(c.args[2]):
+                    for ring in mine:
+                        found.setdefault(ring, set()).add(self.group)
+        self.group = None
+        loads: list[Any] = []
+        structural_walk(consumer, (ir.TensorLoad, lambda e: loads.append(e) if e.source in rings else None))
+        return {**found, **{rings[e.source]: set(everyone) for e in loads}}
+
+    @contextlib.contextmanager
+    def turned(self, turn: int) -> Iterator[None]:
+        """Inside, threads are counted from the one at which fragments begin that are turned so far."""
+        outer, self.turn = self.turn, turn
+        yield
+        self.turn = outer
+
+    def block_thread(self) -> Any:
+        """The thread's number in the block, counted from where the current statement's fragments begin."""
+        if self.group is not None:
+            first = (self.group * WARPGROUP - self.turn) % self.threads
+            return self.lane + first if first else self.lane
+        return (self.tid + (self.threads - self.turn)) % self.threads if self.turn else self.tid
+
+    def own(self, test: Any) -> bool | None:
+        """Whether a test on threads holds for this warpgroup; None where it does not say."""
+        if self.group is None:
+            return None
+        made = self.analyzer.simplify(test)
+        return bool(made.value) if isinstance(made, tirx.IntImm) else None
+
+    def skips(self, held: Fragment, shape: Any, thread: Any) -> bool:
+        """Whether this warpgroup has nothing but padding of a fragment."""
+        for p in held.pieces:
+            reach = p.unit * p.extent
+            if p.axis is None or p.to != "thread" or p.stride < WARP or reach != held.shape[p.axis] or shape[p.axis] % p.unit:
+                continue
+            mine = digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
+            if self.own(mine < int(shape[p.axis]) // p.unit) is False:
+                return True
+        return False
+
+    def has(self, tile: Any) -> bool:
+        """Whether this warpgroup has a part of a tile."""
+        held = self.layouts.get(tile.source)
+        if not isinstance(held, Fragment):
+            return True
+        with self.turned(held.turn):
+            return not self.skips(held, [int(e) for e in tile.source.ty.shape], self.block_thread())
+
+    def await_own(self, pending: int) -> int | None:
+        """How many of this warpgroup's products may still run where all but the last ``pending`` of the text are awaited; None where it
+        issued none of those that are."""
+        if self.group is None:
+            return pending
+        done, self.flying = self.flying[: len(self.flying) - pending], self.flying[len(self.flying) - pending :]
+        return sum(self.flying) if any(done) else None

@@ -1,0 +1,47 @@
+"""What integers are known to be multiples of: by their form, by what names stand for, and by what calls are promised to bring.
+
+A promise (``T.dynamic("n", multiple_of=8)``) is kept beside the IR, by variable: what asks about an index or an extent does not have the
+program at hand, and an expression is what it is in every program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+
+#: a symbol's variable → k times an unknown
+_promised: dict[Any, Any] = {}
+
+
+def promise(var: Any, of: int) -> None:
+    """A variable's value is a multiple of a number, wherever it is looked at."""
+    if of > 1:
+        _promised[var] = tirx.Var(f"{var.name}_units", str(var.ty)) * tirx.IntImm(str(var.ty), of)
+
+
+def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
+    """An index with the names that were bound to integer expressions replaced by those."""
+    if isinstance(e, int):
+        return e
+    for _ in range(8):
+        used: list[Any] = []
+        structural_walk(e, (ir.Var, lambda v, used=used: used.append(v) if v in definitions else None))
+        if not used:
+            break
+        e = structural_map(e, (ir.Var, lambda v: definitions.get(v, v)))
+    return e
+
+
+def multiple(analyzer: Any, e: Any, of: int) -> bool:
+    """Whether an integer expression always is a multiple of a number."""
+    if isinstance(e, int):
+        return e % of == 0
+    found = analyzer.modular_set(spelt_out(e, _promised) if _promised else e)
+    return int(found.coeff) % of == 0 and int(found.base) % of == 0
+
+
+def is_multiple(e: Any, of: int) -> bool:
+    """The same, of an expression without a context."""
+    return multiple(sym.Analyzer(), e, of)

@@ -1,0 +1,241 @@
+"""Threads of a warp that exchange values, and threads of a block that meet by number; inside ``T.Scale``, below the block.
+
+A shuffle orders nothing but its own values (PTX ISA 9.0, "shfl.sync"); a meeting orders what its threads did before it in front of what
+they do behind it (PTX ISA 9.0, "bar, barrier").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, constant, dtype_of, index_expr
+from tilescale.compiler.ops.alloc import alloc_var
+from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+WARP, EVERYONE = 32, 0xFFFFFFFF
+#: barriers that a block has (PTX ISA, "bar, barrier"), and the number under which the runtime knows warps' own
+BARRIERS, OF_WARPS = 16, 16
+#: threads of an executor
+WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
+
+
+# ---- shuffles
+
+
+def shfl_xor(value: Any, offset: Any, width: int = WARP, mask: int = EVERYONE) -> Any:
+    """What the lane has whose number differs from the own one in the bits of ``offset``.
+
+    Args:
+        value: a scalar; every lane of the warp gives its own, and all of them come here. width: lanes in groups of so many, a power of two.
+
+    Raises:
+        TileSyntaxError: outside ``T.Scale("thread")``, or in T.Parallel. TileTypeError, TileValueError: a value that is no scalar, a width
+            that is no power of two, fewer lanes than a warp has.
+    """
+    return _shuffle("xor", value, offset, width, mask)
+
+
+def shfl_up(value: Any, delta: Any, width: int = WARP, mask: int = EVERYONE) -> Any:
+    """What the lane ``delta`` below has; the first ``delta`` lanes of a group keep their own. As :func:`shfl_xor`."""
+    return _shuffle("up", value, delta, width, mask)
+
+
+def shfl_down(value: Any, delta: Any, width: int = WARP, mask: int = EVERYONE) -> Any:
+    """What the lane ``delta`` above has; the last ``delta`` lanes of a group keep their own. As :func:`shfl_xor`."""
+    return _shuffle("down", value, delta, width, mask)
+
+
+def shfl_sync(value: Any, srcLane: Any, width: int = WARP, mask: int = EVERYONE) -> Any:
+    """What lane ``srcLane`` (counted in the group, modulo its width) has. As :func:`shfl_xor`."""
+    return _shuffle("from", value, srcLane, width, mask)
+
+
+def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
+    what, loc = f"T.shfl_{kind if kind != 'from' else 'sync'}", source.current()
+    _in_threads(what)
+    if mask != EVERYONE:
+        raise TileValueError(f"{what} with mask={mask!r}", loc=loc, expected="all lanes of the warp: leave mask out")
+    if not isinstance(width, int) or width not in (1, 2, 4, 8, 16, 32):
+        raise TileValueError(f"{what} with width={width!r}", loc=loc, expected="1, 2, 4, 8, 16 or 32")
+    dtype = dtype_of(value)
+    number = index_expr(by)
+    known = constant(number)
+    if known is not None and not 0 <= known < WARP:
+        raise TileValueError(f"{what} by {known} lanes", loc=loc, expected=f"0 ≤ lanes < {WARP}")
+    held = alloc_var(dtype)
+    lanes = number if str(number.ty) == "int32" else tirx.Cast("int32", number)
+    emit("shuffle", [held.buffer.whole().ir(), as_expr(value, str(dtype)), lanes], {"kind": kind, "width": width})
+    return held.load()
+
+
+def _in_threads(what: str) -> None:
+    b = bld.current()
+    if b.executor != "thread":
+        raise TileSyntaxError(f"{what} is a thread's", loc=source.current(), hint='inside with T.Scale("thread") as (tid, threads):')
+    if any(f.kind in ("parallel", "vectorized") for f in b.frames):
+        raise TileSyntaxError(f"{what} stands in T.Parallel", loc=source.current(), hint="a loop over T.serial")
+
+
+def taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:
+    """The lane whose value a lane gets (numbers or arrays; PTX ISA 9.0, "shfl.sync")."""
+    first = lane // width * width
+    if kind == "from":
+        return first + by % width
+    there = {"xor": lane ^ by, "up": lane - by, "down": lane + by}[kind]
+    inside = (there >= first) if kind == "up" else (there < first + width)
+    return inside * there + (1 - inside) * lane
+
+
+@register
+class Shuffle(TileOp):
+    """``shuffle(into, value, by)``."""
+
+    name = "shuffle"
+    waits = True
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "write")]
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.cpu import convert
+
+        into = cx.view(call.args[0])
+        kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
+        thread, lanes = cx.thread_number(), _lanes(cx)
+        lane = tirx.floormod(thread, as_expr(WARP))
+        table = cx.exchange_table(convert.storage_dtype(into.dtype))
+        meet = cx.numbered_meeting(tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call))
+        there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
+        # Behind the first meeting all values are there, behind the second all have been read.
+        return bld.sequence([
+            tirx.BufferStore(table, convert.encode(cx.scalar(call.args[1]), into.dtype), [thread]), meet,
+            tirx.BufferStore(into.buf, tirx.BufferLoad(table, [there]), [into.offset]), meet,
+        ])  # fmt: skip
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        dst, value, by = call.args
+        buf, flat, _, _ = cx.access(dst.source, [r.min for r in dst.region], call, True)
+        width = tirx.IntImm("int32", int(call.attrs["width"]))
+        made = tirx.call_extern(str(buf.ty.dtype), f"ts::lane_{call.attrs['kind']}", cx.scalar(value), cx.scalar(by), width)
+        return tirx.BufferStore(buf, made, [flat], call.span)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import numerics
+
+        into, value, by = cx.view(call.args[0], call), cx.scalar(call.args[1]), cx.scalar(call.args[2])
+        kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
+        site, lanes = cx.site(call, f"T.shfl_{kind if kind != 'from' else 'sync'}"), min(WARP, cx.program.launch.threads)
+
+        def run(ex: Any) -> Generator[str, None, None]:
+            mine = ex.linear % WARP
+            values = yield from ex.machine.exchange(ex, ex.linear // WARP, mine, lanes, value(ex), site)
+            there = int(taken_from(kind, mine, int(by(ex)), width))
+            into.write(ex, numerics.encode(values[there], into.dtype))
+
+        return run
+
+
+def _lanes(cx: Any) -> int:
+    return min(WARP, int(cx.program.launch.threads))
+
+
+def _taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:
+    """`taken_from` as an expression."""
+    first = tirx.floordiv(lane, as_expr(width)) * width
+    if kind == "from":
+        return first + tirx.floormod(by, as_expr(width))
+    there = {"xor": lambda: tirx.bitwise_xor(lane, by), "up": lambda: lane - by, "down": lambda: lane + by}[kind]()
+    return tirx.if_then_else(there >= first if kind == "up" else there < first + width, there, lane)
+
+
+# ---- meetings by number
+
+
+def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None) -> None:
+    """The block's threads meet, also inside ``T.Scale``; by number so many of them: ``T.sync_threads(1, 256)`` in two warpgroups.
+
+    Args:
+        barrier_id: which of the block's barriers, 0 to 15 (0 is that of all threads).
+        arrive_count: how many threads meet there, a multiple of 32; all of the block's without.
+
+    Raises:
+        TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no multiple of 32 or more than
+            the block has. TileSyntaxError: in T.Parallel.
+    """
+    from tilescale.compiler.ops.sync import _not_in_parallel
+
+    _not_in_parallel("T.sync_threads")
+    b, loc = bld.current(), source.current()
+    threads = b.launch.threads if b.launch is not None else 0
+    number, count = 0 if barrier_id is None else barrier_id, threads if arrive_count is None else arrive_count
+    for name, given in (("barrier", number), ("number of threads", count)):
+        if not isinstance(given, int) or isinstance(given, bool):
+            raise TileTypeError(f"T.sync_threads with the {name} {given}", loc=loc, expected="a constant")
+    if not 0 <= number < BARRIERS:
+        raise TileValueError(f"T.sync_threads at barrier {number}", loc=loc, expected=f"0 ≤ barrier < {BARRIERS}")
+    if count % WARP or not 0 < count <= threads:
+        raise TileValueError(f"T.sync_threads of {count} threads", loc=loc, expected=f"a multiple of {WARP}, at most the block's {threads}")
+    if number == 0 and count != threads:
+        raise TileValueError(
+            f"T.sync_threads of {count} threads at barrier 0", loc=loc, expected=f"all {threads} there", hint=f"T.sync_threads(1, {count})"
+        )
+    if b.executor == "block":
+        if count != threads:
+            raise TileValueError(
+                f"T.sync_threads of {count} threads where all {threads} come", loc=loc,
+                hint='inside T.Scale("warpgroup"), "warp" or "thread", in the branch that those threads take',
+            )  # fmt: skip
+        emit("barrier", [], {"reach": "block"})
+        return
+    emit("sync_threads", [], {"barrier": number, "count": count})
+
+
+def sync_warp(mask: int | None = None) -> None:
+    """The threads of a warp meet, in ``T.Scale("thread")``; in ``T.Scale("warp")`` it is ``T.barrier()``.
+
+    Raises:
+        TileSyntaxError: elsewhere. TileValueError: fewer lanes than a warp has.
+    """
+    from tilescale.compiler.ops.sync import barrier
+
+    if mask not in (None, EVERYONE):
+        raise TileValueError(f"T.sync_warp with mask={mask!r}", loc=source.current(), expected="all lanes of the warp: leave mask out")
+    if bld.current().executor == "warp":
+        barrier()
+        return
+    _in_threads("T.sync_warp")
+    emit("sync_threads", [], {"barrier": OF_WARPS, "count": WARP})
+
+
+@register
+class SyncThreads(TileOp):
+    """Executors of a block below it meet: ``count`` threads of them, at one of its barriers, or (`OF_WARPS`) those of each warp."""
+
+    name = "sync_threads"
+    waits = True
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
+        where: Any = as_expr(number)
+        if number == OF_WARPS:
+            where, count = tirx.floordiv(cx.thread_number(), as_expr(WARP)) + OF_WARPS, _lanes(cx)
+        return cx.numbered_meeting(where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call))
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        return cx.numbered_meeting(int(call.attrs["barrier"]), int(call.attrs["count"]))
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        number, count, wide = int(call.attrs["barrier"]), int(call.attrs["count"]), WIDTHS[str(call.attrs["executor"])]
+        site = cx.site(call, "T.sync_warp" if number == OF_WARPS else "T.sync_threads")
+        if number == OF_WARPS:
+            lanes = min(WARP, cx.program.launch.threads)
+            return lambda ex: ex.machine.meet(ex, ("warp", ex.block.number, ex.rank.number, ex.linear // WARP), lanes, site)
+        return lambda ex: ex.machine.meet(ex, ("threads", ex.block.number, ex.rank.number, number, count), count // wide, site)

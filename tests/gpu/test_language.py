@@ -1,0 +1,60 @@
+"""Sums in vectors, annotated layouts, shuffles and named barriers on the GPU itself: the emulator's tests, run where they are meant for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu import device
+from tests.kernels import refused
+from tests.unit.cuda import test_neighbours
+from tests.unit.cuda.emulated import data, empty
+from tests.unit.cuda.test_neighbours import several, test_products_leave_in_pairs, test_where_alignment_is_not_known, tiles  # noqa: F401
+from tests.unit.cuda.test_promises import args, product
+from tests.unit.layout import test_made
+from tests.unit.layout.test_made import test_what_agrees_with_the_hardware_keeps_it, test_what_does_not_agree_is_kept_and_said  # noqa: F401
+from tests.unit.ops.test_shuffle import halves, shuffles, sums, wanted
+from tilescale.errors import TileValueError
+
+
+@pytest.fixture(autouse=True)
+def on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' ``agree``, with the GPU in the emulator's place."""
+    monkeypatch.setattr(test_neighbours, "agree", device.agree)
+    monkeypatch.setattr(test_made, "agree", device.agree)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
+def test_tiles_are_added(dtype: str):
+    device.agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)})
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_two_and_four_at_once(count: int, dtype: str):
+    device.agree(several(count, dtype), {"A": data((32, 64), dtype, 1), "C": data((6, 32, 64), dtype, 2)})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint16", "int64"])
+@pytest.mark.parametrize("width", [32, 8])
+def test_shuffles(dtype: str, width: int):
+    args = {"A": data((64,), dtype, 1), "C": empty((5, 64), dtype)}
+    assert (device.run(shuffles(dtype, width), args)["C"].view("u1") == wanted(args["A"], width).view("u1")).all()
+
+
+def test_a_sum_over_a_warp():
+    device.agree(sums(), {"A": data((4, 128), "float32", 1), "C": empty((4, 4), "float32")})
+
+
+@pytest.mark.parametrize("first", [1, 7, 13])
+def test_meetings_of_some_threads(first: int):
+    device.agree(halves(first), {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}, exact=True)
+
+
+@pytest.mark.parametrize("multiple", [1, 4, 8])
+def test_promised_extents(multiple: int):
+    device.agree(product(multiple), args())
+
+
+def test_a_broken_promise():
+    with refused(TileValueError, "n is 68, the extent of axis 1 of B", expected="a multiple of 8"):
+        device.run(product(8), args(n=68))

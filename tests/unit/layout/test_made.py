@@ -1,0 +1,234 @@
+"""Layouts that authors make, as functions of indices and by the usual names: what they become, what is refused, what kernels keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.gpu.gemms import gemm
+from tests.kernels import refused, run
+from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.layout import instructions
+from tilescale.compiler.layout.shared import boxed, strided
+from tilescale.compiler.passes import pipeline
+from tilescale.errors import TileTypeError, TileValueError
+from tilescale.layout import (
+    make_full_bank_swizzled_layout,
+    make_half_bank_swizzled_layout,
+    make_linear_layout,
+    make_quarter_bank_swizzled_layout,
+    make_swizzled_layout,
+)
+
+
+@pytest.mark.parametrize(("function", "want"), [
+    (lambda i, j: i * 64 + j, strided((64, 64), 16)),
+    (lambda i, j: (i, j), strided((64, 64), 16)),
+    (lambda i, j: (j, i), strided((64, 64), 16, (1, 64))),
+    (lambda i, j: i * 72 + j, strided((64, 64), 16, (72, 1))),
+    (lambda i, j: (i, (j // 8 ^ i % 8) * 8 + j % 8), boxed((64, 64), 16, 128)),
+    (lambda i, j: i * 64 + ((j // 8) ^ (i % 8)) * 8 + j % 8 if i < 64 else 0, boxed((64, 64), 16, 128)),
+    (lambda i, j: (j // 32, i, (j // 8 % 4 ^ i // 2 % 4) * 8 + j % 8), boxed((64, 64), 16, 64)),
+    (lambda i, j: (j // 16, i, (j // 8 % 2 ^ i // 4 % 2) * 8 + j % 8), boxed((64, 64), 16, 32)),
+])  # fmt: skip
+def test_functions_of_a_shared_tile(function: Callable[..., Any], want: Any):
+    made = T.Layout((64, 64), function)
+    assert made.shared(16) == want
+    at = np.indices((64, 64))
+    assert (want.byte(*at) == made.places * 2).all()
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_every_swizzle_is_found_again(bits: int):
+    for width in (0, 32, 64, 128):
+        shape = (16, 256 * 8 // bits)
+        want = boxed(shape, bits, width) if width else strided(shape, bits)
+        assert T.Layout(shape, lambda i, j, want=want: want.byte(i, j) * 8 // bits).shared(bits) == want
+
+
+@pytest.mark.parametrize("want", [instructions.mma_accumulator(), instructions.mma_a(16), instructions.wgmma_accumulator(64),
+                                  instructions.accumulator(128, 64, (2, 1)), instructions.mma_a(8).reduced(0)])  # fmt: skip
+def test_functions_of_a_fragment(want: Any):
+    copies = len(want.copies)
+    if copies == 1:
+        assert T.Fragment(want.shape, lambda *at: (want.thread(*at), want.slot(*at))) == want
+        assert T.Fragment(want.shape, forward_thread_fn=want.thread, forward_index_fn=want.slot) == want
+    else:
+        far = np.asarray(want.copies)
+        made = T.Fragment(want.shape, lambda *at: (want.thread(*at[:-1]) + far[at[-1]], want.slot(*at[:-1])), replicate=copies)
+        assert made == want
+        assert T.Fragment(want.shape, forward_thread_fn=lambda *at: want.thread(*at[:-1]) + far[at[-1]], replicate=copies).copies == want.copies
+
+
+def test_slots_follow_the_order_of_elements():
+    made = T.Fragment((32, 8), forward_thread_fn=lambda i, j: i)
+    assert (made.slot(*np.indices((32, 8))) == np.arange(8)).all() and made.threads == 32
+    # registers of 32 lanes: a row over a warp's threads, rows to warps in turn
+    made = T.Fragment((8, 64), forward_thread_fn=lambda i, j: i % 4 * 32 + j // 2)
+    assert made.slots == 4 and made.vector(1) == 2
+
+
+def test_what_is_no_layout():
+    with refused(TileValueError, "puts elements (0, 8) and (1, 0) into place 8", at="T.Layout((4, 16), lambda i, j: i * 8 + j)"):
+        T.Layout((4, 16), lambda i, j: i * 8 + j)
+    with refused(TileValueError, "puts element (0, 15) at -15", expected="0 or more"):
+        T.Layout((4, 16), lambda i, j: i * 16 - j)
+    with refused(TileTypeError, "gives 0.0", expected="integers"):
+        T.Layout((4, 16), lambda i, j: i * 16 + j / 2)
+    with refused(TileTypeError, "T.Layout of the shape", expected="constant extents"):
+        T.Layout((4, "n"), lambda i, j: i)
+    with refused(TileValueError, "is no layout that the compiler can follow", expected="a sum of terms", write="make_swizzled_layout"):
+        T.Layout((32, 32), lambda i, j: i * 32 + (i + j) % 32).shared(32)
+    with refused(TileValueError, "elements (0, 0) and (0, 1) into slot 0 of thread 0"):
+        T.Fragment((4, 8), lambda i, j: (i, j // 2))
+    with refused(TileValueError, "leaves slots empty: 8 places are taken of 7 threads × 2 slots"):
+        T.Fragment((8,), lambda i: (i // 2 * 2, i % 2))
+    with refused(TileValueError, "no layout that the compiler can follow", expected="each digit"):
+        T.Fragment((32, 8), lambda i, j: ((i + j) % 32, j))
+    with refused(TileTypeError, "takes one function", expected="forward_fn=lambda i, j: (thread, slot)"):
+        T.Fragment((32, 8))
+    with refused(TileTypeError, "gives one number"):
+        T.Fragment((32, 8), lambda i, j: i)
+
+
+def test_the_usual_names():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1):
+            a, odd = T.alloc_shared((64, 64), "float16"), T.alloc_shared((60, 20), "float16")
+            assert make_swizzled_layout(a) == boxed((64, 64), 16, 128) == make_full_bank_swizzled_layout(a)
+            assert make_half_bank_swizzled_layout(64, 64, 16) == boxed((64, 64), 16, 64)
+            assert make_quarter_bank_swizzled_layout(a) == boxed((64, 64), 16, 32)
+            assert make_linear_layout(a) == strided((64, 64), 16)
+            assert make_swizzled_layout(odd) == strided((60, 20), 16, (28, 1))
+            with refused(TileValueError, "make_swizzled_layout of a tile of 60 rows", at="make_swizzled_layout(odd, allow_pad=False)"):
+                make_swizzled_layout(odd, allow_pad=False)
+            with refused(TileTypeError, "make_swizzled_layout of 3", expected="a tile of two axes"):
+                make_swizzled_layout(3)
+
+    kernel.trace()
+
+
+def attention_like() -> Any:
+    """Operands, accumulator and a tile for the result, all annotated the way they are usually written."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256, 256), "float16"), B: T.Tensor((256, 128), "float16"), C: T.Tensor((256, 128), "float16")):
+        with T.Kernel(2, threads=256) as bx:
+            a, b = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 128), "float16")
+            c, out = T.alloc_fragment((128, 128), "float32"), T.alloc_shared((128, 128), "float16")
+            T.annotate_layout({a: tilescale.layout.make_swizzled_layout(a), out: tilescale.layout.make_swizzled_layout(out)})
+            T.annotate_layout({b: T.Layout(b.shape, lambda i, j: (j // 64, i, (j // 8 % 8 ^ i % 8) * 8 + j % 8))})
+            T.clear(c)
+            for k in T.Pipelined(4, num_stages=2):
+                T.copy(A[bx * 128, k * 64], a)
+                T.copy(B[k * 64, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, out)
+            T.copy(out, C[bx * 128, 0])
+
+    return kernel
+
+
+def printed(kernel: Any, arch: str) -> tuple[Any, str]:
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    return program, print_kernel(Lowering(program, arch).run()).text
+
+
+def test_what_agrees_with_the_hardware_keeps_it():
+    program, text = printed(attention_like(), "sm_90a")
+    assert "wgmma" in text and "tma_load" in text and not program.notes, program.notes
+    args = {"A": data((256, 256), "float16", 1), "B": data((256, 128), "float16", 2), "C": empty((256, 128), "float16")}
+    agree(attention_like(), args)
+    program, text = printed(attention_like(), "sm_80")
+    assert "cp_async<16>" in text and "ldmatrix" in text
+    agree(attention_like(), args, arch="sm_80")
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_what_does_not_agree_is_kept_and_said(arch: str):
+    """A padded tile: no TMA and no wgmma on Hopper, but copies ahead and ldmatrix all the same; a transposed one: neither."""
+
+    def kernel(layout: Any) -> Any:
+        @T.prim_func
+        def kernel(A: T.Tensor((128, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+            with T.Kernel(1, threads=128):
+                a, b, c = T.alloc_shared((128, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((128, 64), "float32")
+                T.annotate_layout({a: layout})
+                T.clear(c)
+                for k in T.Pipelined(8, num_stages=2):
+                    T.copy(A[0, k * 32], a)
+                    T.copy(B[k * 32, 0], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C)
+
+        return kernel
+
+    args = {"A": data((128, 256), "float16", 1), "B": data((256, 64), "float16", 2), "C": empty((128, 64), "float32")}
+    padded, transposed = T.Layout((128, 32), lambda i, j: i * 40 + j), T.Layout((128, 32), lambda i, j: j * 136 + i)
+    program, text = printed(kernel(padded), arch)
+    assert "wgmma" not in text and "cp_async<16>" in text and "ldmatrix" in text
+    assert any("gives a another layout than TMA writes" in n for n in program.notes) == (arch == "sm_90a"), program.notes
+    agree(kernel(padded), args, arch=arch)
+    program, text = printed(kernel(transposed), arch)
+    assert "cp_async" not in text and any("chunks of 16 bytes that a is copied in apart" in n for n in program.notes), program.notes
+    agree(kernel(transposed), args, arch=arch)
+
+
+def test_what_annotations_refuse():
+    def refuse(kind: Any, message: str, make: Callable[..., Any], **more: Any) -> None:
+        @T.prim_func
+        def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float32")):
+            with T.Kernel(1, threads=128):
+                s, f = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+                make(A, s, f)
+                T.copy(A, s)
+                T.copy(s, f)
+                T.copy(f, B)
+
+        with refused(kind, message, **more):
+            pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+
+    full = make_full_bank_swizzled_layout(64, 64, 16)
+    rows = T.Fragment((64, 64), lambda i, j: (i * 2 + j // 32, j % 32))
+    refuse(TileTypeError, "A is a tensor", lambda A, s, f: T.annotate_layout({A: full}), expected="T.alloc_shared or T.alloc_fragment")
+    refuse(TileTypeError, "is no tile", lambda A, s, f: T.annotate_layout({"s": full}))
+    refuse(TileTypeError, "T.annotate_layout of 3", lambda A, s, f: T.annotate_layout(3), expected="{tile: layout}")
+    refuse(TileTypeError, "gives f of (64, 64) a layout of (64, 64), a Shared", lambda A, s, f: T.annotate_layout({f: full}),
+           at="T.annotate_layout({f: full})", expected="T.Fragment of (64, 64), since f lies in registers")  # fmt: skip
+    refuse(TileTypeError, "gives s of (64, 64) a layout of (32, 64)",
+           lambda A, s, f: T.annotate_layout({s: T.Layout((32, 64), lambda i, j: (i, j))}), expected="T.Layout of (64, 64)")  # fmt: skip
+    refuse(TileTypeError, "gives s of float16 a layout for elements of 32 bits",
+           lambda A, s, f: T.annotate_layout({s: make_full_bank_swizzled_layout(64, 64, 32)}))  # fmt: skip
+    refuse(TileValueError, "over 32 threads",
+           lambda A, s, f: T.annotate_layout({f: T.Fragment((64, 64), lambda i, j: (i // 2, i % 2 * 64 + j))}),
+           expected="over all 128 threads", write="replicate=4")  # fmt: skip
+    other = T.Fragment((64, 64), lambda i, j: (i + j // 32 * 64, j % 32))
+    both = lambda A, s, f: [T.annotate_layout({f: layout}) for layout in (rows, other)]  # noqa: E731
+    refuse(TileValueError, "f is given two layouts: here (64, 64) over 128 threads [i % 64 → thread × 1", both)
+
+
+def test_the_same_results_everywhere():
+    kernel, args = attention_like(), {"A": data((256, 256), "float16", 1), "B": data((256, 128), "float16", 2)}
+    got = np.zeros((256, 128), np.float16)
+    run(kernel)(args["A"].copy(), args["B"].copy(), got)
+    want = args["A"].astype(np.float64) @ args["B"].astype(np.float64)
+    assert np.abs(got - want).max() < 0.1
+
+
+def test_pictures(tmp_path: Any):
+    pytest.importorskip("matplotlib")
+    assert "32×8 on 32 threads" in tilescale.plot_layout(T.Fragment((32, 8), lambda i, j: (i, j)), tmp_path / "f.svg").read_text()
+    text = tilescale.plot_layout(T.Layout((8, 32), lambda i, j: (i, (j // 4 ^ i) * 4 + j % 4)), tmp_path / "s.svg").read_text()
+    assert "swizzle 128 B" in text
+    if toolchain.find_nvcc() is not None:
+        made = tilescale.compile(gemm(512, 512, 512, 128, 128, 64, 2), target="cuda:sm_90a")
+        assert tilescale.layout.layouts(made)["a"].shape[1:] == (128, 64)

@@ -1,0 +1,236 @@
+"""Shuffles and meetings by number: on the CPU and the simulator as on emulated threads; what each of them refuses and finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.kernels import refused, run
+from tests.unit.cuda.corpus import compiled
+from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.test_hopper import lowered
+from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.ops.shuffle import taken_from
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+KINDS = ("xor", "up", "down", "from")
+
+
+def shuffles(dtype: str, width: int = 32) -> Any:
+    """Each kind, by a constant and by what a thread computes."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), dtype), C: T.Tensor((5, 64), dtype)):
+        with T.Kernel(1, threads=64):
+            with T.Scale("thread") as (t, n):
+                v = T.alloc_var(dtype)
+                v = A[t]
+                C[0, t] = T.shfl_xor(v, 5, width)
+                C[1, t] = T.shfl_up(v, 3, width)
+                C[2, t] = T.shfl_down(v, 2, width)
+                C[3, t] = T.shfl_sync(v, 1, width)
+                C[4, t] = T.shfl_sync(v, (t * 7) % 32, width)
+
+    return kernel
+
+
+def wanted(a: Any, width: int) -> Any:
+    lane, first = np.arange(64) % 32, np.arange(64) // 32 * 32
+    by = (5, 3, 2, 1, np.arange(64) * 7 % 32)
+    return np.stack([a[first + taken_from(k, lane, b, width)] for k, b in zip((*KINDS, "from"), by, strict=True)])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int8", "uint16", "int32", "int64"])
+def test_values_of_every_size(dtype: str):
+    args = {"A": data((64,), dtype, 1), "C": empty((5, 64), dtype)}
+    got = agree(shuffles(dtype), args, exact=True)["C"]
+    assert (got.view(np.uint8) == wanted(args["A"], 32).view(np.uint8)).all()
+
+
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_groups_of_lanes(width: int):
+    args = {"A": data((64,), "int32", 1), "C": empty((5, 64), "int32")}
+    assert (agree(shuffles("int32", width), args, exact=True)["C"] == wanted(args["A"], width)).all()
+    out = args["C"].copy()
+    run(shuffles("int32", width))(args["A"].copy(), out)
+    assert (out == wanted(args["A"], width)).all()
+
+
+def test_where_lanes_come_from():
+    """By the table of PTX ISA 9.0, "shfl.sync": what lies outside the group is one's own."""
+    lanes = np.arange(32)
+    assert taken_from("up", lanes, 1, 8).tolist() == [max(k - 1, k // 8 * 8) if k % 8 else k for k in range(32)]
+    assert taken_from("down", lanes, 8, 32).tolist() == [k + 8 if k < 24 else k for k in range(32)]
+    assert taken_from("xor", lanes, 8, 8).tolist() == [k ^ 8 if k & 8 else k for k in range(32)]  # earlier groups can be reached
+    assert taken_from("from", lanes, 9, 8).tolist() == [k // 8 * 8 + 1 for k in range(32)]
+
+
+def sums(dtype: str = "float32") -> Any:
+    """A sum over a warp by halves, in a Python loop."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((4, 128), dtype), C: T.Tensor((4, 4), dtype)):
+        with T.Kernel(4, threads=128) as b:
+            with T.Scale("warp") as (w, n), T.Scale("thread") as (lane, m):
+                s = T.alloc_var(dtype)
+                s = A[b, w * 32 + lane]
+                for d in (16, 8, 4, 2, 1):
+                    s = s + T.shfl_down(s, d)
+                if lane == 0:
+                    C[b, w] = s
+
+    return kernel
+
+
+def test_a_sum_over_a_warp():
+    args = {"A": data((4, 128), "float32", 1), "C": empty((4, 4), "float32")}
+    agree(sums(), args)
+    out = args["C"].copy()
+    run(sums())(args["A"].copy(), out)
+    assert np.abs(out - args["A"].reshape(4, 4, 32).sum(-1)).max() < 1e-5
+
+
+def halves(first: int = 1, count: int = 128, told: bool = True) -> Any:
+    """Each half of a block's warps passes on what it wrote among itself; the whole block then reads all."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "int32"), C: T.Tensor((2, 256), "int32")):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((256,), "int32")
+            with T.Scale("thread") as (t, n):
+                s[t] = A[t] + 1
+                if t < 128:
+                    if told:
+                        T.sync_threads(first, count)
+                    C[0, t] = s[127 - t]
+                else:
+                    if told:
+                        T.sync_threads(first + 1, count)
+                    C[0, t] = s[383 - t]
+                T.sync_threads()
+                C[1, t] = s[255 - t]
+
+    return kernel
+
+
+@pytest.mark.parametrize("first", [1, 7, 13])
+def test_meetings_of_some_threads(first: int):
+    args = {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}
+    got = agree(halves(first), args, exact=True)["C"]
+    assert (got[1] == args["A"][::-1] + 1).all() and (got[0, :128] == args["A"][127::-1] + 1).all()
+    out = args["C"].copy()
+    run(halves(first))(args["A"].copy(), out)
+    assert (out == got).all()
+
+
+def test_numbers_that_the_kernel_uses_itself():
+    """Warpgroups meet at barriers of their own; the author's get others."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), "int32"), C: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=256):
+            s = T.alloc_shared((256,), "int32")
+            with T.Scale("warpgroup") as (w, n):
+                for i in T.Parallel(128):
+                    s[w * 128 + i] = A[w * 128 + i]
+                T.sync_threads(1, 256)
+                for i in T.Parallel(128):
+                    C[w * 128 + i] = s[255 - w * 128 - i]
+
+    text = print_kernel(lowered(kernel)[0]).text
+    assert "ts::named_barrier(3, 256);  // T.sync_threads(1, 256)" in text, text
+    got = agree(kernel, {"A": data((256,), "int32", 1), "C": empty((256,), "int32")}, exact=True)
+    assert "named_barrier(7, 128)" in print_kernel(lowered(halves(7))[0]).text and got["C"].any()
+
+
+def test_a_missing_meeting_is_found():
+    args = {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}
+    with pytest.raises(emulate.EmulationError, match="race in"):
+        emulate.launch(halves(told=False), args)
+    report = halves(told=False).check(args=args, seeds=2)
+    assert any(f.kind == "race" for f in report.findings) and halves().check(args=args, seeds=2), report
+
+
+def test_who_does_not_come_is_missed():
+    @T.prim_func
+    def few(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            with T.Scale("thread") as (t, n):
+                if t < 32:
+                    T.sync_threads(1, 64)
+
+    @T.prim_func
+    def lanes(A: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            with T.Scale("thread") as (t, n):
+                if t < 8:
+                    A[t] = T.shfl_xor(t, 1)
+
+    args = {"A": data((64,), "int32", 1)}
+    for kernel, text in ((few, "T.sync_threads"), (lanes, "24 lanes of warp 0 at T.shfl_xor")):
+        report = kernel.check(args=args, seeds=1)
+        assert any(f.kind == "deadlock" and text in str(f) for f in report.findings), report
+    with pytest.raises(emulate.EmulationError, match="no role of the block can go on|meet"):
+        emulate.launch(few, args)
+    with pytest.raises(emulate.EmulationError, match="a shuffle in part of a warp"):
+        emulate.launch(lanes, args)
+
+
+def test_a_warp_meets():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "int32"), C: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((64,), "int32")
+            with T.Scale("thread") as (t, n):
+                s[t] = A[t]
+                T.sync_warp()
+                C[t] = s[t // 32 * 32 + 31 - t % 32]
+
+    args = {"A": data((64,), "int32", 1), "C": empty((64,), "int32")}
+    got = agree(kernel, args, exact=True)["C"]
+    out = args["C"].copy()
+    run(kernel)(args["A"].copy(), out)
+    assert "__syncwarp();" in print_kernel(lowered(kernel)[0]).text and (out == got).all() and kernel.check(args=args, seeds=3)
+
+
+def test_what_they_refuse():
+    def refuse(kind: Any, message: str, statement: Any, scale: str = "thread", **more: Any) -> None:
+        @T.prim_func
+        def kernel(A: T.Tensor((64,), "float32")):
+            with T.Kernel(1, threads=128):
+                with T.Scale(scale) as (i, n):
+                    statement(A, i)
+
+        with refused(kind, message, **more):
+            kernel.trace()
+
+    refuse(TileSyntaxError, "T.shfl_xor is a thread's", lambda A, i: T.shfl_xor(i, 1), "warp", write='T.Scale("thread")')
+    refuse(TileValueError, "T.shfl_down by 32 lanes", lambda A, i: T.shfl_down(i, 32), at="T.shfl_down(i, 32)", expected="0 ≤ lanes < 32")
+    refuse(TileValueError, "T.shfl_sync with width=12", lambda A, i: T.shfl_sync(i, 1, 12), expected="1, 2, 4, 8, 16 or 32")
+    refuse(TileValueError, "T.shfl_up with mask=255", lambda A, i: T.shfl_up(i, 1, mask=255), expected="leave mask out")
+    refuse(TileTypeError, "a tile", lambda A, i: T.shfl_up(A, 1))
+    refuse(TileValueError, "T.sync_threads at barrier 16", lambda A, i: T.sync_threads(16), expected="0 ≤ barrier < 16")
+    refuse(TileValueError, "T.sync_threads of 48 threads", lambda A, i: T.sync_threads(1, 48), expected="a multiple of 32, at most the block's 128")
+    refuse(TileValueError, "T.sync_threads of 256 threads", lambda A, i: T.sync_threads(1, 256))
+    refuse(TileValueError, "T.sync_threads of 64 threads at barrier 0", lambda A, i: T.sync_threads(0, 64), write="T.sync_threads(1, 64)")
+    refuse(TileTypeError, "T.sync_threads with the barrier", lambda A, i: T.sync_threads(i), expected="a constant")
+    refuse(TileSyntaxError, "T.sync_warp is a thread's", lambda A, i: T.sync_warp(), "warpgroup")
+
+    @T.prim_func
+    def all_come(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128):
+            T.sync_threads(1, 64)
+
+    with refused(TileValueError, "of 64 threads where all 128 come", at="T.sync_threads(1, 64)", write='T.Scale("warpgroup")'):
+        all_come.trace()
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
+def test_nvcc_takes_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
+    for kernel in (shuffles("bfloat16"), shuffles("int8"), shuffles("float64"), halves()):
+        compiled(kernel, "sm_80")
