@@ -211,10 +211,7 @@ def _by_one(s: Any) -> dict[Any, list[str]]:
 def _width(rows: int, cols: int, bits: int, room: int) -> int:
     """Columns of a part: as many as fit, whole boxes that divide the fragment; 0 where there are none."""
     box = ROW * 8 // bits
-    wide = cols
-    while wide % box == 0 and wide * rows * bits // 8 > room:
-        wide //= 2
-    return wide if wide % box == 0 and cols % wide == 0 and wide > 0 else 0
+    return max((w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room), default=0)
 
 
 def _tile(name: str, rows: int, cols: int, dtype: str) -> Any:
