@@ -7,6 +7,7 @@ body is the kernel; calling it with tensors compiles it for their dtypes and con
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import gc
 import inspect
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from tilescale.language.funcs import PrimFunc
 
 _LATER = ("hip",)
-_EXPECTED = '"cpu", "cuda", "sim" or "auto"'
+_EXPECTED = '"cpu", "cuda" or "cuda:sm_90a", "sim" or "auto"'
+_NAMES = ("auto", "cpu", "sim", "cuda")
 
 
 def parse_target(target: Any) -> tuple[str, str]:
@@ -34,10 +36,13 @@ def parse_target(target: Any) -> tuple[str, str]:
         TileValueError: a target that this version does not have, by name.
     """
     words = ("auto" if target is None else str(target)).replace(" -arch=", ":").split() or [""]
-    name, _, arch = words[0].partition(":")
+    name, colon, arch = words[0].partition(":")
     name = {"llvm": "cpu", "c": "cpu"}.get(name, name)
-    if name not in ("auto", "cpu", "sim", "cuda", *_LATER) or (arch and name != "cuda"):
-        raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint='target="cpu"')
+    others = [w for w in words[1:] if not w.startswith("-")]
+    if name not in (*_NAMES, *_LATER) or (colon and (name != "cuda" or not arch)) or others:
+        close = ["cuda"] if name.lower() in ("gpu", "nvidia") else difflib.get_close_matches(name.lower(), _NAMES, 1, 0.5)
+        meant = f"{close[0] if close else 'cpu'}" if not colon or name != "cuda" else f"cuda:{others[0] if others else 'sm_90a'}"
+        raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint=f'target="{meant}"')
     if name in _LATER and comm_sim.here() is None:
         raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
     return name, arch

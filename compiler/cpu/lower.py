@@ -186,7 +186,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         loc = loc_of(getattr(node, "span", None))
         file, line = (loc.file, loc.line) if loc else ("", 0)
         clean = text.replace("|", "¦").replace("\n", " ")
-        entry = f"{kind}|{name}|{file}|{line}|{clean}"
+        entry = f"{kind}|{name.translate(_IN_NAMES)}|{file}|{line}|{clean}"
         if entry not in self.sites:
             self.sites.append(entry)
         return lit(self.sites.index(entry), "int32")
@@ -563,6 +563,10 @@ class Lowering(Scalars, ParallelLoops, Scales):
             body.append(tirx.BufferStore(out, widened(value, "int64"), [lit(axis, "int64")]))
         self.variables = saved
         return tirx.PrimFunc([args_ptr, out_ptr], seq([*body, _RETURN]), ret_type=_INT)
+
+
+#: what would end a name or its line in the table of sites, as `native/launch.c` knows it
+_IN_NAMES = {ord("\n"): "\x1e", ord("|"): "\x1f"}
 
 
 def _element(var: Any) -> str:

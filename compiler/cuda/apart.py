@@ -12,20 +12,24 @@ queue (`Apart.await_own`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tilescale.compiler.cuda import wgmma
 from tilescale.compiler.cuda.places import digit
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import Executor
+from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.products import flat, name_of, touched
-from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.passes.roles import calls, inside
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 WARP, WARPGROUP = 32, 128
+#: slots of a tile in registers whose computation takes long
+LARGE = 64
 
 
 def is_apart(program: Any, consumer: Any, threads: int) -> bool:
@@ -45,6 +49,7 @@ class Apart:
     executor: Executor
     analyzer: Any
     layouts: dict[Any, Any]
+    places: dict[Any, Any]
     stmt: Any
     bind_range: Any
     #: the warpgroup whose code is being made; None where all run the same
@@ -55,12 +60,17 @@ class Apart:
     turn: int = 0
     #: the products under way, and whether this warpgroup issued them
     flying: list[bool]
+    #: whether this warpgroup may have written shared memory since its last proxy fence
+    wrote: bool = True
+    #: the last large tile in registers that it computed since it last met others
+    computed: Any = None
 
     def apart(self, consumer: Any) -> Any:
         """A consumer's body, once for each warpgroup."""
         bodies = []
         for group in range(self.threads // WARPGROUP):
             self.group, self.flying, self.lane = group, [], tirx.Var("lane", "int32")
+            self.wrote, self.computed = True, None
             self.bind_range(self.lane, WARPGROUP)
             body = structural_map(consumer, (tirx.SeqStmt, lambda s: sequence(self.postponed(flat(s)))))
             bodies.append(sequence([tirx.Bind(self.lane, self.tid - self.group * WARPGROUP), self.stmt(body)]))
@@ -83,9 +93,10 @@ class Apart:
         return out
 
     def concerns(self, s: Any, ring: int) -> bool:
-        """Whether a statement may be this warpgroup's and read a stage of a ring, or is a token of it."""
-        if not isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.AllocBuffer, tirx.BufferStore)) and nest_of(s) is None:
-            return True
+        """Whether a statement has a part of this warpgroup's that reads a stage of a ring, or a token of it."""
+        inner = list(s.seq) if isinstance(s, tirx.SeqStmt) else inside(s)
+        if inner and nest_of(s) is None:
+            return any(self.concerns(x, ring) for x in inner)
         if name_of(s).startswith("ring_"):
             return int(s.value.attrs["ring"]) == ring
         if name_of(s) == "gemm" and not self.has(s.value.args[2]):
@@ -142,6 +153,31 @@ class Apart:
             if self.own(mine < int(shape[p.axis]) // p.unit) is False:
                 return True
         return False
+
+    def did(self, accesses: Sequence[Any], made: Any) -> None:
+        """A statement, with its accesses, stands behind what was made so far of this warpgroup's text."""
+        stores: list[Any] = []
+        if self.group is not None:
+            structural_walk(made, (tirx.BufferStore, stores.append))
+            structural_walk(made, (tirx.Evaluate, lambda s: stores.append(s) if isinstance(s.value, ir.Call) else None))
+        for a in accesses if stores else ():
+            if a.mode == "read":
+                continue
+            held = self.layouts.get(a.buffer)
+            if isinstance(held, Fragment) and held.slots >= LARGE and element_dtype(a.buffer) == "float32":
+                self.computed = a.buffer
+            self.wrote = self.wrote or not in_registers(a.buffer)
+
+    def before_meeting(self, proxy: bool) -> tuple[list[Any], bool]:
+        """What stands in front of a meeting, and whether it needs a proxy fence of this warpgroup's. ptxas moves arithmetic behind a
+        barrier, where others wait for it; in front of it it fills the time that this warpgroup waits. (Not while products are under way,
+        each of which would be awaited where a block ends.)"""
+        if self.group is None:
+            return [], proxy
+        held = None if self.computed is None else self.places[self.computed]
+        self.computed, fence = None, proxy and self.wrote
+        self.wrote = self.wrote and not fence
+        return [] if held is None or any(self.flying) else wgmma.computed(held), fence
 
     def has(self, tile: Any) -> bool:
         """Whether this warpgroup has a part of a tile."""

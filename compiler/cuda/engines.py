@@ -121,6 +121,8 @@ class Store:
     reduce: str = ""
     #: the number of its group among those that the thread has committed; 0: of none yet
     committed: int = 0
+    #: whether it has read what it stores; what it writes may come much later
+    read: bool = False
 
     def land(self) -> None:
         """What was stored is there."""
@@ -236,8 +238,10 @@ class Engines:
             raise EmulationError("a block ends while its products are under way")
         if any(arrived for key, (arrived, _) in self.turns.meetings.items() if key[0] is self):
             raise EmulationError("a block ends while threads are awaited at a named barrier")
-        if any(self.stores.values()):
-            raise EmulationError("a block ends while stores read its shared memory")
+        for s in (s for of in self.stores.values() for s in of):
+            if not s.read:
+                raise EmulationError("a block ends while stores read its shared memory")
+            s.land()
 
     # -- barriers -----------------------------------------------------------------------------------------------------
     def barrier(self, at: int) -> Barrier:
@@ -275,14 +279,17 @@ class Engines:
         for s in self.stores.get(issuer, []):
             s.committed = s.committed or number
 
-    def await_stores(self, issuer: int, pending: int) -> None:
-        """The stores of all but the last ``pending`` groups of a thread have read what they store."""
+    def await_stores(self, issuer: int, pending: int, complete: bool) -> None:
+        """The stores of all but the last ``pending`` groups of a thread have read what they store. What they write is there only where they
+        are to be ``complete``, or at the block's end."""
         last = self.committed.get(issuer, 0) - pending
         for s in [s for s in self.stores.get(issuer, []) if 0 < s.committed <= last]:
-            if not np.array_equal(self.arena.data[s.cells], s.seen):
+            if not s.read and not np.array_equal(self.arena.data[s.cells], s.seen):
                 raise EmulationError("shared memory was written while a store was reading it")
-            s.land()
-            self.stores[issuer].remove(s)
+            s.read = True
+            if complete:
+                s.land()
+                self.stores[issuer].remove(s)
 
     def fenced(self, cells: Any) -> None:
         """What threads wrote to ``cells`` is there for the asynchronous proxy."""
@@ -526,10 +533,10 @@ def bulk_commit(b: Any, m: Any) -> None:
         b.engines.commit_stores(int(who))
 
 
-def bulk_wait(pending: int) -> Callable[..., None]:
+def bulk_wait(pending: int, complete: bool) -> Callable[..., None]:
     def run(b: Any, m: Any) -> None:
         for who in np.flatnonzero(m):
-            b.engines.await_stores(int(who), pending)
+            b.engines.await_stores(int(who), pending, complete)
 
     return run
 
@@ -571,7 +578,7 @@ def product(name: str) -> Callable[..., None]:
             right = (int(one(mine, bb)), n, trans[1] == "1")
             left: Any = None
             if trans[0] == "r":
-                f = wgmma_a(16)
+                f = wgmma_a(8 * np.dtype(numerics.storage(dtypes[0])).itemsize)
                 index = np.indices(f.shape)
                 left = Held(a.memory.data, g * WARPGROUP + f.thread(*index), int(one(mine, a.index)) + f.slot(*index))
             else:
@@ -665,7 +672,7 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain == "ts::cp_async_wait":
         return lambda b, m: b.engines.copies.wait(b, m, int(number))
     if plain in ("ts::bulk_wait", "ts::bulk_wait_read"):
-        return bulk_wait(int(number))
+        return bulk_wait(int(number), plain == "ts::bulk_wait")
     if plain.startswith("ts::tma_reduce_"):
         return storing(plain.rpartition("_")[2])
     if plain == "ts::wgmma_wait":
@@ -675,8 +682,11 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
+        "ts::tma_prefetch": lambda b, m, *_: None,
         "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
+        "ts::fence_proxy_async_global": lambda b, m: None,  # stores land when they are awaited, which comes before threads' writes
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing, "ts::wgmma_read": _nothing,
+        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing, "ts::block_ends": _nothing,
+        "ts::wgmma_read": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

@@ -78,14 +78,16 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
 
 
 def _from_registers(call: Any, cx: Any) -> bool:
-    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no
-    product writes (accumulators have another order of slots)."""
+    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats (for wgmma of 8 bits too), as deep as whole
+    instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
     kind = instruction(call, cx.executor.threads, cx.program.arch)
-    if kind == "simt" or element_dtype(a.source) not in HALVES or call.attrs["trans_a"]:
+    narrow = kind == "wgmma" and bits_of(a.source) == 8
+    if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
-    return whole and not a.source.same_as(b.source) and extents(call)[2] % 16 == 0 and a.source not in cx.accumulators
+    deep = extents(call)[2] % dtypes.depth(bits_of(a.source)) == 0
+    return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
 def layouts(call: Any, cx: Any) -> list[list[Demand]]:
@@ -99,7 +101,8 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(call.args[0].source):
-                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across)), turn=f.turn)
+                own = wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(call.args[0].source))
+                held = replace(own, turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
     if instruction(call, threads, cx.uses.arch) == "mma":

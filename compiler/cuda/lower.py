@@ -18,6 +18,7 @@ from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.cuda.prefetch import asked_ahead
 from tilescale.compiler.cuda.ranks import Ranks
 from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
@@ -29,14 +30,14 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import promise
-from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import WIDTHS, Executor
-from tilescale.compiler.layout.loops import bits_of, element_dtype
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
-from tilescale.compiler.passes.gpu_schedule import REGISTERS
+from tilescale.compiler.passes.gpu_schedule import ASKING, REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
@@ -291,7 +292,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     def sync(self, scope: str, why: str, proxy: bool = False) -> Any:
         """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to the asynchronous proxy first;
         whoever starts an engine behind the meeting then comes after all of them (PTX ISA, "Memory Consistency Model", "Proxies")."""
-        ahead = [call("fence_proxy_async")] if proxy else []
+        ahead, proxy = self.before_meeting(proxy)
+        ahead += [call("fence_proxy_async")] if proxy else []
         if self.executor.threads == 1:
             return sequence(ahead) if ahead else NOTHING
         made: Any
@@ -375,10 +377,12 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         if self.dependent:  # setting up is what may go on before the launch in front has ended
             self.head += [*head, *_awaits_launches()]
             head = []
-        moved = REGISTERS[self.threads]
+        moved, asking = REGISTERS[self.threads], asked_ahead(producer.body, plan.rings)
+        if moved is not None and not asking.same_as(producer.body):
+            moved = ASKING.get(self.threads, moved)
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
-        fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
+        fills = sequence([self.stmt(asking), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
         rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
@@ -401,7 +405,10 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         op = base.find(s.value)
         if op is None:
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
-        return op.lower_cuda(s.value, self)
+        made = op.lower_cuda(s.value, self)
+        mine = [a for a in op.effects(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
+        self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
+        return made
 
     def _s_AllocBuffer(self, s: Any) -> Any:
         return self.allocate(s)
@@ -451,6 +458,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.variables[s.loop_var] = var
         self.bind_range(var, extent)
         unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
+        self.wrote = True  # in the round before, for all that is known
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
         dt = str(var.ty)
         count, head = widened(extent, dt), []

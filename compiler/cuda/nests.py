@@ -62,6 +62,7 @@ class NestLowering:
     strided: bool = False
     turned: Any
     own: Any
+    did: Any
     #: accesses that move as parts of vectors, each with the register that stands for it
     moved: list[tuple[Any, Any]]
     #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
@@ -82,9 +83,11 @@ class NestLowering:
             return self._strided(nest)
         with self.turned(loop.fragment.turn):
             try:
-                return self._looped(nest, loop)
+                made = self._looped(nest, loop)
             except _Irregular:
-                return self._laid_out(nest, loop)
+                made = self._laid_out(nest, loop)
+        self.did(nest.accesses, made)
+        return made
 
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:

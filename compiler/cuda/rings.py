@@ -9,7 +9,8 @@ returns at once).
 - What a consumer reads of a stage comes after TMA wrote it: complete_tx is a release of TMA's writes, and the wait acquires it.
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
   warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own. Reads
-  by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival.
+  by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival,
+  where it has made none since (passes/release_fences.py).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.passes.release_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
@@ -39,7 +41,7 @@ class Barriers:
         #: of one stage, all of its tiles
         self.bytes = 0
         #: whether threads read its tiles themselves, and not products alone
-        self.by_threads = ring.number in read_by_threads(cx.program)
+        self.by_threads = ring.number in read_by_threads(cx.program.func.body, cx.program.schedule.ring_of)
 
     def read_by(self, group: int | None) -> bool:
         """Whether the warpgroup whose code is being made reads the ring. One that does not neither waits nor arrives: a wait would keep
@@ -80,22 +82,6 @@ def rounds_of(program: Any) -> set[Any]:
     return found
 
 
-def read_by_threads(program: Any) -> set[int]:
-    """The numbers of the rings whose tiles threads read: element by element, by copies into registers, or by mma.sync."""
-    rings = program.schedule.ring_of
-    found: set[int] = set()
-
-    def operation(c: Any) -> None:
-        if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
-            found.update(rings[r.source] for r in c.args[:2] if r.source in rings)
-        if c.op.name == "ts.gemm_sp" and c.args[4].source in rings:  # the places go through registers
-            found.add(rings[c.args[4].source])
-
-    structural_walk(program.func.body, (ir.TensorLoad, lambda e: found.add(rings[e.source]) if e.source in rings else None))
-    structural_walk(program.func.body, (ir.Call, operation))
-    return found
-
-
 def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:
     return cx.barriers[int(token.attrs["ring"])], cx.scalar(token.args[0])
 
@@ -125,7 +111,7 @@ def release(cx: Any, token: Any) -> Any:
     if not b.read_by(cx.group):
         return sequence([])
     when: Any = tirx.const(True, "bool")
-    fence = [call("fence_proxy_async", span=token.span)] if b.by_threads else []
+    fence = [call("fence_proxy_async", span=token.span)] if b.by_threads and "fenced" not in token.attrs else []
     if len(token.args) > 1:  # the round before, where there was one (ops.ring.late_release)
         # counters are never negative, which makes the remainder cheap; a power of two is cheap in any case
         n, when = n - 1 if not b.depth & (b.depth - 1) else n + (b.depth - 1), cx.scalar(token.args[1])

@@ -34,6 +34,8 @@ def load(cx: Any, call: Any) -> Any:
     """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's share, into all of them."""
     src, dst = call.args[:2]
     shared = str(call.attrs.get("multicast", ""))
+    if "prefetch" in call.attrs:
+        return _asked(cx, call, shared)
     function, blocks = ("ts::tma_load_multicast", [cx.cluster_mask(shared)]) if shared else ("ts::tma_load", [])
     stage = cx.scalar(dst.region[0].min)
     full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
@@ -41,6 +43,14 @@ def load(cx: Any, call: Any) -> Any:
     for tile, name, coordinates in boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
         out.append(tirx.Evaluate(tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span))
     return sequence(out)
+
+
+def _asked(cx: Any, call: Any, shared: str) -> Any:
+    """A copy that only asks for its boxes into the L2 cache (cuda/prefetch.py)."""
+    src, dst = call.args[:2]
+    stage = tirx.IntImm("int32", 0)
+    asked = boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared)
+    return sequence([tirx.Evaluate(tirx.call_extern("void", "ts::tma_prefetch", name, *at), call.span) for _, name, at in asked])
 
 
 def store(cx: Any, call: Any) -> Any:
@@ -63,8 +73,11 @@ def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
 
 def await_stores(cx: Any, call: Any) -> Any:
     """The thread that issued the stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes
-    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else."""
-    wait = tirx.Evaluate(tirx.call_extern("void", "ts::bulk_wait_read<0>"), call.span)
+    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else. Where the stores are
+    to be complete, their writes are visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it makes behind
+    that releases them, and who meets it comes behind them."""
+    name = "ts::bulk_wait<0>" if int(call.attrs["complete"]) else "ts::bulk_wait_read<0>"
+    wait = tirx.Evaluate(tirx.call_extern("void", name), call.span)
     return tirx.IfThenElse(_issuer(cx), wait, None, call.span)
 
 

@@ -39,6 +39,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
         number = cx.analyzer.simplify(cx.thread() // WARPGROUP)
         skipped = cx.skips(held.layout, (m, n), cx.thread())
     cx.flying.append(not skipped)
+    cx.computed = cx.computed if skipped else None
     if skipped:
         return sequence([])
     if down * across > 1:
@@ -139,6 +140,12 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
         function, arena = f"ts::wgmma_read<{int(places.ty.shape[0])}>", at(cx.arena, tirx.IntImm("int32", 0))
         out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(places), arena), span))
     return sequence(out)
+
+
+def computed(held: Any) -> list[Any]:
+    """What keeps everything that follows behind the computation of a tile in registers."""
+    named = tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf))
+    return [tirx.Evaluate(named), _plain("block_ends", None)]
 
 
 def turned(cx: Any, what: str, span: Any) -> Any:

@@ -14,9 +14,9 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
-from tilescale.compiler.frontend.values import Buffer, as_expr, constant, symbol_expr
+from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, dtype_of, symbol_expr
 from tilescale.compiler.ir.multiples import promise
-from tilescale.compiler.tvm_compat import ir, structural_map, tirx
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
 from tilescale.language.funcs import PrimFunc, parameter_loc
@@ -300,6 +300,8 @@ class translated:
                 loc=loc,
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
+        if isinstance(error, AttributeError) and (said := _no_attribute(error)) is not None:
+            raise TileTypeError(said[0], loc=loc, expected=said[1], hint=said[2]) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
             if re.search(r"must be real number, not \w+$|loop of ufunc does not support argument", message):
                 raise TileTypeError(
@@ -308,6 +310,22 @@ class translated:
                     hint="the language's own, such as T.exp, T.sqrt, T.max",
                 ) from error
             raise TileTypeError(message, loc=loc, hint=_keyword_hint(message)) from error
+
+
+def _no_attribute(error: AttributeError) -> tuple[str, str, str | None] | None:
+    """What a value of the kernel is asked for and does not have, in words that its author knows; None where it is no such value."""
+    obj, name = error.obj, error.name
+    if isinstance(obj, (Buffer, Region, Variable)):
+        what = f"{obj.name}, a part of {obj.buffer.name}," if isinstance(obj, Region) and obj.name != obj.buffer.name else obj.name
+        has = [n for n in ("shape", "dtype", "ndim", "name") if hasattr(obj, n)]
+    elif is_expr(obj):
+        what, has = f"a value of {dtype_of(obj)}", []
+    else:
+        return None
+    close = difflib.get_close_matches(str(name), has, 1)
+    word = getattr(language, str(name), None) if str(name) in language.__all__ else None
+    hint = f".{close[0]}" if close else f"T.{name}(…)" if word is not None else None
+    return f"{what} has no {name!r}", ", ".join(has) or "arithmetic, comparisons and the functions of T", hint
 
 
 def _from_tvm(error: BaseException) -> bool:

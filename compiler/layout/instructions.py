@@ -69,15 +69,15 @@ def accumulator(m: int, n: int, warpgroups: tuple[int, int]) -> Fragment:
     return own.repeated(0, down, "thread").repeated(1, across, "thread")
 
 
-def wgmma_operand(m: int, k: int, warpgroups: tuple[int, int]) -> Fragment:
+def wgmma_operand(m: int, k: int, warpgroups: tuple[int, int], bits: int = 16) -> Fragment:
     """A of such a product from registers: every warpgroup of a row of them has the whole depth of its rows. For 16-bit elements a thread's
     slots are those of an accumulator of the same shape, so that one becomes the other without a shuffle.
 
     Raises:
-        TileValueError: the parts are no multiples of 64 rows, or the depth none of 16.
+        TileValueError: the parts are no multiples of 64 rows, or the depth none of 256 bits.
     """
-    down, across = warpgroups
-    if m % (64 * down) or k % 16:
-        raise TileValueError(f"an operand of {m} × {k} on {down} × {across} warpgroups", expected="64·i rows each, 16·j columns")
-    own = wgmma_a(16).repeated(1, k // 16).repeated(0, m // (64 * down))
+    (down, across), each = warpgroups, 256 // bits
+    if m % (64 * down) or k % each:
+        raise TileValueError(f"an operand of {m} × {k} on {down} × {across} warpgroups", expected=f"64·i rows each, {each}·j columns")
+    own = wgmma_a(bits).repeated(1, k // each).repeated(0, m // (64 * down))
     return own.repeated(0, down, "thread").copied(across)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.values import as_expr
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, dtype_of, to_expr
 from tilescale.compiler.ops.base import Access, TileOp, emit, register
 from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import TileTypeError
 
 
 def device_assert(condition: Any, msg: str = "") -> None:
-    """Fails the launch, naming this line and ``msg``, where ``condition`` does not hold."""
-    test = as_expr(condition, "bool")
+    """Fails the launch, naming this line and ``msg``, where ``condition`` does not hold: a comparison, or an integer that is zero.
+
+    Raises:
+        TileTypeError: a float, of which it is not clear which values should hold, or a message that is no text.
+    """
+    loc = source.current()
+    if not isinstance(msg, str):
+        raise TileTypeError(f"T.device_assert's message is {msg}", loc=loc, expected="a condition, then a text")
+    test = to_expr(condition, "a condition")
+    dtype = str(dtype_of(test))
+    if "float" in dtype:
+        raise TileTypeError(f"T.device_assert of a {dtype}", loc=loc, expected="a comparison", hint=f"T.device_assert({condition} != 0.0)")
+    test = as_expr(test, "bool")
     test = test if str(test.ty) == "bool" else tirx.NE(test, tirx.const(0, str(test.ty)))
     emit("assert", [test, ir.StringImm(str(msg))])
 

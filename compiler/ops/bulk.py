@@ -1,4 +1,4 @@
-"""Stores by TMA (scheduled level of a GPU only): the wait in front of the next use of the memory that they read."""
+"""Stores by TMA (scheduled level of a GPU only): the wait in front of the next use of the memory that they read, or of what they wrote."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from tilescale.compiler.ops.base import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def await_stores(tile: Any, span: Any) -> Any:
-    """``ts.await_stores(tile)``: every ``T.copy`` by TMA out of ``tile`` that was issued before has read it; the tile may be written."""
-    return tirx.Evaluate(ir.Call("ts.await_stores", [tile], attrs={"executor": "block"}, ret_ty=VOID, span=span), span)
+def await_stores(tile: Any, span: Any, complete: bool = False) -> Any:
+    """``ts.await_stores(tile)``: every ``T.copy`` by TMA out of ``tile`` that was issued before has read it; the tile may be written.
+    ``complete``: those of all tiles have written what they store too, and what follows comes behind that."""
+    attrs = {"executor": "block", "complete": int(complete)}
+    return tirx.Evaluate(ir.Call("ts.await_stores", [tile], attrs=attrs, ret_ty=VOID, span=span), span)
+
+
+def fence_writes(span: Any) -> Any:
+    """``ts.fence_writes()``: what threads wrote to tensors comes before what TMA stores there behind their next meeting."""
+    return tirx.Evaluate(ir.Call("ts.fence_writes", [], attrs={"executor": "block"}, ret_ty=VOID, span=span), span)
 
 
 @register
@@ -30,4 +37,19 @@ class AwaitStores(TileOp):
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights
 
-        return lambda ex: flights.wait(ex, flights.STORE)
+        complete = bool(int(call.attrs["complete"]))
+        return lambda ex: flights.wait(ex, flights.STORE, complete=complete)
+
+
+@register
+class FenceWrites(TileOp):
+    name = "fence_writes"
+
+    def effects(self, call: Any) -> list[Access]:
+        return []
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fence_proxy_async_global"), call.span)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        return lambda ex: None  # one statement of an executor follows the other there

@@ -113,6 +113,13 @@ def gemm(
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
 
+def accumulated(c: Any, clears: Any, later: bool = False) -> list[Access]:
+    """What a product does to what it is added to: it is read unless it starts from zero, and written. ``later``: not at once."""
+    when = None if constant(clears) is not None else tirx.Not(clears)
+    held = [] if constant(clears) else [Access(c, "read", asynchronous=later, when=when)]
+    return [*held, Access(c, "write", asynchronous=later)]
+
+
 @register
 class Gemm(TileOp):
     name = "gemm"
@@ -120,13 +127,11 @@ class Gemm(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c = call.args[:3]
-        clears = call.args[3]  # what C holds is read unless it starts from zero
+        clears = call.args[3]
         later = call.attrs is not None and "wgmma" in call.attrs  # by wgmma: complete where it is awaited
         engines = ["async" if later and r.source.ty.storage_scope.startswith("shared") else "" for r in (a, b)]
-        when = None if constant(clears) is not None else tirx.Not(clears)
-        held = [] if constant(clears) else [Access(c, "read", asynchronous=later, when=when)]
         reads = [Access(r, "read", asynchronous=later, proxy=engine) for r, engine in zip((a, b), engines, strict=True)]
-        return [*reads, *held, Access(c, "write", asynchronous=later)]
+        return [*reads, *accumulated(c, clears, later)]
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         from tilescale.compiler.cuda.gemm import stage

@@ -11,7 +11,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import as_expr, constant
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, region, register, show
-from tilescale.compiler.ops.gemm import GemmWarpPolicy, check_operands, warp_policy
+from tilescale.compiler.ops.gemm import GemmWarpPolicy, accumulated, check_operands, warp_policy
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -80,12 +80,8 @@ class GemmSp(TileOp):
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args
         later = "wgmma" in call.attrs  # by wgmma, which has the places in registers: complete where it is awaited
-        engine = "async" if later else ""
-        held = [] if constant(clears) else [
-            Access(c, "read", asynchronous=later, when=None if constant(clears) is not None else tirx.Not(clears))
-        ]  # fmt: skip
-        reads = [Access(r, "read", asynchronous=later, proxy=engine) for r in (a, b)]
-        return [*reads, Access(e, "read"), *held, Access(c, "write", asynchronous=later)]
+        reads = [Access(r, "read", asynchronous=later, proxy="async" if later else "") for r in (a, b)]
+        return [*reads, Access(e, "read"), *accumulated(c, clears, later)]
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         from tilescale.compiler.cuda.gemm_sp import stage

@@ -72,9 +72,11 @@ def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> 
 
     def coordinates(variables: list[Any]) -> Any:
         flat, out = variables[0], []
-        for e in reversed(extents):
+        for e in reversed(extents[1:]):
             out.append(binary("%", flat, e))
             flat = binary("//", flat, e)
+        # The outermost needs no remainder: between numbers it says that the tile lies inside, elsewhere it costs TVM minutes.
+        out.append(flat if constant(extents[0]) is None else binary("%", flat, extents[0]))
         out.reverse()
         return tuple(out) if len(out) > 1 else out[0]
 

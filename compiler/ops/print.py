@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, to_expr
 from tilescale.compiler.ops.base import Access, TileOp, emit, register
 from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import TileTypeError
 
 #: dtype → the runtime's number: DLPack's code × 256 + bits
 CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6, "float8_e4m3fn": 10, "float8_e5m2": 12}
@@ -24,17 +26,32 @@ def dtype_code(dtype: str) -> int:
 
 
 def print(obj: Any, msg: str = "") -> None:  # the language's name
-    """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is its label."""
+    """Prints a scalar or a whole tile, once for each executor, with its rank and block in front; ``msg`` is its label. A text alone is
+    printed as it is.
+
+    Raises:
+        TileTypeError: a label that is no text, also where the two are given the other way round.
+    """
+    if not isinstance(msg, str):
+        shown = getattr(msg, "name", str(msg))
+        swapped = isinstance(obj, str)
+        raise TileTypeError(
+            f"T.print's label is {shown}", loc=source.current(), expected="what is shown, then a text",
+            hint=f'T.print({shown}, "{obj}")' if swapped else f'T.print({getattr(obj, "name", obj)}, "…")',
+        )  # fmt: skip
+    if isinstance(obj, str) and msg:
+        hint = f'T.print("{msg}: {obj}")'
+        raise TileTypeError("T.print of two texts", loc=source.current(), expected="what is shown, then a text", hint=hint)
     if isinstance(obj, (Buffer, Region)):
         region = obj if isinstance(obj, Region) else obj.whole()
-        emit("print", [region.ir()], {"msg": str(msg) or region.name, "dropped": [int(d) for d in region.dropped]})
+        emit("print", [region.ir()], {"msg": msg or region.name, "dropped": [int(d) for d in region.dropped]})
         return
     if isinstance(obj, str):
         emit("print", [ir.StringImm(obj)], {"msg": obj})
         return
     name = obj.name if isinstance(obj, Variable) else ""
     value = as_expr(obj, "float32" if isinstance(to_expr(obj), float) else "int32")
-    emit("print", [value], {"msg": str(msg) or name or str(value)})
+    emit("print", [value], {"msg": msg or name or str(value)})
 
 
 @register

@@ -23,7 +23,7 @@ LIMITS = {70: 96 << 10, 72: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10,
           100: 227 << 10, 120: 99 << 10}  # fmt: skip
 ALIGN = 16
 #: what TMA asks of a place in shared memory (PTX ISA, "cp.async.bulk.tensor")
-TMA = 128
+TMA_ALIGN = 128
 #: bytes up to which a tile keeps a place of its own
 SMALL = 1024
 
@@ -108,7 +108,7 @@ class _Lifetimes:
         self.inside[s.buffer] = len(self.open)
         if staged:
             self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
-            self.tiles[s.buffer].align = max(align, TMA)
+            self.tiles[s.buffer].align = max(align, TMA_ALIGN)
         # others may reach a signal from the first statement to the last, and a tile that engines copy between blocks
         if s.buffer in self.put or s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)

@@ -21,18 +21,16 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ir.multiples import is_multiple
-from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
-from tilescale.compiler.passes import annotated
+from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
-from tilescale.compiler.passes.gpu_store import MOST_AXES, tma_stores
+from tilescale.compiler.passes.gpu_store import tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
@@ -45,6 +43,8 @@ FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: the same where the producer asks ahead for what it will copy
+ASKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 #: columns of a product that mma.sync does as well where its left operand lies in registers
 NARROW = 16
 #: bytes of shared memory beside the tiles: barriers
@@ -124,11 +124,10 @@ def _depth(limit: int, one: Any) -> int:
 
 
 def _scheduled(program: Any, depth: int) -> Any:
-    params = {p.var for p in program.params}
     written = written_buffers(program)
 
     def alone(call: Any) -> bool:
-        return call.args[0].source not in written and _unfit_copy(call, params, list(call.args[1].source.ty.shape)) is None
+        return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape)) is None
 
     return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone)
 
@@ -171,47 +170,21 @@ def _check_place(program: Any) -> None:
 
 def _check_copies(program: Any) -> None:
     """Every fill of a ring is a copy that TMA can do."""
-    params = {p.var for p in program.params}
     for call in splitting.calls(program.func.body):
         if call.op.name == "ts.copy" and "ring" in call.attrs:
-            if why := _unfit_copy(call, params, list(call.args[1].source.ty.shape[1:])):
+            if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:])):
                 raise Unfit(why, call)
 
 
-def _unfit_copy(call: Any, params: set[Any], extents: list[Any]) -> str | None:
+def _unfit_copy(call: Any, params: Any, extents: list[Any]) -> str | None:
     """Why TMA cannot make a copy into a tile of these extents; None where it can."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
-    if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
+    if str(call.attrs["side"]):
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
         return f"the copy of {name} changes the dtype"
-    shape = list(var.ty.shape)
-    if len(shape) > MOST_AXES or list(var.ty.strides):
-        return f"{name} has {len(shape)} axes or strides of its own"
-    axes, tile = long_axes(src), [int(e) for e in extents]
-    if len(tile) == 1:
-        return _unfit_vector(src, axes, tile[0])
-    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(src.region[k].extent) for k in axes] != tile:
-        return f"the tile of {name} is no matrix of whole rows"
-    each = 16 * 8 // bits_of(var)
-    if not is_multiple(shape[-1], each):
-        how = "" if constant(shape[-1]) is not None else f" (T.dynamic(…, multiple_of={each}) promises it)"
-        return f"rows of {name} are not known to be a multiple of 16 bytes{how}"
-    if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32 and tile[1] * bits_of(var) != 128:
-        return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
-    return None
-
-
-def _unfit_vector(src: Any, axes: list[int], count: int) -> str | None:
-    """Why TMA cannot copy a part of one row, without a swizzle; None where it can. A stage begins at a multiple of 128 bytes."""
-    var, shape = src.source, list(src.source.ty.shape)
-    row = constant(shape[-1])
-    if axes != [len(shape) - 1] or constant(src.region[-1].extent) != count:
-        return f"the tile of {var.name} is no part of a row"
-    if row is None or row * bits_of(var) // 8 % 16:
-        return f"rows of {var.name} are not known to be a multiple of 16 bytes"
-    return None if count <= 256 and count * bits_of(var) // 8 % 128 == 0 else f"a tile of {count} numbers is no 128·k bytes"
+    return boxes.unfit(src, [int(e) for e in extents], params)
 
 
 def _check_readers(program: Any) -> None:
@@ -264,7 +237,7 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
             return f"{what} of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
-        if in_registers(r.source) and bits_of(r.source) != 16:
+        if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
     if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):

@@ -93,10 +93,13 @@ def gpu_stage(program: Any, arch: str) -> Any:
 
 
 def _named(e: Any, node: Any, ex: Executor) -> tuple[list[Any], Any]:
-    """A condition or an extent that reads a tile in registers, as a name bound in front."""
+    """A condition that reads a tile in registers, or an extent that reads anything, as a name bound in front: C evaluates an extent anew
+    in every round, and the loop may change what it reads."""
     found: list[Any] = []
+    loop = isinstance(node, tirx.For)
+    held = ("local", "local.fragment")
     if not isinstance(e, int):
-        structural_walk(e, (ir.TensorLoad, lambda x: found.append(x) if x.source.ty.storage_scope in ("local", "local.fragment") else None))
+        structural_walk(e, (ir.TensorLoad, lambda x: found.append(x) if loop or x.source.ty.storage_scope in held else None))
     if not found:
         return [], e
     var = tirx.Var("value", e.ty)

@@ -12,106 +12,100 @@ lies there (PTX ISA 9.0, "cp.reduce.async.bulk.tensor").
 The fences between these follow from their effects (passes/fences.py), the one in front of TMA's read with a proxy fence. The tile takes
 what the ring leaves of shared memory; where that is not one box wide, and where TMA cannot store the tensor, threads store directly.
 
-TMA's writes are not the threads' own: nothing orders them before a later access of this kernel but a wait for the whole store, so only
-tensors that the kernel touches nowhere else go this way, and kernels that tell no one anything. At the kernel's end all are visible.
+TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole store, and at the kernel's end
+all are visible. So only tensors that the kernel never reads go this way, in kernels that tell other ranks nothing and meet no other blocks.
+Such a wait stands in front of an atomic update by the block's first thread, which tells blocks of what came before it, in front of what
+threads write to the same tensor, and in front of a store that may touch what another statement stores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.multiples import is_multiple
+from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes, nest_of
+from tilescale.compiler.ir.rewrite import rebuild
+from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.ops import base
-from tilescale.compiler.ops.bulk import await_stores
+from tilescale.compiler.ops.bulk import await_stores, fence_writes
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
+from tilescale.compiler.passes import boxes
+from tilescale.compiler.passes.early_waits import awaited_early
 from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
-from tilescale.compiler.passes.products import flat, name_of, touched
-from tilescale.compiler.passes.roles import meets, polls, releases
-from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.compiler.passes.products import name_of, touched
+from tilescale.compiler.passes.roles import calls, meets
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 #: bytes of a box's row: the widest swizzle
 ROW = 128
-#: axes of a tensor that TMA can copy
-MOST_AXES = 5
 
 
 def tma_stores(program: Any, room: int) -> Any:
-    """The program with the results that TMA can store staged, in at most ``room`` bytes of shared memory each."""
-    body = program.func.body
-    tensors, names = _touched(body), _names(body)
-    if any(_tells(s) and not _fits(s.value, program, tensors, names) for s in _operations(body)):
+    """The program with the results that TMA can store staged, in ``room`` bytes of shared memory at most."""
+    if any(_tells_others(c) for c in calls(program.func.body)):
         return program
-    staged: dict[Any, Any] = {}
-
-    def store(s: Any) -> Any:
-        call = s.value
-        if not _fits(call, program, tensors, names):
-            return s
-        src, dst = _ends(call)
-        rows, cols = (int(e) for e in src.source.ty.shape)
-        kind = element_dtype(dst.source)
-        wide = _width(rows, cols, bits_of(dst.source), room)
-        if not wide or wide < cols and call.op.name == "ts.atomic":
-            return s  # parts of an update would wait for one another in the middle of a loop
-        tile = staged.setdefault((rows, wide, kind), _tile(dst.source.name, rows, wide, kind))
-        return sequence(list(_parts(call, tile, cols // wide, wide)))
-
-    body = structural_map(body, (tirx.Evaluate, lambda s: store(s) if isinstance(s.value, ir.Call) else s))
-    if not staged:
+    every = Executor("block", program.launch.threads)
+    statements = list(walk(program.func.body, every))
+    writers, names = _writers(program, [s for s, _ in statements]), {s.var: s.value for s, _ in statements if isinstance(s, tirx.Bind)}
+    tiles: dict[Any, Any] = {}
+    staged: dict[Any, Any] = {}  # statement → the tile that it goes through
+    for s, _ in statements:
+        if isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call) and _fits(s.value, program, writers, names):
+            if (tile := _staging(s.value, tiles, room)) is not None:
+                staged[s] = tile
+    if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
         return program
-    body = structural_map(body, (tirx.For, lambda f: _awaited_early(f, set(staged.values()))))
-    return program.with_body(_around(body, list(staged.values())))
+    body = rebuild(program.func.body, every, lambda s, ex: _in_order(s, staged, writers))
+    body = structural_map(body, (tirx.For, lambda f: awaited_early(f, set(tiles.values()))))
+    return program.with_body(_around(body, list(tiles.values())))
 
 
-def _awaited_early(loop: Any, staged: set[Any]) -> Any:
-    """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
-    the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
-    Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
-    if not isinstance(loop.body, tirx.SeqStmt) or nest_of(loop) is not None:
-        return loop
-    stmts, outside = flat(loop.body), []
-    for s in list(stmts):
-        tile = s.value.args[0].source if name_of(s) == "await_stores" else None
-        if tile not in staged or sum(name_of(x) == "await_stores" and x.value.args[0].source.same_as(tile) for x in stmts) > 1:
-            continue
-        k = stmts.index(s)
-        end = next(i for i in reversed(range(len(stmts))) if _uses(stmts[i], tile)) + 1
-        turned = stmts[end:] + stmts[:k]  # from the last use of the tile to the next
-        for at in reversed(range(len(turned))):
-            written = {b for b in touched(turned[at])[1] if b.ty.storage_scope == "shared"}
-            if written and any(written & touched(x)[0] for x in turned[at + 1 :]):
-                place = turned[at]
-                break
-        else:
-            continue
-        if any(x is place for x in stmts[end:]):
-            outside.append(s)
-        stmts = [x for x in stmts if x is not s]
-        stmts.insert(next(i for i, x in enumerate(stmts) if x is place), s)
-    made = sequence(stmts)
-    notes = dict(loop.annotations or {})
-    return sequence([*outside, tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, made, annotations=notes, span=loop.span)])
+def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> list[Any] | None:
+    """What a statement becomes: parts that TMA stores, or itself behind the stores before it; None where none of them matter to it."""
+    if s in staged:
+        to = _ends(s.value)[1]
+        others = [x for x in writers[to.source] if not x.same_as(s) and x in staged]
+        free = name_of(s) == "atomic" or all(_apart(to, _ends(x.value)[1]) for x in others)  # updates may come in any order
+        return [*([] if free else [await_stores(whole(staged[s]), s.span, complete=True)]), *_parts(s.value, staged[s])]
+    if _updates(s):
+        return [await_stores(whole(next(iter(staged.values()))), s.span, complete=True), s]
+    for other, tile in staged.items():
+        if any(s.same_as(x) for x in writers[_ends(other.value)[1].source]):
+            return [await_stores(whole(tile), s.span, complete=True), s, fence_writes(s.span)]
+    return None
 
 
-def _uses(s: Any, buffer: Any) -> bool:
-    return any(buffer in found for found in touched(s))
+def _tells_others(call: Any) -> bool:
+    """Whether a call meets other blocks, or signals."""
+    return meets(call) or call.op.name == "ts.signal" or call.op.name == "ts.copy" and len(call.args) > 3
 
 
-def _operations(body: Any) -> list[Any]:
-    found: list[Any] = []
-    structural_walk(body, (tirx.Evaluate, lambda s: found.append(s) if base.find(s.value) is not None else None))
-    structural_walk(body, (tirx.Bind, lambda s: found.append(s) if base.find(s.value) is not None else None))
-    return found
+def _updates(s: Any) -> list[Any]:
+    """The atomic updates of tensors in a statement, loads aside, which tell nobody anything."""
+    if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
+        return []  # those inside are statements of their own
+    found = [c for c in calls(s) if c.op.name == "ts.atomic" and str(c.attrs["kind"]) != "load"]
+    return [c for c in found if c.args[0].source.ty.storage_scope.startswith("global")]
 
 
-def _tells(s: Any) -> bool:
-    """Whether others may learn by an operation what the block did before it."""
-    return meets(s.value) or polls(s.value) or releases(s)
+def _alone(s: Any, ex: Executor) -> bool:
+    """Whether the block's first thread makes a statement's atomic updates, which is the one that issues and awaits stores."""
+    single = all(constant(r.extent) == 1 for c in _updates(s) for r in c.args[0].region)
+    return single and ex.name == "block" and isinstance(s, (tirx.Evaluate, tirx.Bind))
+
+
+def _apart(a: Any, b: Any) -> bool:
+    """Whether two regions of a tensor are known to have no element in common: along some axis one ends before the other begins."""
+    analyzer = sym.Analyzer()
+    for x, y in zip(a.region, b.region, strict=True):
+        distance, first, second = constant(analyzer.simplify(y.min - x.min)), constant(x.extent), constant(y.extent)
+        if None not in (distance, first, second) and (distance >= first or -distance >= second):
+            return True
+    return False
 
 
 def _ends(call: Any) -> tuple[Any, Any]:
@@ -127,7 +121,7 @@ def _leaves(call: Any) -> bool:
     return call.op.name == "ts.copy" and not str(call.attrs["side"]) and "ring" not in call.attrs and len(call.args) <= 3
 
 
-def _fits(call: Any, program: Any, tensors: dict[Any, list[str]], names: dict[Any, Any]) -> bool:
+def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:
     """Whether a call takes a whole fragment to where TMA can store it. ``names``: what names stand for."""
     if not _leaves(call):
         return False
@@ -135,77 +129,48 @@ def _fits(call: Any, program: Any, tensors: dict[Any, list[str]], names: dict[An
     var = dst.source
     if not (in_registers(src.source) and is_whole(src) and len(src.source.ty.shape) == 2):
         return False
-    if all(not p.var.same_as(var) for p in program.params) or var.ty.storage_scope != "global":
+    kinds = {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}
+    if call.op.name not in kinds or str(call.attrs["executor"]) != "block":
         return False
-    if tensors[var] not in ([call.op.name], ["ts.atomic"] * len(tensors[var])):
+    if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
         return False
-    shape, axes = list(var.ty.shape), long_axes(dst)
-    tile = [int(e) for e in src.source.ty.shape]
-    return (
-        len(shape) <= MOST_AXES
-        and not list(var.ty.strides)
-        and str(call.attrs["executor"]) == "block"
-        and len(axes) == 2
-        and axes[-1] == len(shape) - 1
-        and [constant(dst.region[k].extent) for k in axes] == tile
-        and is_multiple(shape[-1], 16 * 8 // bits_of(var))
-        and bits_of(var) >= 8
-        and tile[0] % 8 == 0
-        and is_multiple(_spelt_out(dst.region[axes[-1]].min, names), 16 * 8 // bits_of(var))
-    )
+    return is_multiple(spelt_out(dst.region[-1].min, names), boxes.CHUNK * 8 // bits_of(var))
 
 
-def _names(body: Any) -> dict[Any, Any]:
-    """What names are bound to."""
-    found: dict[Any, Any] = {}
-    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
-    return found
+def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
+    """The tensors that a kernel writes or updates, not both, and reads nowhere, each with the statements that do."""
+    found: dict[Any, list[Any]] = {}
+    modes: dict[Any, set[str]] = {}
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: modes.setdefault(s.data.args[0], set()).add("viewed")))
+    for s in statements:
+        effects: list[tuple[Any, str]] = []
+        if isinstance(s, (tirx.For, tirx.While, tirx.IfThenElse)) and nest_of(s) is None:
+            effects = [(r.buffer, r.mode) for r in scalar_reads(s)]
+        else:
+            read, written = touched(s)
+            updated = {c.args[0].source for c in calls(s) if c.op.name == "ts.atomic"}
+            effects = [*((b, "read") for b in read), *((b, "update" if b in updated else "write") for b in written | updated)]
+        for b, mode in effects:
+            modes.setdefault(b, set()).add(mode)
+            if mode != "read":
+                found.setdefault(b, []).append(s)
+    return {b: of for b, of in found.items() if modes[b] in ({"write"}, {"update"})}
 
 
-def _spelt_out(e: Any, names: dict[Any, Any]) -> Any:
-    from tilescale.compiler.cuda.vectors import spelt_out
-
-    return spelt_out(e, names)
-
-
-def _touched(s: Any) -> dict[Any, list[str]]:
-    """Which of a statement's operations touch each tensor; "" for what is none. Of two branches one is taken, so what they do alike counts
-    once."""
-    if isinstance(s, tirx.SeqStmt):
-        return _joined([_touched(x) for x in s.seq])
-    if isinstance(s, tirx.IfThenElse):
-        one, other = _touched(s.then_case), {} if s.else_case is None else _touched(s.else_case)
-        alike = {b for b in one if one[b] == other.get(b)}
-        return _joined([_by_one(tirx.Evaluate(s.condition)), one, {b: by for b, by in other.items() if b not in alike}])
-    if isinstance(s, tirx.AttrStmt) or isinstance(s, tirx.For) and nest_of(s) is None:
-        return _touched(s.body)
-    return _by_one(s)
-
-
-def _joined(parts: list[dict[Any, list[str]]]) -> dict[Any, list[str]]:
-    found: dict[Any, list[str]] = {}
-    for part in parts:
-        for b, by in part.items():
-            found.setdefault(b, []).extend(by)
-    return found
-
-
-def _by_one(s: Any) -> dict[Any, list[str]]:
-    found: dict[Any, list[str]] = {}
-
-    def one(buffer: Any, by: str = "") -> None:
-        found.setdefault(buffer, []).append(by)
-
-    def operation(c: Any) -> None:
-        op = base.find(c)
-        for buffer in {a.region.source for a in op.effects(c)} if op is not None else ():
-            one(buffer, c.op.name)
-
-    structural_walk(s, (ir.Call, operation))
-    structural_walk(s, (ir.TensorLoad, lambda e: one(e.source)))
-    structural_walk(s, (tirx.BufferStore, lambda x: one(x.buffer)))
-    structural_walk(s, (tirx.DeclBuffer, lambda x: one(x.data.args[0])))
-    return found
+def _staging(call: Any, tiles: dict[Any, Any], room: int) -> Any:
+    """The tile through which a result goes, one of ``tiles`` or a new one in what they leave of ``room``; None where it has no place."""
+    src, dst = _ends(call)
+    rows, cols = (int(e) for e in src.source.ty.shape)
+    kind, whole_rows = element_dtype(dst.source), call.op.name == "ts.atomic"  # parts of an update would wait for one another in a loop
+    for (high, wide, dtype), tile in tiles.items():
+        if (high, dtype) == (rows, kind) and cols % wide == 0 and (wide == cols or not whole_rows):
+            return tile
+    used = sum(prod(int(e) for e in t.ty.shape) * bits_of(t) // 8 for t in tiles.values())
+    wide = _width(rows, cols, bits_of(dst.source), room - used)
+    if not wide or whole_rows and wide < cols:
+        return None
+    tile = tirx.decl_buffer((rows, wide), kind, name=f"{dst.source.name}_staged", scope="shared", layout=None)
+    return tiles.setdefault((rows, wide, kind), tile)
 
 
 def _width(rows: int, cols: int, bits: int, room: int) -> int:
@@ -214,21 +179,17 @@ def _width(rows: int, cols: int, bits: int, room: int) -> int:
     return max((w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room), default=0)
 
 
-def _tile(name: str, rows: int, cols: int, dtype: str) -> Any:
-    return tirx.decl_buffer((rows, cols), dtype, name=f"{name}_staged", scope="shared", layout=None)
-
-
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
     number = lambda x: tirx.IntImm("int32", x) if isinstance(x, int) else x  # noqa: E731
     return tirx.BufferRegion(var, [ir.Range.from_min_extent(number(m), number(e)) for m, e in zip(mins, extents, strict=True)])
 
 
-def _parts(call: Any, tile: Any, count: int, wide: int) -> Iterator[Any]:
+def _parts(call: Any, tile: Any) -> Iterator[Any]:
     src, dst = _ends(call)
-    rows = int(src.source.ty.shape[0])
+    rows, wide = (int(e) for e in tile.ty.shape)
     staged = whole(tile)
     axis = long_axes(dst)[-1]
-    for k in range(count):
+    for k in range(int(src.source.ty.shape[1]) // wide):
         into = [r.min + k * wide if j == axis and k else r.min for j, r in enumerate(dst.region)]
         extents = [wide if j == axis else r.extent for j, r in enumerate(dst.region)]
         yield await_stores(staged, call.span)

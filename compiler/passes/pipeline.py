@@ -22,6 +22,7 @@ from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.neighbours import neighbours
+from tilescale.compiler.passes.release_fences import release_fences
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
@@ -80,6 +81,8 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
         Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
         # Fences last: they order what all the others made.
         Pass("fences", fences, spec.SCHEDULED),
+        # Behind them: whoever gives a stage back may have made a fence already.
+        Pass("release_fences", release_fences, spec.SCHEDULED),
     )
 
 

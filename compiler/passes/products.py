@@ -221,7 +221,7 @@ def overlapped(program: Any, body: Any) -> Any:
         made = _overlap(loop, deep)
         if made is None and groups > 1:
             made = _in_turns(loop)
-        return loop if made is None else made
+        return _decided(loop) if made is None else made
 
     return structural_map(body, (tirx.For, visit))
 
@@ -238,22 +238,36 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
     if head_end is None or shared is None:
         return None
     head = [_a_round_on(s, shared) for s in rest[:head_end]]
-    span, var = loop.span, loop.loop_var
-    count = loop.extent
-    zero = tirx.IntImm(str(var.ty), 0)
-    first = _settled(renewed(sequence(rest), {var: zero}), None, None)
+    span, var, count = loop.span, loop.loop_var, loop.extent
+    first = _settled(renewed(sequence(rest), {var: tirx.IntImm(str(var.ty), 0)}), None, None)
     before = structural_map(sequence(tail), (ir.Var, lambda v: var - tirx.IntImm(str(var.ty), 1) if v.same_as(var) else v))
     steady = [*head, *flat(before), *rest[head_end:]]
-    again, starts = [], [1, *_turning_points(rest, var)]
+    again = _one_by_one(loop, steady, [1, *(n for n in _turning_points(rest, var) if n > 1)])
+    last = renewed(sequence(tail), {var: count - tirx.IntImm(str(var.ty), 1)})
+    made = sequence([*flat(first), *again, *flat(last)])
+    return tirx.IfThenElse(count > tirx.IntImm(str(var.ty), 0), made, None, span)
+
+
+def _decided(loop: Any) -> Any:
+    """A loop as several in a row, in each of which the conditions on the round's number are decided."""
+    stmts = flat(loop.body)
+    points = _turning_points(stmts, loop.loop_var)
+    if not points or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
+        return loop
+    return sequence(_one_by_one(loop, stmts, [0, *points]))
+
+
+def _one_by_one(loop: Any, stmts: list[Any], starts: list[int]) -> list[Any]:
+    """A loop's statements for the rounds from each start to the next. The loop has as many rounds as the first start says."""
+    var, count, made = loop.loop_var, loop.extent, []
+    zero = tirx.IntImm(str(var.ty), 0)
     for k, start in enumerate(starts):
         low, more = tirx.IntImm(str(var.ty), start), tirx.Var(var.name, str(var.ty))
         rounds = count - low if k + 1 == len(starts) else tirx.min(count, tirx.IntImm(str(var.ty), starts[k + 1])) - low
-        body = _settled(renewed(sequence(steady), {var: more + low}), more, rounds)
-        rounds = rounds if start == 1 else tirx.max(rounds, zero)
-        again.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=span))
-    last = renewed(sequence(tail), {var: count - tirx.IntImm(str(var.ty), 1)})
-    made = sequence([*flat(first), *again, *flat(last)])
-    return tirx.IfThenElse(count > zero, made, None, span)
+        body = _settled(renewed(sequence(stmts), {var: more + low}), more, rounds)
+        rounds = rounds if not k else tirx.max(rounds, zero)
+        made.append(tirx.For(more, zero, rounds, loop.kind, body, annotations=dict(loop.annotations), span=loop.span))
+    return made
 
 
 def _in_turns(loop: Any) -> Any | None:
@@ -278,7 +292,7 @@ def _in_turns(loop: Any) -> Any | None:
 
 
 def _turning_points(stmts: list[Any], var: Any) -> list[int]:
-    """The rounds behind the second from which on conditions on the round's number have another value: between them a loop has none."""
+    """The rounds behind the first from which on conditions on the round's number have another value: between them a loop has none."""
     found: set[int] = set()
     behind = {tirx.LT: (0,), tirx.GE: (0,), tirx.LE: (1,), tirx.GT: (1,), tirx.EQ: (0, 1), tirx.NE: (0, 1)}
 
@@ -287,7 +301,7 @@ def _turning_points(stmts: list[Any], var: Any) -> list[int]:
             found.update(int(e.b.value) + k for k in behind[type(e)])
 
     structural_walk(sequence(stmts), (tirx.IfThenElse, lambda s: structural_walk(s.condition, (tuple(behind), compare))))
-    return sorted(n for n in found if n > 1)
+    return sorted(n for n in found if n > 0)
 
 
 def _tail(stmts: list[Any]) -> int | None:

@@ -15,6 +15,8 @@ Why the order of the tile program still holds (DESIGN.md §2):
 - Signals stay with the consumer. A signal must follow all earlier accesses of its block, the copies' reads of global memory
   among them: the consumer has awaited every earlier round, and an awaited round is complete. Copies of later rounds may be made before
   the signal; reads that move up across a release break nothing that the tile program promised.
+- An atomic operation that is looked at stays with the consumer where nothing that is copied changes while the kernel runs: tensors of this
+  rank alone that the kernel does not write. What it tells comes from blocks of the same launch (docs/LANGUAGE.md, "Order").
 - A copy may run ahead of what the block itself writes, so no region holds both a copy and a local write of what it reads. A put to another
   rank's twin of it is allowed: what a remote copy wrote may be read only behind a wait or a barrier, which order the copies too.
 - Nobody waits for ever who did not before: the producer at any place waits for rounds and signals of earlier places only, and so does
@@ -212,7 +214,7 @@ class _Cutter:
                 self._note(s, why)
         if isinstance(s, tirx.SeqStmt):
             return sequence([self.descend(x) for x in s.seq])
-        return _around(s, [self.descend(x) for x in _inside(s)])
+        return _around(s, [self.descend(x) for x in inside(s)])
 
     def _note(self, s: Any, why: Unfit) -> None:
         from tilescale.compiler.passes.schedule import Kept
@@ -251,12 +253,13 @@ class _Cutter:
 
     def _check(self, s: Any) -> None:
         """Raises Unfit where something in a statement orders copies in a way that roles would lose."""
+        sources = {root(s, c.args[0].source) for c in calls(s) if self._fills(c)}
+        changing = any(b in self.written or b.ty.storage_scope != "global" for b in sources)
         for call in calls(s):
             if meets(call):
                 raise Unfit("a barrier with other blocks is for all roles together", call.span)
-            if polls(call):
+            if polls(call) and changing:
                 raise Unfit("an atomic operation that is looked at may tell that memory is ready to be copied", call.span)
-        sources = {root(s, c.args[0].source) for c in calls(s) if self._fills(c)}
         if (buffer := writes_locally(s, sources)) is not None:
             raise Unfit(f"{buffer.name} is written here and copied into a ring, which would run ahead of it")
 
@@ -301,9 +304,9 @@ class _Cutter:
             return None
         if isinstance(s, tirx.For) and s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
             return None
-        if not _inside(s):
+        if not inside(s):
             return None
-        parts = [self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in _inside(s)]
+        parts = [self.cut(x, part, last=last and not isinstance(s, (tirx.For, tirx.While))) for x in inside(s)]
         return None if all(p is None for p in parts) else _around(s, [sequence([]) if p is None else p for p in parts])
 
     def _cut_sequence(self, stmts: list[Any], part: _Part, last: bool) -> Any:
@@ -329,9 +332,9 @@ class _Cutter:
                 elif isinstance(x, tirx.BufferStore) and x.buffer in self.counters:
                     skipping = None
             return sequence(out)
-        if not self.rings(s) or not _inside(s):
+        if not self.rings(s) or not inside(s):
             return s
-        return _around(s, [self.rest(x) for x in _inside(s)])
+        return _around(s, [self.rest(x) for x in inside(s)])
 
     # -- questions ---------------------------------------------------------------------------------------------------
     def rings(self, s: Any) -> bool:
@@ -372,7 +375,7 @@ def _used(stmt: Any) -> set[Any]:
     return found
 
 
-def _inside(s: Any) -> list[Any]:
+def inside(s: Any) -> list[Any]:
     """The statements of which a statement is made, other than a sequence."""
     if isinstance(s, tirx.IfThenElse):
         return [s.then_case] if s.else_case is None else [s.then_case, s.else_case]

@@ -3,7 +3,7 @@
 An executor has a queue of each kind. What is in flight begins behind what its issuer did before and reads its operands until it is
 awaited; an accumulator is nobody's until then. Products of one queue are complete in their order, so that one may add to what the one
 before it leaves. Stores are not ordered among each other, and waiting for them means that they have read what they store: what they
-write stays unordered to all else of the launch.
+write stays unordered to all else of the launch but what comes behind a wait for complete ones.
 
 So the operands' reads and the accumulator's writes are those of an *engine* with a clock of its own (as with copies into rings, rings.py),
 and who awaits comes behind it. Three things are told by name, whether or not other order saves them, since a target does not: an
@@ -55,6 +55,7 @@ class Queue:
     """What an executor has in flight, the oldest first."""
 
     now: int = 0
+    number: int = -1
     flying: list[Flight] = field(default_factory=list)
 
 
@@ -69,9 +70,9 @@ def queue(ex: Executor, kind: str) -> Queue:
 
 
 def engines(ex: Executor, kind: str, offset: int) -> tuple[Engine, Engine]:
-    """Who reads and who writes for the operation that ``ex`` issues now. Nobody ever comes behind the writes of stores."""
+    """Who reads and who writes for the operation that ``ex`` issues now. Only who awaits complete stores comes behind their writes."""
     q, number = queue(ex, kind), ex.root + offset + ex.linear
-    q.now += 2
+    q.now, q.number = q.now + 2, number
     clock = ex.vc.copy()
     if kind == PRODUCT:
         clock[number] = q.now - 1  # behind the products before it
@@ -95,8 +96,9 @@ def start(
     queue(ex, kind).flying.append(flight)
 
 
-def wait(ex: Executor, kind: str, pending: int = 0) -> None:
-    """All but the youngest ``pending`` operations are complete; the executor comes behind them."""
+def wait(ex: Executor, kind: str, pending: int = 0, complete: bool = False) -> None:
+    """All but the youngest ``pending`` operations are complete; the executor comes behind them. ``complete``: behind what stores write too,
+    of those awaited before as well."""
     q = queue(ex, kind)
     while len(q.flying) > pending:
         f = q.flying.pop(0)
@@ -105,6 +107,8 @@ def wait(ex: Executor, kind: str, pending: int = 0) -> None:
             f.to.storage.shadow.flying = None
         ex.vc[f.number] = max(int(ex.vc[f.number]), f.at)
         ex.machine.polling.changed()
+    if complete and q.number >= 0:
+        ex.vc[q.number] = max(int(ex.vc[q.number]), q.now)
 
 
 def released(ex: Executor, ring: Ring, n: int, site: Site) -> None:

@@ -10,6 +10,7 @@ Options: names of modules of tilescale.ops, all without; ``--cases M=16 …``: o
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import traceback
 from collections.abc import Callable
@@ -45,7 +46,8 @@ def variants(op: Op, texts: list[str]) -> dict[str, dict[str, Any]]:
     for text in texts:
         Config = sys.modules[op.run.__module__].Config  # type: ignore[attr-defined]
         fields = dict(part.split("=") for part in text.split(","))
-        found[f"tilescale {text}"] = {"config": Config(**{k: bool(int(v)) if k == "swap" else int(v) for k, v in fields.items()})}
+        kinds = {f.name: type(f.default) for f in dataclasses.fields(Config)}
+        found[f"tilescale {text}"] = {"config": Config(**{k: kinds[k](int(v)) for k, v in fields.items()})}
     return found
 
 

@@ -1,10 +1,13 @@
-"""``python -m tests.bench.bench_ranks 2/2 2/1 3/1 4/1 --launches 1000``: the examples on ranks of GPUs under every launcher.
+"""``python -m tests.bench.bench_ranks 2/2 --launches 1000``: the examples on ranks of GPUs under every launcher.
 
 A place is RANKS/GPUS: so many ranks on the first so many GPUs. Each job (tests/gpu/ranks.py) compares every launch with torch. What was
-measured when the time is up is written, and what was not is named: tests/bench/results/ranks_gpu.json.
+measured when the time is up is written, and what was not is named: tests/bench/results/ranks_gpu.json, or ``--name``.
 
-Ranks that share a GPU are contexts that take turns of a millisecond or two, and whoever waits for another spins its turn out. With
-``--mps`` their kernels run side by side: NVIDIA's multi-process service, in a folder of its own, for the time of this run.
+Ranks that share a GPU are contexts that take turns of a millisecond or two, and whoever waits for another spins its turn out: 7 ms a launch
+for two ranks, 20 for four. With ``--mps`` their kernels run side by side, a hundred times as fast: NVIDIA's multi-process service, in a folder
+of its own, for the time of this run. Then several jobs may run ``--beside`` each other.
+
+    python -m tests.bench.bench_ranks 2/1 3/1 4/1 --mps --beside 3 --name ranks_one_gpu
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +68,34 @@ def run(launcher: str, ranks: int, env: dict[str, str], given: argparse.Namespac
     return figures | {"exit code": "ended when the time was up" if code == 124 else code}
 
 
+class Bench:
+    """All jobs, some at a time, and their figures."""
+
+    def __init__(self, given: argparse.Namespace, folder: str, beside: dict[str, str]):
+        self.given, self.folder, self.beside = given, folder, beside
+        self.began, self.gpus, self.lock = time.monotonic(), gpus(), threading.Lock()
+        self.figures: dict[str, dict[str, Any]] = {}
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        plain = {"TILESCALE_TARGET": "cuda", "TILESCALE_HEAP_SIZE": "128M", "TILESCALE_WAIT_TIMEOUT": "20", "OMP_NUM_THREADS": "2"}
+        own = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PATH": path}
+        self.env = plain | os.environ | own
+
+    def job(self, place: str, launcher: str) -> None:
+        ranks, count = map(int, place.split("/"))
+        shared = self.beside if ranks > count else {}
+        env = self.env | {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[:count])} | shared
+        where = f"{ranks} ranks on {count} GPU{'s' if count > 1 else ''}{', side by side (MPS)' if shared else ''}"
+        start = time.monotonic()
+        left = self.given.seconds - (start - self.began)
+        done = run(launcher, ranks, env, self.given, self.folder, left) if left > 5 else {"exit code": "not run: the time was up"}
+        variants = [v for v in done.values() if isinstance(v, dict)]
+        right = sum(v["right"] for v in variants)
+        with self.lock:
+            print(f"{where}, {launcher}: {right} of {len(variants)} right, {time.monotonic() - start:.1f} s, {done['exit code']}", flush=True)
+            self.figures.setdefault(where, {})[launcher] = done
+            record(self.given.name, self.figures)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("places", nargs="+", help="RANKS/GPUS")
@@ -70,29 +104,18 @@ def main() -> int:
     parser.add_argument("--names", nargs="+", default=[], help="how the examples' names begin; default: all")
     parser.add_argument("--seconds", type=float, default=600, help="for all of it")
     parser.add_argument("--mps", action="store_true", help="ranks that share a GPU run side by side")
+    parser.add_argument("--beside", type=int, default=1, help="so many jobs at a time")
     parser.add_argument("--name", default="ranks_gpu", help="of the file of results")
     given = parser.parse_args()
-    began, have = time.monotonic(), gpus()
-    figures: dict[str, Any] = {}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    plain = {"TILESCALE_TARGET": "cuda", "TILESCALE_HEAP_SIZE": "128M", "TILESCALE_WAIT_TIMEOUT": "20"}
-    env = plain | os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PATH": path}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the service is ended then too
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder, contextlib.ExitStack() as stack:
-        beside = stack.enter_context(service(folder, ",".join(have))) if given.mps else {}
-        for place in given.places:
-            ranks, count = map(int, place.split("/"))
-            here = env | {"CUDA_VISIBLE_DEVICES": ",".join(have[:count])} | (beside if ranks > count else {})
-            where = f"{ranks} ranks on {count} GPU{'s' if count > 1 else ''}" + (", side by side (MPS)" if given.mps and ranks > count else "")
-            for launcher in given.launchers:
-                left = given.seconds - (time.monotonic() - began)
-                start = time.monotonic()
-                done = run(launcher, ranks, here, given, folder, left) if left > 5 else {"exit code": "not run: the time was up"}
-                figures.setdefault(where, {})[launcher] = done
-                variants = [v for v in done.values() if isinstance(v, dict)]
-                right = sum(v["right"] for v in variants)
-                print(f"{where}, {launcher}: {right} of {len(variants)} right, {time.monotonic() - start:.1f} s, {done['exit code']}", flush=True)
-                record(given.name, figures)
-    return 0
+        beside = stack.enter_context(service(folder, ",".join(gpus()))) if given.mps else {}
+        bench = Bench(given, folder, beside)
+        with ThreadPoolExecutor(given.beside) as pool:
+            for done in [pool.submit(bench.job, place, launcher) for place in given.places for launcher in given.launchers]:
+                done.result()
+    jobs = [job for place in bench.figures.values() for job in place.values()]
+    return int(any(job["exit code"] != 0 for job in jobs))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 #: each up to the number of ranks, and what starts a module
 LAUNCHERS = {
     "tilescale": ([sys.executable, "-m", "tilescale.launch", "launch", "-n"], ["-m"]),
-    "torchrun": (["torchrun", "--nproc-per-node"], ["-m"]),
-    "mpirun": (["mpirun", "--allow-run-as-root", "--oversubscribe", "-n"], [sys.executable, "-m"]),
+    "torchrun": (["torchrun", "--standalone", "--nproc-per-node"], ["-m"]),
+    "mpirun": (["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"], [sys.executable, "-m"]),
 }
 
 

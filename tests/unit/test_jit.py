@@ -330,8 +330,10 @@ def test_targets():
         tilescale.compile(scale.get_tir(8), target="hip")
     with refused(TileValueError, "the target 'hip' is not built"):
         tilescale.jit(target="hip")(scale.func)
-    for name in ("tpu", "cpu:avx2", ""):
-        with refused(TileValueError, f"there is no target {name!r}"):
+    meant = {"tpu": "cpu", "cpu:avx2": "cpu", "": "cpu", "cud": "cuda", "GPU": "cuda", "CPU": "cpu", "simm": "sim", "cuda:": "cuda:sm_90a",
+             "cuda: sm_80": "cuda:sm_80", "cuda sm_80": "cuda", "sim:": "sim"}  # fmt: skip
+    for name, instead in meant.items():
+        with refused(TileValueError, f"there is no target {name!r}", expected='"cuda:sm_90a"', write=f'target="{instead}"'):
             tilescale.compile(scale.get_tir(8), target=name)
 
 

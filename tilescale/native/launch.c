@@ -23,7 +23,8 @@ void ts_kernel_free(void* p) {
 }
 
 /* Cuts `kind|name|file|line|text` lines in place. Text may hold further bars. Lines of kind `param` name the parameters in
- * order; they come after the sites proper and count as sites, so that indices agree with the kernel's. */
+ * order; they come after the sites proper and count as sites, so that indices agree with the kernel's. In names \x1e and \x1f stand for
+ * the end of a line and for a bar. */
 int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes) {
   K->site_text = malloc(bytes + 1);
   if (!K->site_text) return -1;
@@ -45,6 +46,7 @@ int ts_parse_sites(ts_kernel* K, const char* text, size_t bytes) {
       *bar = 0;
       part[k] = bar + 1;
     }
+    for (char* c = part[1]; *c; c++) *c = *c == 0x1e ? '\n' : *c == 0x1f ? '|' : *c;
     K->sites[K->nsites++] = (ts_site){part[0], part[1], part[2], part[3], part[4]};
     if (!strcmp(part[0], "param") && param < K->nparams) K->params[param++].name = part[1];
     line = next;

@@ -88,7 +88,7 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
 
 def key_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2, added: bool = False, ragged: bool = True, turned: int = 0, last: bool = False,
+    stages: int = 2, added: bool = False, ragged: bool = True, turned: int = 0, last: bool = False, early: int = 1,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
     Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
@@ -115,6 +115,7 @@ def key_gradients(
             p, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
             p_left, ds_left = left((BN, BM), dtype), left((BN, BM), dtype)
             dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
+            lses, deltas = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             if added:
                 dq = T.alloc_fragment((BM, dim), "float32")
                 ds_whole = T.alloc_shared((BN, BM), dtype) if in_registers else ds_left
@@ -124,39 +125,50 @@ def key_gradients(
             T.clear(dv)
             start = bx * BN // BM if causal else 0
             tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
-            for t in T.Pipelined(tiles * group, num_stages=stages):
-                head, m = (h, start + t) if group == 1 else (h * group + t // tiles, start + t % tiles)
-                if turned:
-                    m = start + (t + bx * turned) % tiles
-                T.copy(s.tile(Q, b, head, q_first + m * BM, BM), q)
-                T.copy(Numbers[b, head, 0, m, 0], lse)
-                T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
-                T.copy(Numbers[b, head, 1, m, 0], delta)
-                T.gemm(k, q, p, transpose_B=True, clear_accum=True)
-                T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(BN, BM):
-                    p[i, j] = T.__exp2(p[i, j] * factor - lse[j])
-                if causal:
+            for r in T.serial(group):
+                head = h * group + r
+                for t in T.Pipelined(tiles, num_stages=stages):
+                    m = start + t
+                    if turned:
+                        m = start + (t + bx * turned) % tiles
+                    T.copy(s.tile(Q, b, head, q_first + m * BM, BM), q)
+                    T.copy(Numbers[b, head, 0, m, 0], lse)
+                    T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
+                    T.copy(Numbers[b, head, 1, m, 0], delta)
+                    T.gemm(k, q, p, transpose_B=True, clear_accum=True)
+                    if early > 0:
+                        T.copy(lse, lses)
+                    T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
+                    if early > 2:
+                        T.copy(delta, deltas)
+                    if early == 0:
+                        T.copy(lse, lses)
                     for i, j in T.Parallel(BN, BM):
-                        p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
-                if added and ragged:  # to dq, keys that are none would count
+                        p[i, j] = T.__exp2(p[i, j] * factor - lses[j])
+                    if causal:
+                        if t < T.ceildiv(BN, BM):  # later queries see all of these keys
+                            for i, j in T.Parallel(BN, BM):
+                                p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
+                    if added and ragged:  # to dq, keys that are none would count
+                        for i, j in T.Parallel(BN, BM):
+                            p[i, j] = T.if_then_else(bx * BN + i < k_count, p[i, j], 0.0)
+                    T.copy(p, p_left)
+                    T.gemm(p_left, g, dv)
+                    if early < 3:
+                        T.copy(delta, deltas)
                     for i, j in T.Parallel(BN, BM):
-                        p[i, j] = T.if_then_else(bx * BN + i < k_count, p[i, j], 0.0)
-                T.copy(p, p_left)
-                T.gemm(p_left, g, dv)
-                for i, j in T.Parallel(BN, BM):
-                    ds[i, j] = p[i, j] * (ds[i, j] - delta[j])
-                T.copy(ds, ds_left)
-                if added and in_registers:
-                    T.copy(ds_left, ds_whole)
-                if not halves or last:
-                    T.gemm(ds_left, q, dk)
-                if added:
-                    T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
-                if halves and not last:
-                    T.gemm(ds_left, q, dk)
-                if added:
-                    T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
+                        ds[i, j] = p[i, j] * (ds[i, j] - deltas[j])
+                    T.copy(ds, ds_left)
+                    if added and in_registers:
+                        T.copy(ds_left, ds_whole)
+                    if not halves or last:
+                        T.gemm(ds_left, q, dk)
+                    if added:
+                        T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
+                    if halves and not last:
+                        T.gemm(ds_left, q, dk)
+                    if added:
+                        T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
             for i, j in T.Parallel(BN, dim):
                 dk[i, j] *= scale
             if packed:

@@ -18,27 +18,36 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 #: steps of k that have a scale of their own, and columns of b
 BLOCK = 128
+#: columns of a tile whose sums are formed at once
+HALF = 128
+#: bytes of A's scales that a block may fetch into shared memory
+FETCHED = 32 << 10
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 RESULTS = ("bfloat16", "float16", "float32")
 
 
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 # ---- kernels
+
+
+def columns_at_once(BN: int) -> int:
+    """Columns of a tile whose sums of 128 steps are formed at once: their registers are needed beside those of the whole tile."""
+    return min(BN, HALF)
 
 
 def by_tensor(
     M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str, fast: bool
 ) -> Any:  # fmt: skip
     """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each. ``stay`` blocks take one tile after
-    another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles."""
+    another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A tile's sums of 128 steps are formed 128 columns after
+    128 columns; its rows of A are read once for that, into registers."""
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
     count = min(stay or high * wide, high * wide)
+    each = BN if fast else columns_at_once(BN)
+    sides = range(BN // each)
 
     @T.prim_func
     def fp8_gemm(
@@ -47,23 +56,27 @@ def by_tensor(
     ):  # fmt: skip
         with T.Kernel(count, threads=threads) as block:
             a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
-            acc = T.alloc_fragment((BM, BN), "float32")
-            part = acc if fast else T.alloc_fragment((BM, BN), "float32")
+            rows = a if len(sides) == 1 else T.alloc_fragment((BM, BLOCK), left)
+            acc = [T.alloc_fragment((BM, each), "float32") for _ in sides]
+            part = acc[0] if fast else T.alloc_fragment((BM, each), "float32")
             for tile in T.Persistent(high * wide, count, block):
-                first = tile // (wide * panel) * panel
-                rows = T.min(high - first, panel)
-                by, bx = first + (tile - first * wide) % rows, (tile - first * wide) // rows
-                T.clear(acc)
+                by, bx = panelled(tile, high, wide, panel)
+                for s in sides:
+                    T.clear(acc[s])
                 for k in T.Pipelined(T.ceildiv(K, BLOCK), num_stages=stages):
                     T.copy(A[by * BM, k * BLOCK], a)
                     T.copy(B[bx * BN, k * BLOCK], b)
-                    T.gemm(a, b, part, transpose_B=True, clear_accum=not fast)
-                    if not fast:
-                        for i, j in T.Parallel(BM, BN):
-                            acc[i, j] += part[i, j]
-                for i, j in T.Parallel(BM, BN):
-                    acc[i, j] *= SA[0] * SB[0]
-                T.copy(acc, C[by * BM, bx * BN])
+                    if len(sides) > 1:
+                        T.copy(a, rows)
+                    for s in sides:
+                        T.gemm(rows, b[s * each : (s + 1) * each, 0:BLOCK], part, transpose_B=True, clear_accum=not fast)
+                        if not fast:
+                            for i, j in T.Parallel(BM, each):
+                                acc[s][i, j] += part[i, j]
+                for s in sides:
+                    for i, j in T.Parallel(BM, each):
+                        acc[s][i, j] *= SA[0] * SB[0]
+                    T.copy(acc[s], C[by * BM, bx * BN + s * each])
 
     return fp8_gemm
 
@@ -72,44 +85,66 @@ def by_block(
     M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str, down: bool
 ) -> Any:  # fmt: skip
     """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
-    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). A tile of BN columns, 64, 128 or
-    192, has columns of two blocks at most. One tile a block, whatever ``stay`` says."""
+    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). Tiles of 64, 128 or 256 columns, their
+    sums 128 columns after 128 columns, which have one scale of B. The scales of a round are loaded in the one before it; those of tiles
+    whose rounds are shorter than a load takes are all fetched into shared memory first."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
-    sides = range(2 if BLOCK % BN else 1)  # blocks of b that a tile's columns are of
+    high, wide = ceil_div(M, BM), ceil_div(N, BN)
+    count = min(stay or high * wide, high * wide)
+    each = columns_at_once(BN)
+    sides = range(BN // each)
+    fetched = len(sides) == 1 and steps * BM * 4 <= FETCHED
 
     @T.prim_func
     def fp8_gemm_blocks(
         A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, M) if down else (M, steps), "float32"),
         SB: T.Tensor((groups, steps), "float32"), C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
-            T.use_swizzle(panel)
+        with T.Kernel(count, threads=threads) as block:
             a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
-            acc, part = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
+            rows = a if len(sides) == 1 else T.alloc_fragment((BM, BLOCK), left)
+            acc, part = [T.alloc_fragment((BM, each), "float32") for _ in sides], T.alloc_fragment((BM, each), "float32")
             row, later_row = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             column, later_column = ([T.alloc_fragment((1,), "float32") for _ in sides] for _ in range(2))
-            group = bx * BN // BLOCK
-            edge = ((group + 1) * BLOCK - bx * BN) // 64  # blocks of b begin at multiples of 64 columns of a tile
-            for i in T.Parallel(BM):
-                row[i] = SA[0, by * BM + i] if down else SA[by * BM + i, 0]
-            for s in sides:
-                column[s][0] = SB[group + s, 0]
-            T.clear(acc)
-            for k in T.Pipelined(steps, num_stages=stages):
-                for i in T.Parallel(BM):  # the next round's scales have this round to come
-                    later_row[i] = SA[k + 1, by * BM + i] if down else SA[by * BM + i, k + 1]
+            if fetched:
+                sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
+            for tile in T.Persistent(high * wide, count, block):
+                by, bx = panelled(tile, high, wide, panel)
+                group = bx * BN // BLOCK
+                if fetched:
+                    for k, i in T.Parallel(steps, BM):
+                        sa[k, i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
+                    T.copy(SB[group, 0:steps], sb)
+                else:
+                    for i in T.Parallel(BM):
+                        row[i] = SA[0, by * BM + i] if down else SA[by * BM + i, 0]
+                    for s in sides:
+                        column[s][0] = SB[group + s, 0]
                 for s in sides:
-                    later_column[s][0] = SB[group + s, k + 1]
-                T.copy(A[by * BM, k * BLOCK], a)
-                T.copy(B[bx * BN, k * BLOCK], b)
-                T.gemm(a, b, part, transpose_B=True, clear_accum=True)
-                for i, j in T.Parallel(BM, BN):
-                    factor = T.if_then_else(j // 64 < edge, column[0][0], column[1][0]) if BLOCK % BN else column[0][0]
-                    acc[i, j] += part[i, j] * (row[i] * factor)
-                T.copy(later_row, row)
+                    T.clear(acc[s])
+                for k in T.Pipelined(steps, num_stages=stages):
+                    T.copy(A[by * BM, k * BLOCK], a)
+                    T.copy(B[bx * BN, k * BLOCK], b)
+                    if len(sides) > 1:
+                        T.copy(a, rows)
+                    if fetched:
+                        for i in T.Parallel(BM):
+                            row[i] = sa[k, i] * sb[k]
+                    else:
+                        for i in T.Parallel(BM):  # the next round's scales have this round to come
+                            later_row[i] = SA[k + 1, by * BM + i] if down else SA[by * BM + i, k + 1]
+                        for s in sides:
+                            later_column[s][0] = SB[group + s, k + 1]
+                    for s in sides:
+                        T.gemm(rows, b[s * each : (s + 1) * each, 0:BLOCK], part, transpose_B=True, clear_accum=True)
+                        for i, j in T.Parallel(BM, each):
+                            acc[s][i, j] += part[i, j] * (row[i] if fetched else row[i] * column[s][0])
+                    if not fetched:
+                        T.copy(later_row, row)
+                        for s in sides:
+                            T.copy(later_column[s], column[s])
                 for s in sides:
-                    T.copy(later_column[s], column[s])
-            T.copy(acc, C[by * BM, bx * BN])
+                    T.copy(acc[s], C[by * BM, bx * BN + s * each])
 
     return fp8_gemm_blocks
 
@@ -123,23 +158,23 @@ class Config:
     after another (0: one a tile)."""
 
     BM: int = 128
-    BN: int = 192
+    BN: int = 256
     stages: int = 4
     threads: int = 256
     panel: int = 8
     stay: int = 0
 
 
-def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
+def choose(M: int, N: int, units: int = 132) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors.
 
     Tensor cores at this pace are bound by shared memory: for each 128 steps of k it is written BM + BN rows, and read 64 + BN rows for
-    each 64 × BN products. Two fragments of float32, one of partial sums, leave registers for 192 columns; one alone for 256."""
+    each 64 × BN products (in halves of 128 columns likewise, with A's rows in registers)."""
     if M <= 64:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
-    if ceil_div(M, 128) * ceil_div(N, 192) < units:
+    if ceil_div(M, 128) * ceil_div(N, 256) < units:
         return Config(BN=128, stages=6)
-    return Config(BN=256, stay=units) if fast else Config()
+    return Config(stay=units)
 
 
 # ---- what people call
@@ -175,7 +210,7 @@ def fp8_matmul(
     if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
         raise TileTypeError(f"scales of {host.dtype_name(scale_a)} and {host.dtype_name(scale_b)}", expected="float32")
     whole = scale_a.numel() == scale_b.numel() == 1
-    how = config or chosen(M, N, fast and whole, host.multiprocessors(a.device))
+    how = config or chosen(M, N, host.multiprocessors(a.device))
     what = {"M": M, "N": N, "K": K, **asdict(how), "left": left, "right": right, "out": host.dtype_name(c)}
     rows, columns = a.contiguous(), b.T.contiguous()
     if whole:
@@ -189,8 +224,8 @@ def fp8_matmul(
         )
     if fast:
         raise TileValueError("fast=True with scales of blocks, whose sums are formed one by one", expected="fast=False")
-    if how.BN % 64 or how.BN > 2 * BLOCK - 64:
-        raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected="64, 128 or 192")
+    if how.BN not in (64, 128, 256):
+        raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected="64, 128 or 256")
     down = scale_a.T.is_contiguous()
     scales = scale_a.T if down else scale_a.contiguous()
     host.launch(by_block, (rows, columns, scales, scale_b.T.contiguous(), c), **what, down=down)

@@ -2,183 +2,34 @@
 
 One tile program for all of it. Where the product has few rows (a batch of tokens times a layer's weights) it is bound by reading b, and
 C is computed transposed, so that b's columns take the 64 rows that the tensor cores have at least, and a's few rows their narrow side. A
-product with too few tiles for the GPU is cut along k (`Config.split`): partial sums go to memory, and a second kernel adds them in order.
+product whose tiles fill no whole waves of the GPU is cut along k, in equal shares of all steps (`Config.stream`) or of each tile's
+(`Config.split`): partial sums go to memory and are added in order, by the block that has a tile's last steps or by a second kernel.
+
+One kernel serves all numbers of rows of a class, where a's rows lie one behind another; where its columns do, there is one for each number,
+since TMA has to know that they begin at multiples of 16 bytes.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+from tilescale.ops.gemm_kernels import ceil_div, combine, persistent, product, streamed
 
 ACTIVATIONS = ("", "relu", "gelu", "silu")
 DTYPES = ("bfloat16", "float16", "float32")
-
 
 #: act(x) in torch
 IN_TORCH: dict[str, Callable[[Any], Any]] = {
     "": lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu
 }  # fmt: skip
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-# ---- kernels
-
-
-def activated(x: Any, activation: str) -> Any:
-    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu."""
-    if activation == "relu":
-        return T.max(x, 0.0)
-    if activation == "gelu":
-        return 0.5 * x * (1.0 + T.erf(x * 0.7071067811865476))
-    return x / (1.0 + T.exp(-x)) if activation == "silu" else x
-
-
-def product(
-    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, dtype: str, out: str,
-    trans_a: bool, trans_b: bool, bias: bool, activation: str,
-) -> Any:  # fmt: skip
-    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``; sums in float32.
-
-    ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
-    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles.
-    """
-    a_tile, b_tile = ((BK, BM) if trans_a else (BM, BK)), ((BN, BK) if trans_b else (BK, BN))
-    shape = ((M, N) if split == 1 else (split, M, N)), (out if split == 1 else "float32")
-    steps = ceil_div(ceil_div(K, BK), split)  # of k, a block
-    whole = split == 1
-
-    @T.macro
-    def body(A, B, bias, C):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
-            T.use_swizzle(panel, enable=panel > 0)
-            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
-            acc = T.alloc_fragment((BN, BM) if swap else (BM, BN), "float32")
-            T.clear(acc)
-            for k in T.Pipelined(steps, num_stages=stages):
-                at = (bz * steps + k) * BK
-                if trans_a:
-                    T.copy(A[at, by * BM], a)
-                else:
-                    T.copy(A[by * BM, at], a)
-                if trans_b:
-                    T.copy(B[bx * BN, at], b)
-                else:
-                    T.copy(B[at, bx * BN], b)
-                if swap:
-                    T.gemm(b, a, acc, transpose_A=not trans_b, transpose_B=not trans_a)
-                else:
-                    T.gemm(a, b, acc, transpose_A=trans_a, transpose_B=trans_b)
-            if whole and (bias is not None or activation):
-                for i, j in T.Parallel(*((BN, BM) if swap else (BM, BN))):
-                    x = acc[i, j] if bias is None else acc[i, j] + bias[bx * BN + (i if swap else j)]
-                    acc[i, j] = activated(x, activation)
-            if swap:
-                for i, j in T.Parallel(BN, BM):
-                    if whole:
-                        C[by * BM + j, bx * BN + i] = acc[i, j]
-                    else:
-                        C[bz, by * BM + j, bx * BN + i] = acc[i, j]
-            elif whole:
-                T.copy(acc, C[by * BM, bx * BN])
-            else:
-                T.copy(acc, C[bz, by * BM, bx * BN])
-
-    @T.prim_func
-    def gemm(A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor(*shape)):
-        body(A, B, None, C)
-
-    @T.prim_func
-    def gemm_bias(
-        A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), bias: T.Tensor((N,), out),
-        C: T.Tensor(*shape),
-    ):  # fmt: skip
-        body(A, B, bias, C)
-
-    return gemm_bias if bias and whole else gemm
-
-
-def persistent(
-    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str, out: str,
-    trans_a: bool, trans_b: bool, bias: bool, activation: str,
-) -> Any:  # fmt: skip
-    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles."""
-    a_tile, b_tile = ((BK, BM) if trans_a else (BM, BK)), ((BN, BK) if trans_b else (BK, BN))
-    high, wide = ceil_div(M, BM), ceil_div(N, BN)
-
-    @T.macro
-    def body(A, B, bias, C):
-        with T.Kernel(blocks, threads=threads) as block:
-            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
-            acc = T.alloc_fragment((BM, BN), "float32")
-            for tile in T.Persistent(high * wide, blocks, block):
-                first = tile // (wide * panel) * panel
-                rows = T.min(high - first, panel)
-                row, col = first + (tile - first * wide) % rows, (tile - first * wide) // rows
-                T.clear(acc)
-                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                    if trans_a:
-                        T.copy(A[k * BK, row * BM], a)
-                    else:
-                        T.copy(A[row * BM, k * BK], a)
-                    if trans_b:
-                        T.copy(B[col * BN, k * BK], b)
-                    else:
-                        T.copy(B[k * BK, col * BN], b)
-                    T.gemm(a, b, acc, transpose_A=trans_a, transpose_B=trans_b)
-                if bias is not None or activation:
-                    for i, j in T.Parallel(BM, BN):
-                        acc[i, j] = activated(acc[i, j] if bias is None else acc[i, j] + bias[col * BN + j], activation)
-                T.copy(acc, C[row * BM, col * BN])
-
-    @T.prim_func
-    def gemm(
-        A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor((M, N), out)
-    ):  # fmt: skip
-        body(A, B, None, C)
-
-    @T.prim_func
-    def gemm_bias(
-        A: T.Tensor((K, M) if trans_a else (M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), dtype), bias: T.Tensor((N,), out),
-        C: T.Tensor((M, N), out),
-    ):  # fmt: skip
-        body(A, B, bias, C)
-
-    return gemm_bias if bias else gemm
-
-
-def combine(M: int, N: int, split: int, out: str, bias: bool, activation: str, columns: int = 256, threads: int = 64) -> Any:
-    """C = act(the sum of ``split`` partial sums (split, M, N), in order, + bias)."""
-
-    @T.macro
-    def body(P, bias, C):
-        with T.Kernel(T.ceildiv(N, columns), M, threads=threads) as (bx, by):
-            for j in T.Parallel(columns):
-                x = P[0, by, bx * columns + j]
-                for s in range(1, split):
-                    x = x + P[s, by, bx * columns + j]
-                C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
-
-    @T.prim_func
-    def combine(P: T.Tensor((split, M, N), "float32"), C: T.Tensor((M, N), out)):
-        body(P, None, C)
-
-    @T.prim_func
-    def combine_bias(P: T.Tensor((split, M, N), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
-        body(P, bias, C)
-
-    return combine_bias if bias else combine
 
 
 # ---- configurations
@@ -187,7 +38,8 @@ def combine(M: int, N: int, split: int, out: str, bias: bool, activation: str, c
 @dataclass(frozen=True)
 class Config:
     """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
-    ``blocks``: so many that take one tile after another, 0: a block for each tile."""
+    ``blocks``: so many that take one tile after another, 0: a block for each tile; ``stream``: they share tiles too, so that all have
+    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many of them fetch b's tiles together."""
 
     BM: int = 128
     BN: int = 256
@@ -198,18 +50,42 @@ class Config:
     panel: int = 8
     swap: bool = False
     blocks: int = 0
+    stream: bool = False
+    cluster: int = 1
+
+
+#: columns of a tile of 128 rows → microseconds that 64 steps of k take on an H200, and stages; of a tile of 64 columns of Cᵀ 128 steps
+STEP, STAGES = {256: 0.66, 192: 0.52, 128: 0.38, 64: 0.25}, {256: 4, 192: 4, 128: 6, 64: 8}
+NARROW = 0.3
+#: microseconds that blocks take to share tiles, once and for each part of a tile, and bytes of a part that they hand over in one
+SHARING, PART, HANDED = 5.0, 0.7, 100e3
 
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
-    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors."""
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or shared, those
+    that take the least time by what was measured on an H200 (docs/PERFORMANCE.md)."""
     if dtype == "float32":
         return Config(BM=64 if M <= 64 else 128, BN=64 if N <= 64 else 128, BK=32, stages=3, panel=0)
     if M <= 64:
         BM = 16 if M <= 16 else 32 if M <= 32 else 64
-        return Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-    if ceil_div(M, 128) * ceil_div(N, 256) >= units:
-        return Config(panel=16, blocks=units)
-    return Config(BN=128, stages=6) if N > 64 else Config(BN=64, stages=6)
+        narrow = Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
+        whole, shared = times(ceil_div(N, 64), ceil_div(K, 128), NARROW, BM * 64, units)
+        return replace(narrow, panel=1, blocks=units, stream=True) if shared < whole else narrow
+    found: list[tuple[float, Config]] = []
+    for BN, step in STEP.items():
+        tiles = ceil_div(M, 128) * ceil_div(N, BN)
+        whole, shared = times(tiles, ceil_div(K, 64), step, 128 * BN, units)
+        how = Config(BN=BN, stages=STAGES[BN], panel=16, blocks=units)
+        found += [(whole, how if tiles > units or BN > 128 else replace(how, panel=8, blocks=0)), (shared, replace(how, stream=True))]
+    return min(found, key=lambda f: f[0])[1]
+
+
+def times(tiles: int, steps: int, step: float, size: int, units: int) -> tuple[float, float]:
+    """Microseconds of ``tiles`` of ``size`` sums, of ``steps`` steps each: whole ones, and shared among all blocks (a tenth more than is
+    expected of it, for it must be worth it)."""
+    parts = max(2, ceil_div(units, tiles))
+    shared = tiles * steps * step / units + SHARING + parts * (PART + size * 4 / HANDED)
+    return ceil_div(tiles, units) * steps * step, 1.1 * shared if tiles % units else float("inf")
 
 
 # ---- what people call
@@ -249,23 +125,34 @@ def matmul(
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
     how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device))
-    name, tail = host.dtype_name(c), {"bias": bias is not None, "activation": activation}
-    more = () if bias is None else (bias,)
-    what = {"M": M, "N": N, "K": K, **asdict(how), "dtype": host.dtype_name(a), "out": name, "trans_a": trans_a, "trans_b": trans_b}
-    if how.blocks:
-        if how.split > 1 or how.swap:
-            raise TileValueError(f"{how}", expected="blocks=0 with split or swap")
-        del what["split"], what["swap"]
-        host.launch(persistent, (a, b, *more, c), **what, **tail)
-        return c
-    del what["blocks"]
-    if how.split == 1:
-        host.launch(product, (a, b, *more, c), **what, **tail)
-        return c
-    partial = torch.empty(how.split, M, N, dtype=torch.float32, device=a.device)
-    host.launch(product, (a, b, partial), **what, bias=False, activation="")
-    host.launch(combine, (partial, *more, c), M=M, N=N, split=how.split, out=name, **tail)
+    what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
+    tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    run(a, b, () if bias is None else (bias,), c, how, what, tail)
     return c
+
+
+def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[str, Any], tail: dict[str, Any]) -> None:
+    """The launches of a configuration. ``what``: extents, dtype and order of the operands; ``tail``: what is done with the sums."""
+    cut = asdict(how)
+    blocks, stream, split, swap, cluster = (cut.pop(name) for name in ("blocks", "stream", "split", "swap", "cluster"))
+    if blocks and (split > 1 or swap and not stream) or stream and not blocks:
+        raise TileValueError(f"{how}", expected="blocks=0 with split, and with swap where it is not stream; blocks with stream")
+    if cluster > 1 and (stream or not blocks or blocks % cluster):
+        raise TileValueError(f"{how}", expected="cluster=1, or blocks in whole clusters, without stream")
+    if stream:
+        blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))  # a step for each, however few rows
+        partial = torch.empty(blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device)
+        ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
+        cut["panel"] = max(1, how.panel)
+        host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail)
+    elif blocks:
+        host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
+    elif split == 1:
+        host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, **tail)
+    else:
+        partial = torch.empty(split, *c.shape, dtype=torch.float32, device=c.device)
+        host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, **{**tail, "bias": False, "activation": ""})
+        host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, **tail)
 
 
 chosen = functools.lru_cache(maxsize=None)(choose)
@@ -327,7 +214,10 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
     stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
-    small += [{**stay, "trans_a": ta} for ta in (False, True)]
+    small += [{**stay, "trans_a": ta} for ta in (False, True)] + [{**stay, "M": 136, "blocks": 4, "cluster": 2}]
+    share: dict[str, Any] = {**stay, "K": 200, "stream": True}
+    small += [share, {**share, "trans_b": True, "blocks": 8, "activation": ""}, {**share, "trans_a": True, "blocks": 13, "bias": False}]
+    small += [{**share, "M": 12, "N": 72, "BM": 16, "blocks": 5, "swap": True}]
     small += [{"M": 1, "N": 1, "K": 1}, {"M": 7, "N": 9, "K": 13}]
     ragged = [(1, 8, 8), (16, 1000, 4104), (64, 520, 2056), (100, 3000, 520), (257, 264, 200), (1000, 776, 520), (4096, 512, 1024)]
     ragged += [(129, 1032, 4096), (300, 9000, 72)]
@@ -338,10 +228,17 @@ def _cases() -> tuple[Case, ...]:
     both = [(ta, tb) for ta in (False, True) for tb in (False, True)]
     gpu += [{**stay, "trans_a": ta, "trans_b": tb, "bias": ta, "activation": "gelu" if tb else ""} for ta, tb in both]
     gpu += [{"M": m, **cut, "swap": swap} for m in (64, 70) for swap in (False, True)]
+    share = {**stay, "blocks": 132, "stream": True, "panel": 16}
+    gpu += [{**share, "M": m, "K": k, "trans_b": tb, "bias": tb} for m in (256, 1000, 3000) for k in (520, 8192) for tb in (False, True)]
+    gpu += [{**stay, "blocks": 132, "cluster": 2, "trans_b": tb, "BN": n} for tb in (False, True) for n in (128, 192)]
+    gpu += [{**share, "M": 1000, "K": 4104, "trans_a": True, "BN": 256, "stages": 4, "activation": "gelu"}]
+    gpu += [{**share, "M": 16, "N": 4096, "K": 4096, "BM": 16, "BN": 64, "BK": 128, "threads": 128, "swap": True}]
     large = [(8192, 8192, 8192), (4096, 4096, 4096), (8192, 7168, 8192), (16384, 16384, 8192), (4096, 22016, 4096)]
     few = [(16, 8192, 8192), (64, 8192, 8192), (256, 8192, 8192)]
     bench = [{"M": m, "N": n, "K": k} for m, n, k in large]
     bench += [{"M": m, "N": n, "K": k, "trans_b": tb} for m, n, k in few for tb in (False, True)]
+    waves = [(384, 8192, 8192), (640, 8192, 8192), (1024, 4096, 8192), (3000, 3000, 3000)]  # tiles that fill no whole waves
+    bench += [{"M": m, "N": n, "K": k} for m, n, k in (*waves, (128, 2048, 16384), (16, 1024, 16384), (16, 4096, 4096))]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))
 
 

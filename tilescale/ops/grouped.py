@@ -1,8 +1,8 @@
 """``grouped_matmul(a, b, sizes)``: rows of one matrix in groups, each group times a matrix of its own (the experts of a mixture).
 
-How long the groups are is known on the device alone. A small kernel lists the tiles: which group each belongs to, at which row it begins
-and where its group ends. The second kernel has as many blocks as there could be tiles at most; those behind the last one end at once. A
-tile never reaches into the next group: rows behind its group's end are computed and not stored.
+How long the groups are is known on the device alone. Blocks stay and take one tile after another, group by group; each counts the tiles of
+the groups as it goes. There are as many rounds as there could be tiles at most, and those behind the last tile do nothing. A tile never
+reaches into the next group: rows behind its group's end are computed and not stored.
 """
 
 from __future__ import annotations
@@ -16,83 +16,56 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
+from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 DTYPES = ("bfloat16", "float16")
-#: what is said of a tile: its group (-1: there is no such tile), its first row, the row behind its group
-WORDS = 3
 
 
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
+# ---- the kernel
 
 
-# ---- kernels
-
-
-def tiles(G: int, most: int, BM: int, threads: int = 128) -> Any:
-    """``table`` (most, 3): each tile's group, first row and the row behind its group, from the groups' ``sizes`` (G,)."""
-
-    @T.prim_func
-    def tiles(sizes: T.Tensor((G,), "int32"), table: T.Tensor((most, WORDS), "int32")):
-        with T.Kernel(T.ceildiv(most, threads), threads=threads) as bx:
-            for u in T.Parallel(threads):
-                group = T.alloc_var("int32", -1)
-                first = T.alloc_var("int32")
-                end = T.alloc_var("int32")
-                row = T.alloc_var("int32")
-                before = T.alloc_var("int32")
-                for g in T.serial(G):
-                    mine = bx * threads + u - before
-                    count = (sizes[g] + (BM - 1)) // BM
-                    if mine >= 0 and mine < count:
-                        group = g
-                        first = row + mine * BM
-                        end = row + sizes[g]
-                    row = row + sizes[g]
-                    before = before + count
-                if bx * threads + u < most:
-                    table[bx * threads + u, 0] = group
-                    table[bx * threads + u, 1] = first
-                    table[bx * threads + u, 2] = end
-
-    return tiles
-
-
-def product(
-    M: int, N: int, K: int, G: int, most: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str,
-    trans_b: bool,
+def grouped(
+    N: int, K: int, G: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, dtype: str, trans_b: bool
 ) -> Any:  # fmt: skip
-    """C's rows of each tile in ``table``: A's rows (M, K) times their group's B (G, K, N), or (G, N, K). By ``blocks`` blocks that take one
-    tile after another, in panels of ``panel`` rows of tiles."""
-    wide = ceil_div(N, BN)
+    """C's rows of each group of ``sizes`` (G,): A's rows (M, K), any number of them, times the group's B (G, K, N), or (G, N, K). By
+    ``blocks`` blocks that take one tile after another, in panels of ``panel`` rows of tiles of a group."""
+    M, wide = T.dynamic("M"), ceil_div(N, BN)
 
     @T.prim_func
     def grouped(
-        A: T.Tensor((M, K), dtype), B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype), table: T.Tensor((most, WORDS), "int32"),
+        A: T.Tensor((M, K), dtype), B: T.Tensor((G, N, K) if trans_b else (G, K, N), dtype), sizes: T.Tensor((G,), "int32"),
         C: T.Tensor((M, N), dtype),
     ):  # fmt: skip
         with T.Kernel(blocks, threads=threads) as block:
             a, b = T.alloc_shared((BM, BK), dtype), T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
+            # the group that has come, its first row and first tile, its rows
+            group, row, before, size = (T.alloc_var("int32") for _ in range(4))
+            size = sizes[0]
+            most = T.min(M, T.ceildiv(M, BM) + G)  # rows of tiles: a group has less than one tile that is not full
             for tile in T.Persistent(most * wide, blocks, block):
-                first = tile // (wide * panel) * panel
-                rows = T.min(most - first, panel)
-                by, bx = first + (tile - first * wide) % rows, (tile - first * wide) // rows
-                group = table[by, 0]
-                row = table[by, 1]
-                end = table[by, 2]
-                if group >= 0:
+                while group < G and tile >= before + T.ceildiv(size, BM) * wide:
+                    before = before + T.ceildiv(size, BM) * wide
+                    row = row + size
+                    group = group + 1
+                    size = sizes[group]  # zero behind the last one
+                if group < G:
+                    down, bx = panelled(tile - before, T.ceildiv(size, BM), wide, panel)
+                    first, end = row + down * BM, row + size
                     T.clear(acc)
                     for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
-                        T.copy(A[row, k * BK], a)
+                        T.copy(A[first, k * BK], a)
                         if trans_b:
                             T.copy(B[group, bx * BN, k * BK], b)
                         else:
                             T.copy(B[group, k * BK, bx * BN], b)
                         T.gemm(a, b, acc, transpose_B=trans_b)
-                    for i, j in T.Parallel(BM, BN):
-                        if row + i < end:
-                            C[row + i, bx * BN + j] = acc[i, j]
+                    if first + BM <= end:
+                        T.copy(acc, C[first, bx * BN])
+                    else:
+                        for i, j in T.Parallel(BM, BN):
+                            if first + i < end:
+                                C[first + i, bx * BN + j] = acc[i, j]
 
     return grouped
 
@@ -131,12 +104,9 @@ def grouped_matmul(a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, *, out
     c = host.result(out, (M, N), a.dtype, a)
     BM = 64 if M <= 64 * G else 128
     BN = 128 if N <= 128 or BM == 64 else 256
-    most = min(M, ceil_div(M, BM) + G)  # a group has less than one tile that is not full
-    table = torch.empty(most, WORDS, dtype=torch.int32, device=a.device)
-    host.launch(tiles, (sizes, table), G=G, most=most, BM=BM)
-    cut = {"BM": BM, "BN": BN, "BK": 64, "stages": 4 if BN == 256 else 6, "threads": 128 if BM == 64 else 256, "panel": 8}
-    cut["blocks"] = min(most * ceil_div(N, BN), host.multiprocessors(a.device))
-    host.launch(product, (a, b, table, c), M=M, N=N, K=K, G=G, most=most, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
+    cut = {"BM": BM, "BN": BN, "BK": 64, "stages": 4 if BN == 256 else 6, "threads": 128 if BM == 64 else 256, "panel": 16}
+    cut["blocks"] = host.multiprocessors(a.device)
+    host.launch(grouped, (a, b, sizes, c), N=N, K=K, G=G, **cut, dtype=host.dtype_name(a), trans_b=trans_b)
     return c
 
 

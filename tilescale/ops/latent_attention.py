@@ -4,15 +4,15 @@ rotary part) are keys alone:
 
     o[b, h] = softmax(scale · q[b, h] · kv[b, :n]ᵀ) · kv[b, :n, :latent],   n = lengths[b].
 
-A block has 64 heads of one sequence and a part of its context. Parts are equally long in all sequences, so that those of ragged contexts
-balance; where there may be several, a second kernel adds them up, in their order.
+A block has 64 heads of one sequence and a part of its context. Where there may be several parts, a second kernel adds them up, in their
+order. Contexts that differ are begun longest first, so that the GPU's multiprocessors end together.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,104 +32,147 @@ CLUSTER = 1
 # ---- kernels
 
 
+class Half(NamedTuple):
+    """What a block has for one of a round's two tiles, and for one half of the result's columns."""
+
+    kv: Any
+    o: Any
+    s: Any
+    #: exponentials summed so far, relative to ``own``
+    mass: Any
+    was: Any
+    top: Any
+    own: Any
+    shift: Any
+    keep: Any
+    shrink: Any
+    heard: Any
+    total: Any
+    #: in shared memory: the greatest scores so far, how much o shrinks by them, the sums of exponentials
+    most: Any
+    fall: Any
+    sums: Any
+
+
+@T.macro
+def rise(h, before, at, length, factor):
+    """The greatest score so far, of those of ``length`` tokens, and how much what was summed before shrinks by it."""
+    rows, tokens = h.s.shape
+    if at + tokens > length:
+        for i, j in T.Parallel(rows, tokens):
+            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
+    T.copy(before.most, h.was)
+    T.copy(h.was, h.top)
+    T.reduce_max(h.s, h.top, dim=1, clear=False)
+    for i in T.Parallel(rows):
+        h.shift[i] = h.top[i] * factor
+        h.keep[i] = T.__exp2(h.own[i] * factor - h.shift[i])
+        h.own[i] = h.top[i]
+        h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
+        h.fall[i] = h.shrink[i]
+        h.most[i] = h.top[i]
+
+
+@T.macro
+def weigh(s, shift, factor):
+    for i, j in T.Parallel(*s.shape):
+        s[i, j] = T.__exp2(s[i, j] * factor - shift[i])
+
+
+@T.macro
+def shrink(o, by):
+    for i, j in T.Parallel(*o.shape):
+        o[i, j] *= by[i]
+
+
+@T.macro
+def add(h, p, o):
+    for n in range(2):
+        T.gemm(p, h.kv[n], o[n], policy=T.GemmWarpPolicy.FullRow)
+    for i, j in T.Parallel(*h.s.shape):
+        h.mass[i, j] = h.mass[i, j] * h.keep[i] + h.s[i, j]
+
+
 def decode(
     heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
-    (batch, most pages) has each sequence's. A part has ``share`` rounds of two tiles. One part: O (batch, heads, latent). More: each
-    block's part of O, divided by its own total, (parts, batch, heads, latent) in float32, and log2 of that total (parts, batch, heads);
-    parts without tokens are not written."""
+    (batch, most pages) has each sequence's. Order (batch,): the sequences in the order in which they are begun. A part has ``share``
+    rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total, (parts, batch, heads,
+    latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
     factor, least, half, alone = scale * LOG2_E, -T.infinity("float32"), latent // 2, T.GemmWarpPolicy.FullRow
     wide = half, half, rope
-    q_type, lengths_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
+    q_type, row_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
+    kv_type = T.Tensor((rows, page, width) if page else (batch, rows, width), dtype)
     out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
-    sums_type = T.Tensor((parts, batch, heads), "float32")
-
-    @T.macro
-    def body(Q, KV, Table, Lengths, O, Sums, share):
-        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, b):
-            q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
-            tiles = [[T.alloc_shared((BN, n), dtype) for n in wide] for _ in range(2)]
-            s, mass = ([T.alloc_fragment((BH, BN), "float32") for _ in range(2)] for _ in range(2))
-            o = [T.alloc_fragment((BH, half), "float32") for _ in range(2)]
-            top, was, own, shift, keep, total = ([T.alloc_fragment((BH,), "float32") for _ in range(2)] for _ in range(6))
-            most, fall, sums = ([T.alloc_shared((BH,), "float32") for _ in range(2)] for _ in range(3))
-            length, first = Lengths[b], part * share
-            rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
-            T.copy(Q[b, group * BH, 0], q)
-            T.fill(most[1], least)
-            for k in range(2):
-                T.clear(o[k])
-                T.clear(mass[k])
-                T.fill(own[k], least)
-            for t in T.Pipelined(rounds, num_stages=1):
-                for k in range(2):
-                    now = (2 * (first + t) + k) * BN
-                    at = T.if_then_else(now < length, now, now - k * BN)  # behind the last tile: the one before, which is masked
-                    where, row = (Table[b, at // page], at % page) if page else (b, at)
-                    for n in range(3):
-                        T.copy(KV[where, row, n * half], tiles[k][n])
-                for k in range(2):
-                    for n in range(3):
-                        T.gemm(q[:, n * half : n * half + wide[n]], tiles[k][n], s[k], False, True, alone, clear_accum=n == 0)
-                for k in range(2):
-                    at = (2 * (first + t) + k) * BN
-                    for i, j in T.Parallel(BH, BN):
-                        s[k][i, j] = T.if_then_else(at + j < length, s[k][i, j], least)
-                    T.copy(most[1 - k], was[k])
-                    T.copy(was[k], top[k])
-                    T.reduce_max(s[k], top[k], dim=1, clear=False)
-                    for i in T.Parallel(BH):
-                        shift[k][i] = top[k][i] * factor
-                        keep[k][i] = T.__exp2(own[k][i] * factor - shift[k][i])  # how much the own sum shrinks
-                        own[k][i] = top[k][i]
-                        fall[k][i] = T.__exp2(was[k][i] * factor - shift[k][i])  # how much o does
-                        most[k][i] = top[k][i]
-                    for i, j in T.Parallel(BH, BN):
-                        s[k][i, j] = T.__exp2(s[k][i, j] * factor - shift[k][i])
-                    T.copy(s[k], p)
-                    for n in range(2):
-                        for i, j in T.Parallel(BH, half):
-                            o[n][i, j] *= fall[k][i]
-                    for n in range(2):
-                        T.gemm(p, tiles[k][n], o[n], policy=alone)
-                    for i, j in T.Parallel(BH, BN):
-                        mass[k][i, j] = mass[k][i, j] * keep[k][i] + s[k][i, j]
-                T.barrier()  # p and most may be written again
-            for k in range(2):
-                T.reduce_sum(mass[k], total[k], dim=1)
-                for i in T.Parallel(BH):
-                    sums[k][i] = T.if_then_else(total[k][i] > 0, total[k][i] * T.__exp2((own[k][i] - most[1][i]) * factor), 0.0)
-            for i in T.Parallel(BH):
-                fall[0][i] = T.if_then_else(sums[0][i] + sums[1][i] > 0, 1.0 / (sums[0][i] + sums[1][i]), 0.0)  # nothing without tokens
-            for n in range(2):
-                for i, j in T.Parallel(BH, half):
-                    o[n][i, j] *= fall[0][i]
-                if parts == 1:
-                    T.copy(o[n], O[b, group * BH, n * half])
-                elif rounds > 0:
-                    T.copy(o[n], O[part, b, group * BH, n * half])
-            if parts > 1 and rounds > 0:
-                for i in T.Parallel(BH):
-                    Sums[part, b, group * BH + i] = T.log2(sums[0][i] + sums[1][i]) + most[1][i] * factor
-
-    if page:
-
-        @T.prim_func
-        def mla_decode_pages(
-            Q: q_type, KV: T.Tensor((rows, page, width), dtype), Table: T.Tensor((batch, pages), "int32"), Lengths: lengths_type,
-            O: out_type, Sums: sums_type, share: T.int32,
-        ):  # fmt: skip
-            body(Q, KV, Table, Lengths, O, Sums, share)
-
-        return mla_decode_pages
 
     @T.prim_func
     def mla_decode(
-        Q: q_type, KV: T.Tensor((batch, rows, width), dtype), Lengths: lengths_type, O: out_type, Sums: sums_type, share: T.int32
-    ):
-        body(Q, KV, None, Lengths, O, Sums, share)
+        Q: q_type, KV: kv_type, Table: T.Tensor((batch, pages), "int32"), Lengths: row_type, Order: row_type, O: out_type,
+        Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
+            q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
+            halves = [
+                Half(
+                    [T.alloc_shared((BN, n), dtype) for n in wide],
+                    *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
+                    *(T.alloc_fragment((BH,), "float32") for _ in range(8)),
+                    *(T.alloc_shared((BH,), "float32") for _ in range(3)),
+                )
+                for _ in range(2)
+            ]
+            one, two = halves
+            b = Order[place]
+            length, first = Lengths[b], part * share
+            rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
+            T.copy(Q[b, group * BH, 0], q)
+            T.fill(two.most, least)
+            for h in halves:
+                T.clear(h.o)
+                T.clear(h.mass)
+                T.fill(h.own, least)
+            for t in T.Pipelined(rounds, num_stages=1):
+                now = 2 * (first + t) * BN
+                for k in range(2):
+                    at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
+                    where, row = (Table[b, at // page], at % page) if page else (b, at)
+                    for n in range(3):
+                        T.copy(KV[where, row, n * half], halves[k].kv[n])
+                for h in halves:
+                    for n in range(3):
+                        T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 0)
+                rise(one, two, now, length, factor)
+                weigh(one.s, one.shift, factor)
+                T.copy(one.s, p)
+                shrink(one.o, one.shrink)
+                rise(two, one, now + BN, length, factor)
+                T.copy(one.fall, two.heard)
+                shrink(two.o, two.heard)
+                add(one, p, [one.o, two.o])
+                T.copy(two.fall, one.heard)
+                weigh(two.s, two.shift, factor)
+                T.copy(two.s, p)
+                shrink(one.o, one.heard)
+                shrink(two.o, two.shrink)
+                add(two, p, [one.o, two.o])
+                T.barrier()  # p and the greatest scores may be written again
+            for h in halves:
+                T.reduce_sum(h.mass, h.total, dim=1)
+                for i in T.Parallel(BH):
+                    h.sums[i] = T.if_then_else(h.total[i] > 0, h.total[i] * T.__exp2((h.own[i] - two.most[i]) * factor), 0.0)
+            for i in T.Parallel(BH):  # nothing for a sequence without tokens
+                one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
+            for k in range(2):
+                shrink(halves[k].o, one.fall)
+                if parts == 1:
+                    T.copy(halves[k].o, O[b, group * BH, k * half])
+                elif rounds > 0:
+                    T.copy(halves[k].o, O[part, b, group * BH, k * half])
+            if parts > 1 and rounds > 0:
+                for i in T.Parallel(BH):
+                    Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor
 
     return mla_decode
 
@@ -162,7 +205,34 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
     return mla_combine
 
 
+def longest_first(threads: int = 128) -> Any:
+    """Order = the sequences by falling length, equal ones by their numbers: a sequence's place is how many come before it."""
+    batch = T.dynamic("batch")
+
+    @T.prim_func
+    def mla_order(Lengths: T.Tensor((batch,), "int32"), Order: T.Tensor((batch,), "int32")):
+        with T.Kernel(T.ceildiv(batch, threads), threads=threads) as block:
+            own, place = T.alloc_fragment((threads,), "int32"), T.alloc_fragment((threads,), "int32")
+            T.copy(Lengths[block * threads], own)
+            T.clear(place)
+            for j in T.serial(batch):
+                for k in T.Parallel(threads):
+                    earlier = T.if_then_else(j < block * threads + k, Lengths[j] >= own[k], Lengths[j] > own[k])
+                    place[k] += T.if_then_else(earlier, 1, 0)
+            for k in T.Parallel(threads):
+                if block * threads + k < batch:
+                    Order[place[k]] = block * threads + k
+
+    return mla_order
+
+
 # ---- what people call
+
+
+@functools.cache
+def as_they_are(batch: int, device: torch.device) -> torch.Tensor:
+    """The sequences in the order of their numbers."""
+    return torch.arange(batch, dtype=torch.int32, device=device)
 
 
 @functools.cache
@@ -188,7 +258,8 @@ def plan(batch: int, groups: int, rounds: int, units: int) -> tuple[tuple[int, i
 @host.checked
 def mla_decode(
     q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, *, latent: int = 512, scale: float | None = None,
-    table: torch.Tensor | None = None, longest: int | None = None, parts: int | None = None, out: torch.Tensor | None = None,
+    table: torch.Tensor | None = None, longest: int | None = None, parts: int | None = None, ragged: bool = False,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """One step of decoding, o (batch, heads, latent) of q's dtype; the same bits from run to run.
 
@@ -198,17 +269,17 @@ def mla_decode(
             be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
         longest: the greatest length, where it is less than the cache has room for (what lies behind it is not read). parts: how many
-            parts the longest context has; what fills the GPU where all are equally long, without. More of them balance contexts that
-            differ.
+            parts the longest context has; what fills the GPU where all are equally long, without. ragged: contexts differ much; the
+            longest are begun first, which a kernel in front finds out.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
     dtype = host.dtype_name(q)
-    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1]:
+    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1] or latent % 2:
         raise TileValueError(
             f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, latent={latent}",
-            expected="(batch, heads, width), (batch or pages, tokens, width)",
+            expected="(batch, heads, width), (batch or pages, tokens, width), an even number of values",
         )
     if dtype not in DTYPES or cache.dtype != q.dtype:
         raise TileTypeError(f"mla_decode of {dtype} over {host.dtype_name(cache)}", expected="both bfloat16 or both float16")
@@ -234,8 +305,11 @@ def mla_decode(
         some, share = slice(first, last), -(-rounds // cuts)
         sums = torch.empty(cuts, last - first, heads, dtype=torch.float32, device=q.device)
         part = o[some] if cuts == 1 else torch.empty(*sums.shape, latent, dtype=torch.float32, device=q.device)
-        held = (cache[some],) if table is None else (cache, table[some])
-        host.launch(decode, (q[some], *held, lengths[some], part, sums, share), **what, **more, parts=cuts)
+        held = (cache[some], lengths[some].view(-1, 1)) if table is None else (cache, table[some])
+        order = as_they_are(last - first, q.device)
+        if ragged:
+            host.launch(longest_first, (lengths[some], order := torch.empty_like(lengths[some])))
+        host.launch(decode, (q[some], *held, lengths[some], order, part, sums, share), **what, **more, parts=cuts)
         if cuts > 1:
             host.launch(combine, (part, sums, lengths[some], o[some], share), **what, parts=cuts)
     return o
@@ -260,12 +334,12 @@ def draw(
         made["table"] = torch.randperm(batch * count + 3, generator=g, device=device)[: batch * count].to(torch.int32).view(batch, count)
     else:
         made["cache"] = normal((batch, context, width), dtype, g)
-    return {**made, "parts": parts} if parts else made
+    return {**made, **({"parts": parts} if parts else {}), **({"ragged": True} if ragged else {})}
 
 
 def reference(
     q: torch.Tensor, cache: torch.Tensor, lengths: torch.Tensor, latent: int, scale: float, table: torch.Tensor | None = None,
-    parts: int | None = None,
+    **_: Any,
 ) -> tuple[Expected, ...]:  # fmt: skip
     """In float64, sequence by sequence. Scores are off by their sum's roundings and so, relatively, are their exponentials, which are
     rounded to q's dtype before they are multiplied: roundings that add up as their root."""
@@ -315,8 +389,7 @@ OP = Op(
             {"batch": 1, "context": 63},
         )),
         *(Case({"batch": b, "heads": 128, "context": 8192, **s}, bar=1.0) for b, s in (
-            (132, {}), (64, {}), (200, {}), (132, {"ragged": True, "parts": 4}), (132, {"page": 64}),
-            (132, {"page": 64, "ragged": True, "parts": 4}),
+            (132, {}), (64, {}), (200, {}), (132, {"ragged": True}), (132, {"page": 64}), (132, {"page": 64, "ragged": True}),
         )),
     ),
     peers={"torch": in_torch},

@@ -19,7 +19,7 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
-from tilescale.ops.gemm import ceil_div, combine
+from tilescale.ops.gemm_kernels import ceil_div, combine
 
 #: weights that share a scale and a zero, in a row
 GROUP = 128

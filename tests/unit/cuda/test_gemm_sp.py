@@ -133,17 +133,19 @@ def test_what_keeps_to_one_role_is_said(options: dict[str, Any], why: str):
 
 
 def test_what_is_refused():
-    def kernel(e: tuple[int, int], places: str, half: int) -> Any:
+    def kernel(e: tuple[int, int], places: str, half: int, policy: Any = T.GemmWarpPolicy.Square) -> Any:
         @T.prim_func
         def product(C: T.Tensor((16, 16), "float32")):
             with T.Kernel(1, threads=32):
                 a, s, b = T.alloc_shared((16, half), "float16"), T.alloc_shared(e, places), T.alloc_shared((64, 16), "float16")
                 c = T.alloc_fragment((16, 16), "float32")
-                T.gemm_sp(a, s, b, c)
+                T.gemm_sp(a, s, b, c, policy=policy)
                 T.copy(c, C)
 
         return product
 
+    with refused(TileValueError, "policy='rows' in T.gemm_sp", at="T.gemm_sp(a, s, b, c, policy=policy)", expected="FullRow"):
+        kernel((16, 4), "int16", 32, "rows").trace()
     kernel((16, 4), "int16", 32).trace()
     with refused(TileValueError, "T.gemm_sp of A", expected="E (M, K / 16)"):
         kernel((16, 8), "int16", 32).trace()

@@ -226,6 +226,23 @@ def test_conditions_that_read_a_spread_tile():
     assert agree(kernel, args)["C"][0] == 4
 
 
+def test_a_loop_that_changes_its_own_extent():
+    """How often it runs was settled when it began."""
+
+    @T.prim_func
+    def kernel(C: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=32):
+            n = T.alloc_var("int32", 8)
+            for i in T.serial(n):
+                n = n - 1
+                C[i] = n
+
+    args = {"C": empty((8,), "int32")}
+    assert agree(kernel, args)["C"].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+    text = print_kernel(Lowering(scheduled(kernel), "sm_90a").run()).text
+    assert "const int value = n;" in text and "i < value;" in text
+
+
 def test_a_while_that_reads_a_spread_tile():
     @T.prim_func
     def kernel(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):

@@ -60,10 +60,10 @@ def aside(acc, C, bx, by):
     T.copy(acc, C[by * 64, bx * 64 - 60])
 
 
-@pytest.mark.parametrize("result, stores", [(bound, 1), (branches, 2), (twice, 0), (aside, 0)], ids=lambda x: getattr(x, "__name__", ""))
+@pytest.mark.parametrize("result, stores", [(bound, 1), (branches, 2), (twice, 2), (aside, 0)], ids=lambda x: getattr(x, "__name__", ""))
 def test_who_stores(result: Any, stores: int):
-    """A name that stands for a column, and a tensor of which each of two branches writes a tile; not one that may be written twice, nor a
-    place that is no multiple of 16 bytes."""
+    """A name that stands for a column; a tensor that two branches write, or two statements one behind the other; not a place that is no
+    multiple of 16 bytes."""
     kernel = product(result)
     program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
     assert print_kernel(Lowering(program, "sm_90a").run()).text.count("ts::tma_store(") == stores

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import tilescale
+from tests.gpu.gemms import gemm
 from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.test_printer import CASES, STORED, math, printer
 from tilescale.compiler.cuda import nvrtc, toolchain
@@ -123,6 +125,19 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_architectures_that_are_none(arch: str):
     with pytest.raises(TileError):
         toolchain.check_arch(arch)
+
+
+def test_the_oldest_architecture():
+    """CUDA 13's nvcc has none older (`nvcc --list-gpu-arch`); there products are computed by the threads themselves."""
+    with pytest.raises(TileError, match="sm_70 is not compiled for: CUDA 13's nvcc and NVRTC begin at sm_75") as refused:
+        toolchain.check_arch("sm_70")
+    assert "sm_75 or newer" in str(refused.value) and toolchain.check_arch("sm_75") == "sm_75"
+
+
+@needs_nvcc
+def test_products_of_the_oldest_architecture():
+    text = tilescale.compile(gemm(256, 256, 256, 64, 64, 32, 2, 128), target="cuda:sm_75").get_kernel_source("cuda")
+    assert "mma" not in text and "cp_async" not in text
 
 
 def test_architectures_of_compute_capabilities():

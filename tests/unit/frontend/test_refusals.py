@@ -37,3 +37,40 @@ def test_a_constant_index_outside_a_constant_extent(store: bool):
 def test_an_unknown_dtype_has_a_place():
     with refused(TileTypeError, "unknown dtype 'float33'", at='T.Tensor((4,), "float33")', write="float3"):
         T.Tensor((4,), "float33")
+
+
+def test_what_values_and_tiles_do_not_have():
+    def refuse(message, statement, **more):
+        @T.prim_func
+        def kernel(A: T.Tensor((8, 2), "float32"), n: T.int32):
+            with T.Kernel(1):
+                v = T.alloc_var("int32")
+                statement(A, n, v)
+
+        with refused(TileTypeError, message, **more):
+            kernel.trace()
+
+    words = "arithmetic, comparisons and the functions of T"
+    refuse("a value of float32 has no 'foo'", lambda A, n, v: A[0, 0].foo, at="A[0, 0].foo", expected=words)
+    refuse("a value of int32 has no 'exp'", lambda A, n, v: (n + 1).exp(), expected=words, write="T.exp(")
+    refuse("A has no 'shap'", lambda A, n, v: A.shap, expected="shape, dtype", write=".shape")
+    refuse("A has no 'T'", lambda A, n, v: A[0:2, 0].T)
+    refuse("v has no 'foo'", lambda A, n, v: v.foo)
+
+
+def test_labels_that_are_none():
+    def refuse(message, statement, **more):
+        @T.prim_func
+        def kernel(A: T.Tensor((8, 2), "float32"), n: T.int32):
+            with T.Kernel(1):
+                statement(A, n)
+
+        with refused(TileTypeError, message, **more):
+            kernel.trace()
+
+    refuse("T.print's label is A", lambda A, n: T.print("x", A), at='T.print("x", A)', write='T.print(A, "x")')
+    refuse("T.print's label is 3", lambda A, n: T.print(A, 3), expected="what is shown, then a text")
+    refuse("T.print of two texts", lambda A, n: T.print("x", "y"), write='T.print("y: x")')
+    refuse("T.device_assert of a float32", lambda A, n: T.device_assert(A[0, 0]), expected="a comparison", write="A[0, 0] != 0.0")
+    refuse("T.device_assert of a float32", lambda A, n: T.device_assert(1.0))
+    refuse("T.device_assert's message is A", lambda A, n: T.device_assert(n > 0, A))

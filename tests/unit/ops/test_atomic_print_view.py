@@ -75,6 +75,7 @@ def test_prints_show_rank_block_place_and_value(capfd: pytest.CaptureFixture[str
                 v = T.alloc_var("int32", 41)
                 print(v)
                 T.print("here")
+                T.print(t[0, 0], "two\nlines | 100 %")
 
     run(kernel)(torch.tensor([[1.0, 2, 3], [4, 5.5, -6]]), 21)
     out, err = capfd.readouterr()
@@ -82,7 +83,7 @@ def test_prints_show_rank_block_place_and_value(capfd: pytest.CaptureFixture[str
     line = kernel.func.__code__.co_firstlineno
     for part in (
         f"test_atomic_print_view.py:{line + 6}: t = bfloat16(2, 3)", "[[1, 2, 3],\n [4, 5.5, -6]]", "part = bfloat16(2)", "[4, 5.5]",
-        f":{line + 8}: n * 2 = 42", "one = 2", "v = 41", "here", "block (1, 0, 0)",
+        f":{line + 8}: n * 2 = 42", "one = 2", "v = 41", "here", "two\nlines | 100 % = 1", "block (1, 0, 0)",
     ):  # fmt: skip
         assert part in text, (part, text)
     assert "block (0, 0, 0)" not in text

@@ -82,14 +82,19 @@ def steps(cmp: str) -> Any:
     return main
 
 
-@T.prim_func
-def polling(A: T.Tensor((4, S), "int32"), flag: T.Tensor((1,), "int32"), C: T.Tensor((4, S), "int32")):
-    with T.Kernel(1):
-        a = T.alloc_shared((S,), "int32")
-        for k in T.Pipelined(4, num_stages=3):
-            T.copy(A[k, 0], a)
-            if T.atomic_load(flag[0]) == 0:
-                T.copy(a, C[k, 0])
+def polling(kind: Any) -> Any:
+    """What it copies from may be written by other ranks, or (a T.Tensor) by nobody."""
+
+    @T.prim_func
+    def main(A: kind((4, S), "int32"), flag: T.Tensor((1,), "int32"), C: T.Tensor((4, S), "int32")):
+        with T.Kernel(1):
+            a = T.alloc_shared((S,), "int32")
+            for k in T.Pipelined(4, num_stages=3):
+                T.copy(A[k, 0], a)
+                if T.atomic_load(flag[0]) == 0:
+                    T.copy(a, C[k, 0])
+
+    return main
 
 
 @T.prim_func
@@ -147,7 +152,8 @@ def test_two_roles_stay_one_where_copies_cannot_run_ahead():
     refused(follows, "depends on at, which the computation may still change", {"A": _rows()}, roles=BOTH)
     refused(in_place, "A is written here and copied into a ring", {"A": _rows()}, roles=BOTH)
     refused(steps("eq"), "may become false again", roles=BOTH)
-    refused(polling, "an atomic operation that is looked at", {"flag": np.zeros(1, np.int32)}, roles=BOTH)
+    looked = {"A": _rows()[:4], "flag": np.zeros(1, np.int32)}
+    refused(polling(T.SymmTensor), "an atomic operation that is looked at", looked, roles=BOTH)
     refused(each_warp, "once for each executor below the block", roles=BOTH)
     refused(hands_over, "a wait among the copies may be for what a signal among them sets off", roles=BOTH)
 
@@ -161,7 +167,7 @@ def test_one_role_copies_in_turn_where_its_copies_cannot_run_ahead():
     refused(follows, "depends on", {"A": _rows()}, **ahead)
     refused(in_place, "A is written in the loop and copied in it", {"A": _rows()}, **ahead)
     refused(steps("ge"), "the copies wait for others, who may wait for a signal of this loop", **ahead)
-    refused(polling, "an atomic operation that is looked at", {"flag": np.zeros(1, np.int32)}, **ahead)
+    refused(polling(T.Tensor), "an atomic operation that is looked at", {"flag": np.zeros(1, np.int32)}, **ahead)
     refused(each_warp, "once for each executor below the block", **ahead)
     refused(late_wait, "a wait in the loop that does not stand directly in front of the copies", **ahead)
     refused(hands_over, "a wait among the copies", **ahead)
@@ -200,6 +206,12 @@ def test_regions_end_where_the_block_writes_what_it_copies():
     assert [r.form for r in made.schedule.rings] == ["roles", "roles"]
     assert [k.reason for k in made.schedule.kept] == ["B is written here and copied into a ring, which would run ahead of it"]
     report = check(two_phases, level="both", depth=3, seeds=3)
+    assert report, report
+
+
+def test_what_nobody_writes_is_copied_ahead_of_polls():
+    assert forms(polling(T.Tensor), roles=BOTH) == (["roles"], [])
+    report = check(polling(T.Tensor), 1, {"flag": np.zeros(1, np.int32)}, level="both", depth=3, seeds=2, roles=BOTH)
     assert report, report
 
 

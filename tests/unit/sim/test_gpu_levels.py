@@ -103,7 +103,7 @@ def text(found: list[Any], kind: str, *words: str) -> str:
 
 
 def test_an_accumulator_that_is_read_before_its_product_is_awaited():
-    said = text(findings("await_products 2 statements later"), "schedule", "x[0:64, 0:64] is read while the product of line", "has not been awaited")
+    said = text(findings("await_products 3 statements later"), "schedule", "x[0:64, 0:64] is read while the product of line", "has not been awaited")
     assert "T.copy(x, C[0:64, 0:64])" in said and "T.gemm(a, b, x)" in said  # both statements
     assert "the wait for that product in front of what touches x" in said
 

@@ -92,8 +92,13 @@ __device__ __forceinline__ T atomic_store(T* at, T value) {
 TS_PUBLISHING(add)
 TS_PUBLISHING(max)
 TS_PUBLISHING(min)
-TS_PUBLISHING(load)
-TS_PUBLISHING(store)
 #undef TS_PUBLISHING
+
+// A load that acquires and a store that releases carry as much by themselves: causality order through the block's barriers in front of the
+// store and behind the load is cumulative (PTX ISA, "Memory Consistency Model"). A fence of the whole GPU takes a microsecond.
+template <typename T>
+__device__ __forceinline__ T publishing_load(T* at, T) { return atomic_load(at, T()); }
+template <typename T>
+__device__ __forceinline__ T publishing_store(T* at, T value) { return atomic_store(at, value); }
 
 }  // namespace ts

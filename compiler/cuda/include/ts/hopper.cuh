@@ -104,6 +104,19 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_
                "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
                : "memory");
 }
+// PTX ISA, "cp.async.bulk.prefetch.tensor": the box is asked into the L2 cache.
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y, int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
+}
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y, int z, int w) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y, int z, int w, int v) {
+  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global.tile [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
+}
 // The same box into each block of the cluster that `blocks` has a bit for, at the same place; each one's `barrier` counts the bytes.
 __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(
@@ -170,6 +183,8 @@ __device__ __forceinline__ void bulk_wait() {
 }
 // What this thread wrote to shared memory is there for TMA and wgmma (PTX ISA, "Async proxy").
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// What this thread wrote to global memory comes before what TMA stores there later.
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // PTX ISA, "setmaxnreg": registers of each thread of the warpgroup from here on.
 template <int count>
@@ -191,15 +206,16 @@ __device__ __forceinline__ uint64_t matrix_descriptor(const void* start, int lea
 // What the threads wrote to registers is there for the products behind this.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// All but the last `pending` groups of products are complete. The loop, which ends at once unless the clock shows one value of 2^32, begins
-// a block of its own: ptxas 13.0 moves reads of accumulators out of branches (of guarded stores, say) in front of the wait when they
+// Ends a basic block, across which ptxas moves no arithmetic: the loop ends at once unless the clock shows one value of 2^32.
+__device__ __forceinline__ void block_ends() {
+  asm volatile("{ .reg .pred p; .reg .b32 t; again: mov.u32 t, %%clock; setp.eq.u32 p, t, 0xffffffff; @p bra again; }" ::"n"(0) : "memory");
+}
+// All but the last `pending` groups of products are complete. A block ends there: ptxas 13.0 moves reads of accumulators out of branches (of guarded stores, say) in front of the wait when they
 // all stand in one. Not where what follows reads them in no branch.
 template <int pending, bool apart = pending == 0>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
-  if (apart)
-    asm volatile("{ .reg .pred p; .reg .b32 t; again: mov.u32 t, %%clock; setp.eq.u32 p, t, 0xffffffff; @p bra again; }" ::"n"(0)
-                 : "memory");
+  if (apart) block_ends();
 }
 // Keeps the wait that follows behind the computation of `value`: ptxas moves it up across arithmetic, which should run beside the products.
 // It does not move it across a load of shared memory, even one that is made only where `value` is a certain NaN, and then changes nothing.
@@ -222,7 +238,7 @@ __device__ __forceinline__ void wgmma_arrived(int* d) {
 template <int count, typename T>
 __device__ __forceinline__ void wgmma_arrived(T* a) {
 #pragma unroll
-  for (int i = 0; i < count; i += 2) {
+  for (int i = 0; i < count; i += 4 / int(sizeof(T))) {
     uint32_t r;
     memcpy(&r, a + i, sizeof(r));
     asm volatile("" ::"r"(r) : "memory");

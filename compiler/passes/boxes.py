@@ -1,0 +1,52 @@
+"""Which parts of tensors TMA can copy (PTX ISA 9.0, "Tensors"): what its loads into rings and its stores of results ask alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.multiples import is_multiple
+from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.layout.loops import bits_of
+
+#: axes of a tensor that TMA can copy, and what its rows and its coordinates along them come to a multiple of, in bytes
+MOST_AXES, CHUNK = 5, 16
+
+
+def unfit(region: Any, tile: Sequence[int], params: Any) -> str | None:
+    """Why TMA cannot copy between a region and a tile of these extents in shared memory; None where it can. ``params``: the kernel's."""
+    var, name = region.source, region.source.name
+    if all(not p.var.same_as(var) for p in params) or var.ty.storage_scope != "global":
+        return f"{name} is no tensor of this rank alone"
+    shape, axes = list(var.ty.shape), long_axes(region)
+    if len(shape) > MOST_AXES or list(var.ty.strides):
+        return f"{name} has {len(shape)} axes or strides of its own"
+    if len(tile) == 1:
+        return _unfit_vector(region, axes, tile[0])
+    if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(region.region[k].extent) for k in axes] != list(tile):
+        return f"the tile of {name} is no matrix of whole rows"
+    if (why := _unfit_rows(var)) is not None:
+        return why
+    width = tile[1] * bits_of(var) // 8
+    if tile[0] % 8 or width % 32 and width != CHUNK:  # plain rows of one chunk each
+        return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
+    return None
+
+
+def _unfit_vector(region: Any, axes: list[int], count: int) -> str | None:
+    """Why TMA cannot copy a part of one row, without a swizzle; None where it can. A stage begins at a multiple of 128 bytes."""
+    var = region.source
+    if axes != [len(var.ty.shape) - 1] or constant(region.region[-1].extent) != count:
+        return f"the tile of {var.name} is no part of a row"
+    if (why := _unfit_rows(var)) is not None:
+        return why
+    return None if count <= 256 and count * bits_of(var) // 8 % 128 == 0 else f"a tile of {count} numbers is no 128·k bytes"
+
+
+def _unfit_rows(var: Any) -> str | None:
+    row, each = var.ty.shape[-1], CHUNK * 8 // bits_of(var)
+    if is_multiple(row, each):
+        return None
+    how = "" if constant(row) is not None else f" (T.dynamic(…, multiple_of={each}) promises it)"
+    return f"rows of {var.name} are not known to be a multiple of {CHUNK} bytes{how}"

@@ -1,0 +1,65 @@
+"""Which releases of a ring's stage need a proxy fence of their own.
+
+What threads read of a stage themselves is of another proxy than TMA's next write of it (PTX ISA 9.0, "Proxies"), so each thread puts a
+proxy fence between its reads and its warp's arrival. That fence waits for all that the thread has under way in shared memory. Where every
+thread has made one anyway since those reads, in front of a meeting or of another release, the arrival needs none: a fence orders all
+accesses before it, whatever it was put there for.
+
+Only what stands in one sequence is looked at: at its head, of a loop's body among them, everything counts as read since.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ops import base
+from tilescale.compiler.passes.gpu_stage import again
+from tilescale.compiler.passes.products import flat, name_of
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+
+def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
+    """The numbers of the rings whose tiles threads read in a statement: element by element, by copies into registers, or by mma.sync."""
+    found: set[int] = set()
+
+    def operation(c: Any) -> None:
+        if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
+            found.update(ring_of[r.source] for r in c.args[:2] if r.source in ring_of)
+        if c.op.name == "ts.gemm_sp" and c.args[4].source in ring_of:  # the places go through registers
+            found.add(ring_of[c.args[4].source])
+
+    structural_walk(node, (ir.TensorLoad, lambda e: found.add(ring_of[e.source]) if e.source in ring_of else None))
+    structural_walk(node, (ir.Call, operation))
+    return found
+
+
+def release_fences(program: Any) -> Any:
+    """The program, whose releases behind a proxy fence of all threads say so."""
+    plan = program.schedule
+    if plan is None or len(plan.roles) < 2:
+        return program
+    every = read_by_threads(program.func.body, plan.ring_of)
+    if not every:
+        return program
+
+    def order(s: Any) -> Any:
+        return sequence(_marked(flat(s), every, plan.ring_of))
+
+    return program.with_body(structural_map(program.func.body, (tirx.SeqStmt, order)))
+
+
+def _marked(stmts: list[Any], every: set[int], ring_of: dict[Any, int]) -> list[Any]:
+    out, read = [], set(every)
+    for s in stmts:
+        if name_of(s) == "sync" and str(s.value.attrs["scope"]) == "block" and int(s.value.attrs["proxy"]):
+            read = set()
+        elif name_of(s) == "ring_release":
+            if int(s.value.attrs["ring"]) in read:
+                read = set()  # behind its own fence
+            elif int(s.value.attrs["ring"]) in every:
+                s = again(s.value, list(s.value.args), {"fenced": 1})
+        elif not isinstance(s, tirx.Evaluate) or base.find(s.value) is not None:
+            read |= read_by_threads(s, ring_of)
+        out.append(s)
+    return out

@@ -1,0 +1,252 @@
+"""The tile programs of ``matmul``: a block for each tile, blocks that stay, blocks that share tiles (stream-K), and the sum of shares of k.
+
+In all of them ``M`` is the number of rows, or None: then one kernel serves every number (`T.dynamic`), as it may where A's rows lie one
+behind another. Sums are float32, and their order follows from the shape and the configuration alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilescale.language as T
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def activated(x: Any, activation: str) -> Any:
+    """The activation of a number within a kernel: relu, gelu (the exact one, by erf) or silu."""
+    if activation == "relu":
+        return T.max(x, 0.0)
+    if activation == "gelu":
+        return 0.5 * x * (1.0 + T.erf(x * 0.7071067811865476))
+    return x / (1.0 + T.exp(-x)) if activation == "silu" else x
+
+
+def operands(M: Any, N: int, K: int, trans_a: bool, trans_b: bool) -> tuple[tuple[Any, int], tuple[int, int]]:
+    """The shapes of A (M, K) and B (K, N), or of their transposes."""
+    return ((K, M) if trans_a else (M, K)), ((N, K) if trans_b else (K, N))
+
+
+@T.macro
+def load(A: Any, B: Any, a: Any, b: Any, row: Any, col: Any, at: Any, trans_a: bool, trans_b: bool):
+    """The tiles of A and B from step ``at`` of k on, for C's tile at (row, col)."""
+    if trans_a:
+        T.copy(A[at, row], a)
+    else:
+        T.copy(A[row, at], a)
+    if trans_b:
+        T.copy(B[col, at], b)
+    else:
+        T.copy(B[at, col], b)
+
+
+@T.macro
+def multiply(a: Any, b: Any, acc: Any, swap: bool, trans_a: bool, trans_b: bool):
+    """acc += op(a) · op(b), or with ``swap`` the transpose of that."""
+    if swap:
+        T.gemm(b, a, acc, transpose_A=not trans_b, transpose_B=not trans_a)
+    else:
+        T.gemm(a, b, acc, transpose_A=trans_a, transpose_B=trans_b)
+
+
+@T.macro
+def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swap: bool):
+    """C's tile at (row, col): act(acc + bias)."""
+    if bias is not None or activation:
+        for i, j in T.Parallel(*acc.shape):
+            x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
+            acc[i, j] = activated(x, activation)
+    if swap:
+        for i, j in T.Parallel(*acc.shape):
+            C[row + j, col + i] = acc[i, j]
+    else:
+        T.copy(acc, C[row, col])
+
+
+@T.macro
+def panelled(tile: Any, high: Any, wide: Any, panel: int):
+    """The row and the column of a tile where tiles are counted down the columns of panels of ``panel`` rows, which L2 caches hold."""
+    first = tile // (wide * panel) * panel
+    height = T.min(high - first, panel)
+    return first + (tile - first * wide) % height, (tile - first * wide) // height
+
+
+# ---- kernels
+
+
+def product(
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, dtype: str,
+    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+) -> Any:  # fmt: skip
+    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``.
+
+    ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
+    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles.
+    """
+    M = T.dynamic("M") if M is None else M
+    a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
+    shape = ((M, N) if split == 1 else (split, M, N)), (out if split == 1 else "float32")
+    steps = ceil_div(ceil_div(K, BK), split)  # of k, a block
+
+    @T.macro
+    def body(A, B, bias, C):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
+            T.use_swizzle(panel, enable=panel > 0)
+            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BN, BM) if swap else (BM, BN), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(steps, num_stages=stages):
+                load(A, B, a, b, by * BM, bx * BN, (bz * steps + k) * BK, trans_a, trans_b)
+                multiply(a, b, acc, swap, trans_a, trans_b)
+            if split == 1:
+                finish(acc, bias, C, by * BM, bx * BN, activation, swap)
+            elif swap:
+                for i, j in T.Parallel(BN, BM):
+                    C[bz, by * BM + j, bx * BN + i] = acc[i, j]
+            else:
+                T.copy(acc, C[bz, by * BM, bx * BN])
+
+    @T.prim_func
+    def gemm(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor(*shape)):
+        body(A, B, None, C)
+
+    @T.prim_func
+    def gemm_bias(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), bias: T.Tensor((N,), out), C: T.Tensor(*shape)):
+        body(A, B, bias, C)
+
+    return gemm_bias if bias and split == 1 else gemm
+
+
+def persistent(
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, cluster: int, dtype: str,
+    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+) -> Any:  # fmt: skip
+    """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles. The ``cluster`` blocks
+    of a cluster have tiles one below the other, and fetch B's tile together."""
+    M = T.dynamic("M") if M is None else M
+    a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
+
+    @T.macro
+    def body(A, B, bias, C):
+        with T.Kernel(blocks, threads=threads, cta_cluster=cluster) as block:
+            high, wide = T.ceildiv(M, BM * cluster), ceil_div(N, BN)
+            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            for tile in T.Persistent(high * wide, blocks // cluster, block // cluster):
+                pair, col = panelled(tile, high, wide, max(1, panel // cluster))
+                row = pair * cluster + block % cluster
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                    load(A, B, a, b, row * BM, col * BN, k * BK, trans_a, trans_b)
+                    multiply(a, b, acc, False, trans_a, trans_b)
+                finish(acc, bias, C, row * BM, col * BN, activation, False)
+
+    @T.prim_func
+    def gemm(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), C: T.Tensor((M, N), out)):
+        body(A, B, None, C)
+
+    @T.prim_func
+    def gemm_bias(A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
+        body(A, B, bias, C)
+
+    return gemm_bias if bias else gemm
+
+
+def streamed(
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, swap: bool, dtype: str,
+    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+) -> Any:  # fmt: skip
+    """Stream-K: the same by ``blocks`` blocks that stay, of which each takes an equal share of the steps of k (Osama et al., "Stream-K:
+    Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", 2023). No more blocks than there are steps.
+
+    The steps of the first tiles, up to two for a block, lie end to end, and each block has as many of them; whole waves of the other tiles
+    follow, a tile a block. A block goes through its share from the end. So it begins with the front part of a tile, which it leaves in
+    ``P`` (blocks, tile) of float32 and tells of in ``ready`` (blocks,), which are zero when the launch begins. It ends with the back part
+    of another tile, adds what the blocks before it left of that tile, in their order, and stores it: which sums are taken, and in what
+    order, the shape and ``blocks`` decide.
+
+    Order in memory: a block's writes of P[block] come before its store of ready[block], which releases; whoever loads 1 from there
+    acquires, and reads P[block] behind that. Progress: a block waits only for what blocks of smaller numbers do before they wait for
+    anyone. That comes to pass where blocks start in the order of their numbers, and where all are resident, as on a GPU with at least
+    as many multiprocessors.
+    """
+    M = T.dynamic("M") if M is None else M
+    a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
+    sums, steps, wide = ((BN, BM) if swap else (BM, BN)), ceil_div(K, BK), ceil_div(N, BN)
+
+    @T.macro
+    def body(A, B, bias, P, ready, C):
+        with T.Kernel(blocks, threads=threads) as block:
+            a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
+            acc = T.alloc_fragment(sums, "float32")
+            high = T.ceildiv(M, BM)
+            waves = T.max(high * wide // blocks - 1, 0)
+            rest = high * wide - waves * blocks
+            total = rest * steps
+            start, stop = block * total // blocks, (block + 1) * total // blocks
+            last = (stop - 1) // steps
+            parts = last - start // steps + 1
+            for n in T.serial(parts + waves):
+                tile = T.if_then_else(n < parts, last - n, rest + (n - parts) * blocks + block)
+                front = T.if_then_else(n < parts, T.max(start - tile * steps, 0), 0)
+                back = T.if_then_else(n < parts, T.min(stop - tile * steps, steps), steps)
+                row, col = panelled(tile, high, wide, panel)
+                T.clear(acc)
+                for k in T.Pipelined(back - front, num_stages=stages):
+                    load(A, B, a, b, row * BM, col * BN, (front + k) * BK, trans_a, trans_b)
+                    multiply(a, b, acc, swap, trans_a, trans_b)
+                if back < steps:
+                    T.copy(acc, P[block, 0, 0])
+                    T.atomic_store(ready[block], 1)
+                else:
+                    if front > 0:
+                        # the block whose share has the tile's first step: the last one that begins there or before
+                        for other in T.serial(((tile * steps + 1) * blocks - 1) // total, block):
+                            seen = T.alloc_var("int32", 0)
+                            while seen == 0:
+                                seen = T.atomic_load(ready[other])
+                            for i, j in T.Parallel(*sums):
+                                acc[i, j] += P[other, i, j]
+                    finish(acc, bias, C, row * BM, col * BN, activation, swap)
+
+    @T.prim_func
+    def gemm(
+        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), P: T.Tensor((blocks, *sums), "float32"),
+        ready: T.Tensor((blocks,), "int32"), C: T.Tensor((M, N), out),
+    ):  # fmt: skip
+        body(A, B, None, P, ready, C)
+
+    @T.prim_func
+    def gemm_bias(
+        A: T.Tensor(a_shape, dtype), B: T.Tensor(b_shape, dtype), bias: T.Tensor((N,), out), P: T.Tensor((blocks, *sums), "float32"),
+        ready: T.Tensor((blocks,), "int32"), C: T.Tensor((M, N), out),
+    ):  # fmt: skip
+        body(A, B, bias, P, ready, C)
+
+    return gemm_bias if bias else gemm
+
+
+def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation: str, columns: int = 256, threads: int = 64) -> Any:
+    """C = act(the sum of ``split`` partial sums (split, M, N), in order, + bias)."""
+    M = T.dynamic("M") if M is None else M
+
+    @T.macro
+    def body(P, bias, C):
+        with T.Kernel(T.ceildiv(N, columns), M, threads=threads) as (bx, by):
+            for j in T.Parallel(columns):
+                x = P[0, by, bx * columns + j]
+                for s in range(1, split):
+                    x = x + P[s, by, bx * columns + j]
+                C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
+
+    @T.prim_func
+    def combine(P: T.Tensor((split, M, N), "float32"), C: T.Tensor((M, N), out)):
+        body(P, None, C)
+
+    @T.prim_func
+    def combine_bias(P: T.Tensor((split, M, N), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
+        body(P, bias, C)
+
+    return combine_bias if bias else combine
