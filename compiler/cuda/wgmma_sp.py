@@ -14,8 +14,9 @@ they lie.
 The registers of places are read until the product is complete, like those of a left operand, and ptxas (13.0) does not know it: in a loop
 that it did not unroll it wrote the next round's places over them, and results were wrong (in the SASS: PRMT into a product's register in
 front of WARPGROUP.DEPBAR). So in a loop whose products are awaited a round late, those of the round before are awaited in front of the
-reads, across which ptxas does not move the wait, and every wait for products is followed by an instruction that has the registers as
-operands (``ts::wgmma_read``), so that nothing else is put there. tests/unit/cuda/sass.py finds what does not keep to that.
+reads (`gpu_schedule._late_round`), across which ptxas does not move the wait, and every wait for products is followed by an instruction
+that has the registers as operands (``ts::wgmma_read``), so that nothing else is put there. tests/unit/cuda/sass.py finds what does not
+keep to that.
 
 float32 has no such product: of tf32 the instruction keeps one number in each two, which is another pattern than two in each four.
 """
@@ -109,8 +110,7 @@ def emit(cx: Any, call: Any) -> Any:
 
 
 def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
-    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live through the kernel; where the
-    products of the round before may read them still, that is awaited first."""
+    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live through the kernel."""
     e = call.args[4]
     place, axes = cx.places[e.source], matrix_axes(e)
     mins, each = [cx.scalar(r.min) for r in e.region], COVERED[element_dtype(e.source)]
@@ -147,4 +147,4 @@ def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) ->
     u = tirx.Var("u", "int32")
     cx.head += [tirx.AllocBuffer(into, {}, call.span),
                 gemm.unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u]))]  # fmt: skip
-    return [awaited(cx, [], int(call.attrs["earlier"]), call.span, straight=True), *loads] if "earlier" in call.attrs else loads
+    return loads

@@ -120,8 +120,6 @@ class GemmSp(TileOp):
             multiply(a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), tiles.matrix(e.read(ex)), bool(clear(ex)))
 
         def begin(ex: Any, engine: Any) -> None:
-            if "earlier" in call.attrs:  # places go into registers that products of the round before read
-                flights.wait(ex, flights.PRODUCT, int(call.attrs["earlier"]))
             left, right, to = (v.placed(ex, None) for v in (a, b, c))
             where, fresh = tiles.matrix(e.read(ex)).copy(), bool(clear(ex))
             flights.start(ex, flights.PRODUCT, engine, site, (left, right), to, lambda: multiply(left, right, to, where, fresh))

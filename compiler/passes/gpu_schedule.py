@@ -288,20 +288,19 @@ def _narrow(call: Any) -> bool:
     return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
-def _late_products(products: list[Any]) -> list[Any]:
-    """A round's products, behind which those of the round before are complete. One of a sparse operand reads its places from registers,
-    which must be complete products' before they are written: where there is one, it awaits the round before, and none is awaited behind."""
-    sparse = any(c.op.name == "ts.gemm_sp" for c in products)
-    out = []
-    for k, c in enumerate(products):
-        last = not sparse and c is products[-1]
-        out.append(_marked(c, c.span, len(products) if last else FREE, {"earlier": k} if c.op.name == "ts.gemm_sp" else {}))
-    return out
+def _late_round(begin: Any, products: list[Any], release: Any, count: Any) -> list[Any]:
+    """A round of products and the release of the round before's stage, whose products are complete by then: behind this round's, as many
+    groups may be under way as it has. A product of a sparse operand reads its places from registers that the round before's read until
+    they are complete: where there is one, those are awaited in front."""
+    if any(c.op.name == "ts.gemm_sp" for c in products):
+        before = await_products([], products[0].span, straight=True)
+        return [begin, before, *(_marked(c, c.span, FREE) for c in products), release, count]
+    return [begin, *(_marked(c, c.span, len(products) if c is products[-1] else FREE) for c in products), release, count]
 
 
-def _marked(call: Any, span: Any, pending: int, more: dict[str, Any] | None = None) -> Any:
+def _marked(call: Any, span: Any, pending: int) -> Any:
     """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is `FREE`."""
-    attrs = {**dict(call.attrs), "wgmma": pending, **(more or {})}
+    attrs = {**dict(call.attrs), "wgmma": pending}
     return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
 
 
@@ -320,9 +319,8 @@ def _late(loop: Any, plan: Any) -> Any:
     if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    marked = _late_products(products)
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
-    body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
+    body = _late_round(stmts[0], products, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1])
     notes = {**dict(loop.annotations), "ts.late": 1}
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())

@@ -60,10 +60,9 @@ extern "C" __global__ void __launch_bounds__(160, 1) sparse_gemm(
     }
     for (int k = 0; k < 2; ++k) {
       ts::mbarrier_wait(&full0[ring0_read & 1], (ring0_read >> 1) & 1);
+      ts::wgmma_wait<0, false>();
       const uint64_t a_desc = ts::matrix_descriptor<128>(&a[(ring0_read & 1) * 8192], 16);
       const uint64_t b_desc = ts::matrix_descriptor<128>(&b[(ring0_read & 1) * 8192], 16);
-      ts::wgmma_wait<0, false>();
-      ts::wgmma_read<4>(places, &smem[0]);
       const int row = ((tid & 127) >> 5) * 16 + ((tid & 31) >> 2);
       #pragma unroll
       for (int i = 0; i < 2; ++i) {
