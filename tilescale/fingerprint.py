@@ -222,6 +222,8 @@ class Fingerprint:
         elif callable(v) and hasattr(v, "__wrapped__") and _is_fixed(type(v).__module__):
             self.put("wrapped", type(v).__qualname__)  # functools.lru_cache and its kin
             self.value(v.__wrapped__, what)
+        elif type(v).__name__ in ("IntImm", "FloatImm") and _top(type(v).__module__) == "tvm":  # T.infinity(dtype) and its kin
+            self.put("constant", str(v.ty), repr(v.value))
         else:
             self._instance(v, what)
 

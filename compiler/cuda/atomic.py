@@ -28,7 +28,7 @@ def emit_atomic(cx: Any, call: Any) -> Any:
     operand = _operand(cx, value, dtype)
     where = tirx.address_of(tirx.BufferLoad(buf, [flat]))
     kind = "publishing" if isinstance(place, Global) and cx.publishes else "atomic"
-    done = tirx.call_extern(dtype, f"ts::{kind}_{call.attrs['kind']}", where, operand)
+    done = tirx.call_extern(dtype, f"ts::{kind}_{call.attrs['kind']}{_suffix(cx, call, dtype)}", where, operand)
     test: Any = None
     for t in tests:
         test = t if test is None else tirx.And(test, t)
@@ -47,6 +47,13 @@ def emit_neighbours(cx: Any, call: Any, count: int, at: Any, values: Any) -> Any
     nothing that it could be ordered behind."""
     name = f"{'publishing_' if cx.publishes else ''}red_add{count}_{NAMES[element_dtype(at.source)]}"
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", tirx.address_of(at), tirx.address_of(values)), call.span)
+
+
+def _suffix(cx: Any, call: Any, dtype: str) -> str:
+    """Sums of 16-bit floats have an instruction (PTX ISA 9.0, "atom": float16 from sm_70 on, bfloat16 from sm_90 on), which rounds once as
+    a sum in float32 does."""
+    own = str(call.attrs["kind"]) == "add" and (dtype == "float16" or dtype == "bfloat16" and cx.capability >= 90)
+    return f"_{NAMES[dtype]}" if own else ""
 
 
 def _operand(cx: Any, value: Any, dtype: str) -> Any:

@@ -449,7 +449,10 @@ def _cluster_address(b: Block, m: Any, where: Pointer, rank: Any) -> Pointer:
 
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     """A warpgroup meets, or the consumers, who are the block's first threads. A turn is a meeting too, but nothing may depend on it."""
-    count, which = int(np.asarray(threads).ravel()[0]), int(engines.one(m, number))
+    numbers = np.unique(np.broadcast_to(number, m.shape)[m])
+    count, which = int(np.asarray(threads).ravel()[0]), int(numbers[0])
+    if len(numbers) > 1 and (which in TURNS or CONSUMERS in numbers):
+        raise EmulationError(f"threads of one instruction meet at different barriers: {numbers}")
     if which in TURNS:
         b.engines.turns.meet((b.engines, which), count, int(m.sum()), lambda: None)
         return
@@ -502,6 +505,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
+    "ts::any": emulated_threads.vote,
     "ts::uniform": emulated_threads.uniform,
     "ts::shuffle_xor": emulated_threads.shuffle_xor,
     **{f"ts::lane_{kind}": emulated_threads.lane(kind) for kind in ("xor", "up", "down", "from")},
@@ -511,8 +515,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     **emulate_matrices.FUNCTIONS,
     **{f"ts::{how}red_add{n}_{k}": emulated_threads.red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
        for n in (2, 4, 8) for how in ("", "publishing_")},
-    **{f"ts::{how}_{kind}": emulated_threads.atomic(kind)
-       for kind in ("add", "max", "min", "load", "store") for how in ("atomic", "publishing")},
+    **{f"ts::{how}_{kind}": emulated_threads.atomic(kind.partition("_")[0])
+       for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
 
 

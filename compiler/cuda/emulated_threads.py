@@ -38,6 +38,14 @@ def uniform(b: Block, m: Any, value: Any) -> Any:
     return value
 
 
+def vote(b: Block, m: Any, test: Any) -> Any:
+    """Whether one of a warp's lanes says so, all of which must be there."""
+    said, found = np.broadcast_to(test, m.shape) & m, np.zeros(b.threads, bool)
+    for w in whole_warps(b, m, "a vote"):
+        found[w * WARP : (w + 1) * WARP] = said[w * WARP : (w + 1) * WARP].any()
+    return found
+
+
 def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
     """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
     lanes = np.arange(b.threads)

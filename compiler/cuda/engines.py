@@ -516,13 +516,18 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
 
 def storing(reduce: str) -> Callable[..., None]:
     def tma_store(b: Any, m: Any, tmap: Any, frm: Any, *coordinates: Any) -> None:
-        if m.sum() != 1:
-            raise EmulationError(f"{m.sum()} threads make one store")
         b.late_enough(m)
-        who, start = int(np.flatnonzero(m)[0]), byte(m, frm)
-        cells = tmap.cells(start)
-        b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
-        b.engines.store(start, tmap, [int(one(m, c)) for c in coordinates], who, reduce)
+        seen: set[tuple[int, ...]] = set()
+        for who in map(int, np.flatnonzero(m)):  # each thread makes its own
+            only = np.zeros_like(m)
+            only[who] = True
+            start, where = byte(only, frm), [int(one(only, c)) for c in coordinates]
+            if (start, *where) in seen:
+                raise EmulationError(f"{m.sum()} threads make one store")
+            seen.add((start, *where))
+            cells = tmap.cells(start)
+            b.touch(frm.memory.arena, cells, np.full(cells.shape, who), False)
+            b.engines.store(start, tmap, where, who, reduce)
         b.engines.yields()
 
     return tma_store

@@ -235,12 +235,13 @@ class Operand:
 
     @property
     def chunked(self) -> bool:
-        """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk."""
+        """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk. An executor's own tile begins
+        at a multiple of that (passes/gpu_arena.py)."""
         last = self.axes[1]
         layout = self.place.layout
         each = 128 // layout.bits
         stored = self.rows if self.across else self.cols
-        if self.place.base is not None or last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
+        if last != len(layout.shape) - 1 or stored % each or (self.across and layout.bits != 16):
             return False
         others = (p for p in layout.pieces if not (p.axis == last and p.unit == 1))
         return multiple(sym.Analyzer(), self.start, each) and layout.vector(last) >= each and all(p.stride % each == 0 for p in others)

@@ -73,7 +73,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
     threads = cx.executor_of(call).threads
     if "wgmma" in call.attrs:
-        made = gemm.wgmma_fragments(call, threads)
+        made = wgmma_sp.fragments(call, threads)
         return [[Demand(call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span))] for f, wm, wn in made]
     cuts = gemm.mma_fragments(m, n, threads, int(call.attrs["policy"]))
     return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]

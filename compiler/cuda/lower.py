@@ -82,6 +82,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.executor = Executor("block", self.threads)
         self.tid = tirx.Var("tid", "int32")
         self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
+        #: the number of the consumer's warpgroup, where something asks for it
+        self.mine: Any = None
         self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
         self.raw = self.block
         #: blocks can tell each other something through tensors: atomic updates carry what was written before them
@@ -142,6 +144,16 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         return int(e.value) if isinstance(e, tirx.IntImm) else self.scalar(e)
 
     # -- who runs -------------------------------------------------------------------------------------------------
+    def warpgroup(self) -> Any:
+        """The number of a consumer's warpgroup, named once: a value that the machine's compiler knows to be the same for a warp, so that
+        what is computed from it, such as matrix descriptors, is computed once a warp and not in each lane."""
+        if self.group is not None:
+            return tirx.IntImm("int32", self.group)
+        if self.mine is None:
+            self.mine = tirx.Var("warpgroup", "int32")
+            self.bind_range(self.mine, self.threads // WIDTHS["warpgroup"])
+        return self.mine
+
     def thread(self) -> Any:
         """The thread's number within its executor."""
         if self.executor.name == "block":
@@ -387,6 +399,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.role = "consumer"
         rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)
         self.role = None
+        if self.mine is not None:
+            rest = sequence([tirx.Bind(self.mine, tirx.call_extern("int32", "ts::uniform", self.tid // WIDTHS["warpgroup"])), rest])
         if moved is not None:
             fill = sequence([call(f"fewer_registers<{moved[1]}>"), fill])
             rest = sequence([call(f"more_registers<{moved[0]}>"), rest])

@@ -15,14 +15,17 @@ from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
-from tilescale.compiler.layout.loops import bits_of, choose, fragments_of
+from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
-from tilescale.compiler.layout.matrices import WARP, Matrices
+from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
 UNROLLED = 16
+#: rounds from which on a branch is worth its while
+DECIDED = 8
+WARP = 32
 
 
 class _Guarded(Exception):
@@ -104,8 +107,44 @@ class NestLowering:
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
-        body = self._round(nest, loop, starts, counters, None)
-        return sequence([*binds, self._by_those(loop, self._loops(nest, body, list(zip(counters, loop.counts, strict=True))))])
+        around = list(zip(counters, loop.counts, strict=True))
+        if (outer := self._deciding(nest, loop)) is not None:
+            body = self._decided(nest, loop, starts, around, outer)
+        else:
+            body = self._loops(nest, self._round(nest, loop, starts, counters, None), around)
+        return sequence([*binds, self._by_those(loop, body)])
+
+    def _deciding(self, nest: Nest, loop: Loop) -> list[bool] | None:
+        """Which digits of the slots decide about the condition around a nest's whole body, where the others are so many that a branch is
+        worth its while and the condition is one of whole warps' registers; None where there is no such condition."""
+        s = nest.body
+        if not isinstance(s, tirx.IfThenElse) or s.else_case is not None or self.executor.threads % WARP or nest.alone:
+            return None
+        reads: list[Any] = []
+        structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
+        calls: list[Any] = []
+        structural_walk(s.condition, (ir.Call, lambda c: calls.append(c) if c.op.name in EXTERN_CALLS else None))
+        written = {a.buffer for a in nest.accesses if a.mode != "read"}
+        if not reads or calls or not all(in_registers(b) and b not in written for b in reads):
+            return None
+        used: set[Any] = set()
+        structural_walk(s.condition, (ir.Var, used.add))
+        outer = [p.axis is None or nest.vars[p.axis] in used for p in loop.digits]
+        return outer if prod(n for n, o in zip(loop.counts, outer, strict=True) if not o) >= DECIDED else None
+
+    def _decided(self, nest: Nest, loop: Loop, starts: list[Any], around: list[tuple[Any, int]], outer: list[bool]) -> Any:
+        """The loops, those of the deciding digits outside, and a branch in them that a warp takes if one of its lanes does."""
+        zero = tirx.IntImm("int32", 0)
+        counters = [v for v, _ in around]
+
+        def inside() -> Any:
+            test = tirx.call_extern("bool", "ts::any", self.scalar(nest.body.condition))
+            body = self._round(nest, loop, starts, counters, None)
+            return tirx.IfThenElse(test, self._loops(nest, body, [a for a, o in zip(around, outer, strict=True) if not o]), None)
+
+        held = [v if o else zero for v, o in zip(counters, outer, strict=True)]
+        body = self._round(nest, loop, starts, held, None, inside)
+        return self._loops(nest, body, [a for a, o in zip(around, outer, strict=True) if o])
 
     def _by_those(self, loop: Loop, body: Any) -> Any:
         """The body for the warps that have any of a nest's iterations."""

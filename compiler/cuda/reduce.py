@@ -1,11 +1,13 @@
-"""Reductions on a GPU, in a fixed order: each thread folds its own slots by rising index, then lanes fold by shuffles whose partners see
-each other's value (so all get the same bits), then groups of threads through shared memory, in order of the group.
+"""Reductions on a GPU, in a fixed order: each thread folds its own slots by rising index (greatest and least in four chains, since their
+order makes no difference), then lanes fold by shuffles whose partners see each other's value (so all get the same bits), then groups of
+threads through shared memory, in order of the group.
 
 The result lies where the tile's fragment, with the axis taken out, says: in all threads that had a part.
 """
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.places import digit
@@ -18,6 +20,8 @@ from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import ir, tirx
 
 WARP = 32
+#: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
+WAYS = 4
 _FLOATS = ("float", "bfloat")
 
 
@@ -206,6 +210,19 @@ def _emit_reduce(cx: Any, call: Any) -> Any:
     return _folded(cx, call, put)
 
 
+def emit_join(cx: Any, call: Any) -> Any:
+    """The lanes' sums of each element added up (`passes.gpu_lanes`); all get the same bits."""
+    held = cx.places[call.args[0].source]
+    slot = tirx.Var("u", "int32")
+    now = tirx.BufferLoad(held.buf, [slot])
+    body = []
+    for mask in map(int, str(call.attrs["masks"]).split(",")):
+        there = tirx.call_extern("float32", "ts::shuffle_xor", now, tirx.IntImm("int32", mask))
+        body.append(tirx.BufferStore(held.buf, now + there, [slot], call.span))
+    zero, count = tirx.IntImm("int32", 0), tirx.IntImm("int32", held.layout.slots)
+    return tirx.For(slot, zero, count, tirx.ForKind.UNROLLED, sequence(body), span=call.span)
+
+
 def emit_part(cx: Any, call: Any) -> Any:
     """Each group's part into shared memory, by one of the lanes that have it."""
     parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
@@ -255,26 +272,27 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     thread = cx.thread()
     if cx.skips(held, place.shape, thread):
         return sequence([])
-    total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
+    ways = WAYS if op.removeprefix("abs") in ("max", "min") and prod(p.extent for p in along) % WAYS == 0 else 1
+    total = tirx.decl_buffer((ways,), acc, "total", scope="local", layout=None)
     zero = tirx.IntImm("int32", 0)
     now = tirx.BufferLoad(total, [zero])
     outer = [tirx.Var(f"u{k}", "int32") for k in range(len(others))]
-    inner = [tirx.Var(f"r{k}", "int32") for k in range(len(along))]
-    for v, p in zip([*outer, *inner], [*others, *along], strict=True):
+    for v, p in zip(outer, others, strict=True):
         cx.bind_range(v, p.extent)
-    slot: Any = zero
-    for v, p in zip([*outer, *inner], [*others, *along], strict=True):
-        slot = slot + v * p.stride
-    value = part(op, tirx.BufferLoad(place.buf, [cx.analyzer.simplify(slot)]), acc)
-    extent = place.shape[axis]
-    if held.shape[axis] > extent:
+
+    def element(inner: list[Any]) -> Any:
+        """The element in the slots' digits ``inner`` along the axis; in the padding what changes nothing."""
+        slot: Any = zero
+        for v, p in zip([*outer, *inner], [*others, *along], strict=True):
+            slot = slot + v * p.stride
+        value = part(op, tirx.BufferLoad(place.buf, [cx.analyzer.simplify(slot)]), acc)
+        if held.shape[axis] == place.shape[axis]:
+            return value
         at = _along(cx, held, axis, thread, list(zip(along, inner, strict=True)))
-        value = tirx.if_then_else(at < extent, value, identity(op, acc))
-    step: Any = tirx.BufferStore(total, fold(op, now, value), [zero], call.span)
-    for v, p in zip(reversed(inner), reversed(along), strict=True):
-        step = tirx.For(v, zero, tirx.IntImm("int32", p.extent), tirx.ForKind.UNROLLED, step)
-    body = [tirx.AllocBuffer(total, {}, call.span), tirx.BufferStore(total, identity(op, acc), [zero], call.span), step]
-    for p in near:
+        return tirx.if_then_else(at < place.shape[axis], value, identity(op, acc))
+
+    body = _own(cx, op, total, [p.extent for p in along], element, call.span)
+    for p in () if "lanes" in call.attrs else near:
         for k in range(p.extent.bit_length() - 1):
             there = tirx.call_extern(acc, "ts::shuffle_xor", now, tirx.IntImm("int32", p.stride << k))
             body.append(tirx.BufferStore(total, fold(op, now, there), [zero], call.span))
@@ -296,6 +314,43 @@ def _folded(cx: Any, call: Any, put: Any) -> Any:
     for v, p in zip(reversed(outer), reversed(others), strict=True):
         done = tirx.For(v, zero, tirx.IntImm("int32", p.extent), tirx.ForKind.UNROLLED, done, span=call.span)
     return done
+
+
+def _own(cx: Any, op: str, total: Any, extents: list[int], element: Any, span: Any) -> list[Any]:
+    """A thread's own elements folded into ``total[0]``: one after the other, or where total has several places, each of them with every so
+    many elements, and these pair by pair."""
+    ways, zero = int(total.ty.shape[0]), tirx.IntImm("int32", 0)
+    of = lambda k: tirx.BufferLoad(total, [k])  # noqa: E731
+    alloc = tirx.AllocBuffer(total, {}, span)
+    if ways == 1:
+        inner = [tirx.Var(f"r{k}", "int32") for k in range(len(extents))]
+        for v, e in zip(inner, extents, strict=True):
+            cx.bind_range(v, e)
+        step: Any = tirx.BufferStore(total, fold(op, of(zero), element(inner)), [zero], span)
+        for v, e in zip(reversed(inner), reversed(extents), strict=True):
+            step = tirx.For(v, zero, tirx.IntImm("int32", e), tirx.ForKind.UNROLLED, step)
+        return [alloc, tirx.BufferStore(total, identity(op, str(total.ty.dtype)), [zero], span), step]
+
+    def walk(first: int, count: int, made: Any) -> Any:
+        r = tirx.Var("r", "int32")
+        cx.bind_range(r, count)
+        k, step = r + first if first else r, 1
+        digits: list[Any] = []
+        for e in reversed(extents):
+            digits.insert(0, cx.analyzer.simplify(k // step % e))
+            step *= e
+        way = cx.analyzer.simplify(k % ways)
+        step_in = tirx.BufferStore(total, made(of(way), element(digits)), [way], span)
+        return tirx.For(r, zero, tirx.IntImm("int32", count), tirx.ForKind.UNROLLED, step_in)
+
+    number = lambda k: tirx.IntImm("int32", k)  # noqa: E731
+    body = [alloc, walk(0, ways, lambda _, x: x)]
+    if prod(extents) > ways:
+        body.append(walk(ways, prod(extents) - ways, lambda old, x: fold(op, old, x)))
+    while ways > 1:
+        ways //= 2
+        body += [tirx.BufferStore(total, fold(op, of(number(k)), of(number(k + ways))), [number(k)], span) for k in range(ways)]
+    return body
 
 
 def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Piece, Any]]) -> Any:

@@ -13,10 +13,13 @@ from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout import Shared
+from tilescale.compiler.layout.infer import WIDTHS
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
+
+WARPGROUP = WIDTHS["warpgroup"]
 
 
 def box_rows(rows: int, shares: int = 1) -> int:
@@ -54,7 +57,8 @@ def _asked(cx: Any, call: Any, shared: str) -> Any:
 
 
 def store(cx: Any, call: Any) -> Any:
-    """One store for each box of the tile, all by one thread, as one group."""
+    """One store for each box of the tile, all by one thread, as one group; or those of its rows by each warpgroup's first
+    (passes/stores_apart.py)."""
     return _leaves(cx, call, call.args[0], call.args[1], "ts::tma_store")
 
 
@@ -64,32 +68,35 @@ def combine(cx: Any, call: Any) -> Any:
 
 
 def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
+    groups = int(call.attrs.get("groups", 1))
+    part = (cx.warpgroup() if groups > 1 else None, groups)
     out: list[Any] = []
-    for tile, name, coordinates in boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], []):
+    for tile, name, coordinates in boxes(cx, src.source, dst, [int(e) for e in src.source.ty.shape], [], part=part):
         out.append(tirx.Evaluate(tirx.call_extern("void", function, name, tile, *coordinates), call.span))
     out.append(tirx.Evaluate(tirx.call_extern("void", "ts::bulk_commit"), call.span))
-    return tirx.IfThenElse(_issuer(cx), sequence(out), None, call.span)
+    return tirx.IfThenElse(_issuer(cx, groups), sequence(out), None, call.span)
 
 
 def await_stores(cx: Any, call: Any) -> Any:
-    """The thread that issued the stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes
-    after those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone else. Where the stores are
-    to be complete, their writes are visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it makes behind
-    that releases them, and who meets it comes behind them."""
+    """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes after
+    those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone who writes what it stored. Where
+    the stores are to be complete, their writes are visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it
+    makes behind that releases them, and who meets it comes behind them."""
     name = "ts::bulk_wait<0>" if int(call.attrs["complete"]) else "ts::bulk_wait_read<0>"
     wait = tirx.Evaluate(tirx.call_extern("void", name), call.span)
-    return tirx.IfThenElse(_issuer(cx), wait, None, call.span)
+    return tirx.IfThenElse(_issuer(cx, int(call.attrs.get("groups", 1))), wait, None, call.span)
 
 
-def _issuer(cx: Any) -> Any:
-    return tirx.EQ(cx.tid, tirx.IntImm("int32", 0))
+def _issuer(cx: Any, groups: int) -> Any:
+    return tirx.EQ(cx.tid % WARPGROUP if groups > 1 else cx.tid, tirx.IntImm("int32", 0))
 
 
 def boxes(
-    cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = ""
+    cx: Any, tile: Any, region: Any, shape: list[int], stage: list[Any], shared: str = "", part: tuple[Any, int] = (None, 1)
 ) -> Iterator[tuple[Any, Any, list[Any]]]:
     """The boxes of a copy between a tile of ``shape`` in shared memory and a region of a tensor: where each lies in the tile, the tensor
-    map, and its coordinates, the innermost first. ``shared``: axes of the cluster along which blocks share the tile: its own part."""
+    map, and its coordinates, the innermost first. ``shared``: axes of the cluster along which blocks share the tile: its own part.
+    ``part``: which of how many parts of the tile's rows."""
     if len(shape) == 1:
         yield _part_of_row(cx, tile, region, shape[0], stage)
         return
@@ -98,10 +105,11 @@ def boxes(
     if not layout.swizzle and cols * layout.bits != 128:
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
     wide, blocks = layout.swizzle * 8 // layout.bits or cols, cx.cluster_size(shared)
-    by_columns = cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or some of those one below the other
-    down = box_rows(rows, 1 if by_columns else blocks)
-    high, broad = (rows, cols // blocks) if by_columns else (rows // blocks, cols)
-    own = cx.cluster_rank(shared)
+    which, parts = part
+    by_columns = parts == 1 and cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or of those one below the other
+    down = box_rows(rows, 1 if by_columns else blocks * parts)
+    high, broad = (rows, cols // blocks) if by_columns else (rows // (blocks * parts), cols)
+    own = which if parts > 1 else cx.cluster_rank(shared)
     first_row, first_col = (0, own * broad) if by_columns else (own * high, 0)
     axes = long_axes(region)
     name = _map(cx, tensor, tuple({axes[0]: down, axes[1]: wide}.get(k, 1) for k in range(len(region.region))), layout.swizzle)

@@ -21,8 +21,8 @@ from tilescale.compiler.tvm_compat import tirx
 WARPGROUP, ROWS = 128, 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
-#: slots of a fragment behind whose computation a wait is kept
-PINNED = 4
+#: slots of a fragment behind whose computation a wait is kept: the last of its first 1 / PART
+PINNED, PART = 4, 1
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -34,7 +34,8 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
     group = tirx.Var("warpgroup", "int32")
-    binds, row, col = [], tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
+    binds: list[Any] = []
+    row, col = tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
     with cx.turned(held.layout.turn):
         number = cx.analyzer.simplify(cx.thread() // WARPGROUP)
         skipped = cx.skips(held.layout, (m, n), cx.thread())
@@ -43,8 +44,11 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     if skipped:
         return sequence([])
     if down * across > 1:
-        binds.append(tirx.Bind(group, number))
-        cx.bind_range(group, down * across)
+        if cx.role == "consumer" and cx.executor.name == "block" and not held.layout.turn:
+            group = cx.warpgroup()
+        else:
+            binds.append(tirx.Bind(group, number))
+            cx.bind_range(group, down * across)
         row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
     zero = tirx.IntImm("int32", 0)
     descriptors = []
@@ -128,7 +132,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
     for tile in behind:
         held = cx.places[tile.source]
         for k in range(min(held.layout.slots, PINNED)):
-            last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
+            last = at(held.buf, tirx.IntImm("int32", held.layout.slots // PART - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
     out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:

@@ -60,9 +60,15 @@ def unfit(call: Any) -> str | None:
     return None
 
 
+def fragments(call: Any, threads: int) -> list[tuple[Any, int, int]]:
+    """Every way to cut an accumulator among the warpgroups, each of which has rows of its own."""
+    m = dense_shape(call)[0]
+    return [f for f in gemm.wgmma_fragments(call, threads) if f[0].shape[0] == m and not f[0].turn]
+
+
 def emit(cx: Any, call: Any) -> Any:
     """C += A · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
-    (m, k), n = dense_shape(call), int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
+    k, n = dense_shape(call)[1], int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
     a = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     b = gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
     held = cx.places[call.args[2].source]
@@ -70,10 +76,14 @@ def emit(cx: Any, call: Any) -> Any:
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks, zero = own_m // ROWS, tirx.IntImm("int32", 0)
     group = tirx.Var("warpgroup", "int32")
-    binds, row, col = [], zero, zero
+    binds: list[Any] = []
+    row, col = zero, zero
     if down * across > 1:
-        binds.append(tirx.Bind(group, cx.thread() // WARPGROUP))
-        cx.bind_range(group, down * across)
+        if cx.role == "consumer" and cx.executor.name == "block":
+            group = cx.warpgroup()
+        else:
+            binds.append(tirx.Bind(group, cx.thread() // WARPGROUP))
+            cx.bind_range(group, down * across)
         row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
     descriptors = []
     for name, o, first in (("a", a, row), ("b", b, col)):
@@ -97,10 +107,6 @@ def emit(cx: Any, call: Any) -> Any:
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
     issued = [*_places(cx, call, where, row, blocks, words), _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
     pending = int(call.attrs["wgmma"])
-    if own_m * down > m:  # some warpgroups have padding alone; nothing is in flight where their ways meet
-        issued.append(awaited(cx, [call.args[2]], 0, call.span))
-        mine = digit(group, 1, down, across == 1) < m // own_m
-        return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
     body = [*binds, *issued]
     if pending > 0:
         body.append(_plain(f"wgmma_wait<{pending}>", call.span))

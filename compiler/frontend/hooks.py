@@ -30,6 +30,19 @@ _UNBOUND = object()
 _UNBOUND_ERRORS = (NameError, UnboundLocalError)
 
 
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What a name stands for, each with what it is called: a tuple's fields by their own names too."""
+    if not isinstance(value, (tuple, list)):
+        yield name, value
+        return
+    fields = getattr(value, "_fields", None)
+    for k, held in enumerate(value):
+        if fields is not None and isinstance(held, (tuple, list)):
+            yield from _parts(f"{name}_{fields[k]}", held)
+        else:
+            yield (name if fields is None else f"{name}_{fields[k]}"), held
+
+
 def _peek(thunk: Callable[[], Any]) -> Any:
     """The present value of a name, or ``_UNBOUND``."""
     try:
@@ -300,11 +313,11 @@ class Hooks:
             elif str(value.ty) in ("int32", "int64"):
                 b.definitions[var] = value
             return var
-        for held in value if isinstance(value, (tuple, list)) else (value,):
+        for called, held in _parts(name, value):
             buffer = held.buffer if isinstance(held, Variable) else held
             if isinstance(buffer, Buffer) and buffer.var in b.unnamed:
                 b.unnamed.remove(buffer.var)
-                buffer.name = b.renames[buffer.var] = b.unique(name)
+                buffer.name = b.renames[buffer.var] = b.unique(called)
         return value
 
     def declare(self, name: str, annotation: Any, value: Any, thunk: Callable[[], Any]) -> Any:

@@ -36,8 +36,9 @@ def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
 
 def multiple(analyzer: Any, e: Any, of: int) -> bool:
     """Whether an integer expression always is a multiple of a number."""
-    if isinstance(e, int):
-        return e % of == 0
+    known = int(e.value) if isinstance(e, tirx.IntImm) else e
+    if isinstance(known, int):
+        return known % of == 0
     found = analyzer.modular_set(spelt_out(e, _promised) if _promised else e)
     return int(found.coeff) % of == 0 and int(found.base) % of == 0
 

@@ -131,6 +131,18 @@ class Fragment:
         """The same elements again in ``times`` groups of threads."""
         return Fragment(self.shape, (*self.pieces, Piece(None, 0, times, "thread", self.threads)), self.threads * times)
 
+    def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
+        """`repeated` along every axis at once: the tile ``repeats[k]`` times over along axis k, numbered from the last axis on, or from the
+        first (``lower_dim_first=False``)."""
+        made, axes = self, range(len(self.shape))
+        for axis in reversed(axes) if lower_dim_first else axes:
+            made = made.repeated(axis, repeats[axis], "thread" if repeat_on_thread else "slot")
+        return made
+
+    def replicate(self, times: int) -> Fragment:
+        """The same as `copied`."""
+        return self.copied(times)
+
     def holds(self, other: Fragment) -> bool:
         """Whether every thread that needs an element by ``other`` has it here: then no data has to move between threads."""
         if self.shape != other.shape or self.threads != other.threads:

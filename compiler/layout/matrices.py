@@ -9,14 +9,15 @@ Bank conflicts: a matrix is one wavefront if its rows lie in different banks, 16
 eight different chunks; under 64 or 32 bytes rows that share a chunk's number lie in different halves or quarters of 128 bytes. Pairs of the
 same eight rows and 16 bytes are one wavefront as well, so it is instructions and addresses that are saved: one for four.
 
-A row is written by the lane that names it and not by those that hold it. The accesses of such a nest therefore belong to no thread
-(passes/fences.py): whoever touches the tile behind it has met the warp.
+A row is written by the lane that names it and not by those that hold it, which passes/fences.py has to know (`writers`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Nest
@@ -59,7 +60,7 @@ def matrices(nest: Nest, loop: Loop | None, layout: Any, capability: int) -> Mat
     if layout.bits != 16 or len(s.indices) < 2 or any(not in_registers(a.buffer) or a.mode != "read" for a in others):
         return None
     axes = _axes(loop)
-    if axes is None or any(loop.shifts) or loop.extents != loop.fragment.shape:
+    if axes is None or any(loop.shifts) or loop.extents != loop.fragment.shape or loop.fragment.turn % WARP:
         return None
     rows, cols = axes
     last = _row_of(s.indices[-1], loop.vars)
@@ -74,6 +75,16 @@ def matrices(nest: Nest, loop: Loop | None, layout: Any, capability: int) -> Mat
             bits.append((k, n))
             left //= n
     return Matrices(rows, cols, last == rows, bits)
+
+
+def writers(loop: Loop, made: Matrices) -> Any:
+    """The thread that writes what each thread holds in each round of a loop, int array (threads, rounds): the lane that names the row."""
+    threads, counters = np.arange(loop.fragment.threads)[:, None], dict(enumerate(loop._counters()))
+    matrix, unit = np.zeros(1, np.int64), 1
+    for k, n in made.bits:
+        matrix, unit = matrix + counters[k] % n * unit, unit * n
+    row = threads % 4 * 2 + counters[len(loop.digits) - 1] if made.trans else threads % WARP // 4
+    return threads // WARP * WARP + SIDE * matrix + row
 
 
 def _axes(loop: Loop) -> tuple[int, int] | None:

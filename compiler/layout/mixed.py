@@ -28,13 +28,15 @@ class _Digit:
 
 def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes: bool) -> Fragment | None:
     """The fragment of extents ``shape`` whose element ``indices`` lies where its iteration runs. Each digit of the loop's variables may
-    move one index, by any step; those that move none are copies, or a slot's values, read again. Slots are numbered along the last axis,
-    so that neighbours in memory are a thread's neighbours. None where an index is no such sum of digits, or names no whole tile."""
+    move one index, by any step; those that move none are copies, or a slot's values, read again. What a read leaves out between the digits
+    lies in further slots of the same threads. Slots are numbered along the last axis, so that neighbours in memory are a thread's
+    neighbours. None where an index is no sum of digits, or a write leaves something out."""
     if any(loop.shifts) or tuple(loop.extents) != loop.fragment.shape or int(np.prod(loop.extents)) > MOST:
         return None
-    digits = _digits(loop, indices)
-    if digits is None:
+    found = _digits(loop, indices)
+    if found is None:
         return None
+    digits, first = found
     pieces: list[Piece] = []
     for d in digits:
         moved = [axis for axis, step in enumerate(d.steps) if step]
@@ -44,6 +46,11 @@ def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes:
             pieces.append(replace(d.piece, axis=moved[0], unit=d.steps[moved[0]]))
         elif d.piece.to == "thread":
             pieces.append(replace(d.piece, axis=None, unit=0))
+    for axis, extent in enumerate(shape):
+        left_out = _left_out([p for p in pieces if p.axis == axis], axis, extent)
+        if writes and left_out or sum(first[axis] // p.unit % p.extent * p.unit for p in left_out) != first[axis]:
+            return None
+        pieces += left_out
     pieces += [p for p in loop.fragment.pieces if p.axis is None]
     slot = 1
     for k in sorted((k for k, p in enumerate(pieces) if p.to == "slot"), key=lambda k: (-(pieces[k].axis or 0), pieces[k].unit)):
@@ -51,12 +58,24 @@ def from_mixed(loop: Loop, indices: Sequence[Any], shape: Sequence[int], writes:
         slot *= pieces[k].extent
     try:
         return Fragment(tuple(shape), tuple(pieces), loop.fragment.threads)
-    except TileValueError:  # digits with gaps between them
+    except TileValueError:  # digits that overlap
         return None
 
 
-def _digits(loop: Loop, indices: Sequence[Any]) -> list[_Digit] | None:
-    """The loop's digits with their steps; None where an index is not their sum, from zero on."""
+def _left_out(digits: list[Piece], axis: int, extent: int) -> list[Piece]:
+    """The digits of an axis that are between the given ones and behind them, as slots; the axis stays cut wrongly where there are none."""
+    made, unit = [], 1
+    for p in sorted(digits, key=lambda p: p.unit):
+        if p.unit > unit and p.unit % unit == 0:
+            made.append(Piece(axis, unit, p.unit // unit, "slot", 1))
+        unit = p.unit * p.extent
+    if extent > unit and extent % unit == 0:
+        made.append(Piece(axis, unit, extent // unit, "slot", 1))
+    return made
+
+
+def _digits(loop: Loop, indices: Sequence[Any]) -> tuple[list[_Digit], list[int]] | None:
+    """The loop's digits with their steps, and the indices of the first iteration; None where an index is not a sum of those."""
     grid = [np.ravel(g) for g in np.indices(loop.extents)]
     try:
         values = [np.broadcast_to(np.asarray(numeric.evaluate(e, dict(zip(loop.vars, grid, strict=True)))), grid[0].shape) for e in indices]
@@ -66,14 +85,14 @@ def _digits(loop: Loop, indices: Sequence[Any]) -> list[_Digit] | None:
     found = []
     for q in cut:
         at = int(np.ravel_multi_index([q.unit if k == q.axis else 0 for k in range(len(grid))], loop.extents))
-        found.append(_Digit(q, tuple(int(v[at]) for v in values)))
+        found.append(_Digit(q, tuple(int(v[at] - v[0]) for v in values)))
     for axis, v in enumerate(values):
-        made = np.zeros_like(v)
+        made = np.full_like(v, v[0])
         for d in found:
             made = made + grid[d.piece.axis or 0] // d.piece.unit % d.piece.extent * d.steps[axis]
         if not (made == v).all():
             return None
-    return found
+    return found, [int(v[0]) for v in values]
 
 
 def _primes(piece: Piece) -> list[Piece]:

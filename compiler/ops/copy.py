@@ -124,7 +124,7 @@ class Copy(TileOp):
         engine = "async" if "bulk" in call.attrs or "put" in call.attrs else ""  # a store by TMA, a copy into another block
         out = [
             Access(call.args[0], "read", owner if side == "src" else None, later, proxy=engine),
-            Access(call.args[1], "write", owner if side == "dst" else None, later),
+            Access(call.args[1], "write", owner if side == "dst" else None, later, proxy=engine),
         ]
         if len(call.args) > 3 and "put" not in call.attrs:
             out.append(Access(call.args[3], "update", owner))

@@ -64,6 +64,22 @@ def get_thread_binding(dim: int = 0) -> Any:
     return ir.Call("ts.scale_index", [ir.StringImm("thread")], ret_ty=ir.PrimType("int32"))
 
 
+def get_lane_idx() -> Any:
+    """The thread's number in its warp; inside ``T.Scale("thread")``."""
+    return binary("%", get_thread_binding(), 32)
+
+
+def get_warp_idx() -> Any:
+    """The number of the thread's warp in the block; inside ``T.Scale("thread")`` alone.
+
+    Raises:
+        TileSyntaxError: elsewhere, also in T.Scale("warp"), which gives the number itself.
+    """
+    if [s for s in bld.current().scales if s in bld.EXECUTORS and s != "block"] != ["thread"]:
+        raise TileSyntaxError("T.get_warp_idx is a thread's", loc=source.current(), hint='T.Scale("thread"), or T.Scale("warp") as (w, n)')
+    return binary("//", get_thread_binding(), 32)
+
+
 def shuffle_elect(thread_extent: int = 0) -> Any:
     """Whether this is the first of every ``thread_extent`` threads (of all, where it is 0); inside ``T.Scale("thread")``."""
     thread = get_thread_binding()

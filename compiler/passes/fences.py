@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor, scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
-from tilescale.compiler.layout.matrices import matrices
+from tilescale.compiler.layout.matrices import matrices, writers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes.schedule import AHEAD
@@ -33,17 +34,32 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
+#: threads of a warpgroup
+WARPGROUP = WIDTHS["warpgroup"]
 
 
 @dataclass(frozen=True)
 class Owners:
     """Who touches which elements: ``ids`` sorted, the one thread of each, or -1 where several do. Relative to ``origin``, the parts of
-    the indices that are the same for all threads, which depend on ``depends``."""
+    the indices that are the same for all threads, which depend on ``depends``. ``steps``: what each of those parts is known to be a
+    multiple of (0: a constant); ``spans``: below what the rest of the index stays."""
 
     ids: Any
     threads: Any
     origin: tuple[str, ...]
     depends: frozenset[Any]
+    steps: tuple[int, ...] = ()
+    spans: tuple[int, ...] = ()
+
+    def comparable(self, other: Owners, stale: frozenset[Any]) -> bool:
+        """Whether equal ids, and no others, are equal elements, though ``stale`` variables have other values for ``other``: then as well
+        where tiles are as far apart as they are long, or farther, since an element has one place in such a tile."""
+        if self.origin != other.origin or self.depends != other.depends:
+            return False
+        if not self.depends & stale:
+            return True
+        both = zip(self.steps, self.spans, other.spans, strict=True) if self.steps and other.steps else [(1, 2, 2)]
+        return all(step == 0 or max(mine, theirs) <= step for step, mine, theirs in both)
 
 
 @dataclass(frozen=True)
@@ -60,9 +76,27 @@ class Touch:
     #: by an engine beside the threads; the threads have met since, without a proxy fence
     engine: bool = False
     met: bool = False
+    #: the threads of each warpgroup have met since; they have made what they wrote visible to engines in front of that
+    grouped: bool = False
+    fenced: bool = False
 
     def conflicts(self, other: Touch) -> bool:
-        """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing."""
+        """Whether ``self``, which comes first, and ``other`` may touch one byte in different threads, one of them writing, and the threads
+        have not met since."""
+        if not self._collides(other):
+            return False
+        return not (self.grouped and (self.fenced or not _crosses(self, other)) and self.within(other))
+
+    def within(self, other: Touch) -> bool:
+        """Whether each byte that both touch is touched by threads of one warpgroup alone: its meeting is enough."""
+        mine, theirs = self.owners, other.owners
+        if mine is None or theirs is None or not self.memory.same_as(other.memory) or not mine.comparable(theirs, self.stale):
+            return False
+        _, i, j = np.intersect1d(mine.ids, theirs.ids, assume_unique=True, return_indices=True)
+        own, their = mine.threads[i], theirs.threads[j]
+        return bool(((own >= 0) & (their >= 0) & (own // WARPGROUP == their // WARPGROUP)).all())
+
+    def _collides(self, other: Touch) -> bool:
         if self.memory is not other.memory or (self.mode == "read" and other.mode == "read"):
             return False
         if self.met or other.engine or self.engine:
@@ -70,9 +104,7 @@ class Touch:
         if self.mode == other.mode == "update":
             return False  # atomic: any order is right
         mine, theirs = self.owners, other.owners
-        if mine is None or theirs is None or mine.origin != theirs.origin:
-            return True
-        if mine.depends != theirs.depends or mine.depends & self.stale:
+        if mine is None or theirs is None or not mine.comparable(theirs, self.stale):
             return True
         _, i, j = np.intersect1d(mine.ids, theirs.ids, assume_unique=True, return_indices=True)
         return bool(((mine.threads[i] < 0) | (mine.threads[i] != theirs.threads[j])).any())
@@ -91,6 +123,7 @@ class _Walk:
         self.bases: dict[Any, Any] = {}
         self.cache: dict[Any, list[Touch]] = {}
         structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: self.bases.__setitem__(s.buffer, s.data.args[0])))
+        self.analyzer = _knowing(program.func.body)
         self.published = published(program)
         plan = program.schedule
         self.ringed = set(plan.ring_of) if plan is not None and len(plan.roles) > 1 else set()
@@ -150,7 +183,8 @@ class _Walk:
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    owners = None if a.mode == "write" and self._by_matrices(nest, loop, a) else owners_of(nest, loop, a)
+                    by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
+                    owners = owners_of(nest, loop, a, self.analyzer, by)
                     found.append((a.buffer, a.mode, owners, nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
             for access in op.effects(s.value):
@@ -158,17 +192,14 @@ class _Walk:
                 # Stages that a producer fills are guarded by their ring's barriers alone.
                 copied = "ring" in (s.value.attrs or {}) and int(s.value.attrs["ring"]) not in self.ahead
                 if not in_registers(buffer) and not copied and buffer not in self.ringed:
-                    found.append((buffer, access.mode, None, f"T.{op.name}", access.proxy == "async"))
+                    owners = _leaders(buffer, s.value)
+                    found.append((buffer, access.mode, owners, f"T.{op.name}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar", False))
         return [Touch(self.memory(b), mode, owners, what, s, (s, k), engine=engine)
                 for k, (b, mode, owners, what, engine) in enumerate(found)
                 if not b.ty.storage_scope.endswith(("signal", "barrier"))]  # fmt: skip
-
-    def _by_matrices(self, nest: Nest, loop: Loop | None, a: Element) -> bool:
-        """Whether a store may go by stmatrix, in which other lanes than those of the iterations write."""
-        return matrices(nest, loop, self.layouts.get(a.buffer), int(self.program.arch.removeprefix("sm_").rstrip("af") or 0)) is not None
 
     # -- statements ---------------------------------------------------------------------------------------------------
     def visit(self, s: Any, ex: Executor) -> Any:
@@ -220,11 +251,11 @@ class _Walk:
             return None
         return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
 
-    def meet(self, touches: list[Touch], ex: Executor) -> list[Any]:
-        """The meeting in front of a statement, if it needs one; its accesses are pending from here."""
+    def meet(self, touches: list[Touch], ex: Executor, whole: bool = False) -> list[Any]:
+        """The meeting in front of a statement, if it needs one; its accesses are pending from here. ``whole``: of all threads."""
         out: list[Any] = []
         if ex.threads > 1:
-            out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex)
+            out = self._meeting([(a, b) for b in touches for a in self.pending if self.clash(a, b)], ex, whole)
         self.pending = _union(self.pending, touches)
         return out
 
@@ -232,7 +263,7 @@ class _Walk:
         """What one thread does for its executor: the threads meet in front where it tells others of what they did, and behind where they
         may go on only because of what it heard."""
         what = base.find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
-        before, behind = self.meet(self.touches(s, ex), ex), []
+        before, behind = self.meet(self.touches(s, ex), ex, whole=True), []
         if tells and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
             before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
             self.pending = self._behind(False)
@@ -241,15 +272,19 @@ class _Walk:
             self.pending = self._behind(False)
         return sequence([*before, s, *behind])
 
-    def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor) -> list[Any]:
-        """The meeting that pairs of accesses ask for, behind which none of them is pending."""
+    def _meeting(self, pairs: list[tuple[Touch, Touch]], ex: Executor, whole: bool = False) -> list[Any]:
+        """The meeting that pairs of accesses ask for, behind which none of them is pending; of each warpgroup where that is enough."""
         if not pairs:
             return []
         crossing = next((p for p in pairs if _crosses(*p)), None)
         first = crossing or pairs[0]
         # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
-        late = any(t.mode != "read" and not t.engine and t.memory in self.taken or t.memory in self.sent for t in self.pending)
-        fenced = crossing is not None or late
+        fenced = crossing is not None or any(
+            t.mode != "read" and not t.engine and not t.fenced and t.memory in self.taken or t.memory in self.sent for t in self.pending
+        )
+        if not whole and ex.name == "block" and ex.threads > WARPGROUP and all(a.within(b) for a, b in pairs):
+            self.pending = [t if t.owners is None else replace(t, grouped=True, fenced=t.fenced or fenced) for t in self.pending]
+            return [fence("warpgroup", _reason(*first), first[1].node.span, fenced)]
         self.pending = self._behind(fenced)
         return [fence(ex.name, _reason(*first), first[1].node.span, fenced)]
 
@@ -281,7 +316,7 @@ class _Walk:
             made = self.visit(body, ex)
             tail = self.meet(again, ex) if again else []
             late = [replace(t, stale=t.stale | defined) for t in self.pending]
-            if all(any(t.key == c.key and t.stale <= c.stale and c.met <= t.met for c in carried) for t in late):
+            if all(any(_knows_less(c, t) for c in carried) for t in late):
                 break
             carried = _union(carried, late)
         self.pending = late if runs else _union(start, late)
@@ -427,8 +462,43 @@ def _union(a: Iterable[Touch], b: Iterable[Touch]) -> list[Touch]:
             out[t.key] = t
         else:
             owners = None if before.owners is None or t.owners is None else t.owners
-            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners, met=t.met and before.met)
+            grouped, fenced = t.grouped and before.grouped, t.fenced and before.fenced
+            out[t.key] = replace(t, stale=t.stale | before.stale, owners=owners, met=t.met and before.met, grouped=grouped, fenced=fenced)
     return list(out.values())
+
+
+def _knows_less(a: Touch, b: Touch) -> bool:
+    """Whether all that ``b`` conflicts with ``a``, of the same access, conflicts with too."""
+    return a.key == b.key and b.stale <= a.stale and a.met <= b.met and a.grouped <= b.grouped and a.fenced <= b.fenced
+
+
+def _leaders(buffer: Any, call: Any) -> Owners | None:
+    """Who touches a tile by an operation that the first thread of each warpgroup does for its share of rows (passes/stores_apart.py); None
+    for any other operation."""
+    if "groups" not in (call.attrs or {}) or not _is_shared(buffer):
+        return None
+    rows, cols = (int(e) for e in buffer.ty.shape)
+    row, col = np.divmod(np.arange(rows * cols), cols)
+    threads = row // (rows // int(call.attrs["groups"])) * WARPGROUP
+    ids = ((row + (1 << COORDINATE - 1)) << COORDINATE) + col + (1 << COORDINATE - 1)
+    return Owners(ids, threads, (_numbering(buffer), "", ""), frozenset())
+
+
+def _knowing(body: Any) -> Any:
+    """An analyzer that knows what the integer names of a program stand for."""
+    analyzer = sym.Analyzer()
+
+    def learn(s: Any) -> None:
+        if str(s.var.ty).startswith("int") and None not in numeric.variables(s.value):
+            analyzer.bind(s.var, s.value)
+
+    structural_walk(body, (tirx.Bind, learn))
+    return analyzer
+
+
+def _numbering(buffer: Any) -> str:
+    """How a buffer's elements are numbered: a T.view numbers the same memory otherwise."""
+    return f"{buffer.ty.dtype}{buffer.ty.shape}"
 
 
 def _reason(first: Touch, second: Touch) -> str:
@@ -440,37 +510,46 @@ def _reason(first: Touch, second: Touch) -> str:
     return f"{second.what} {verb[second.mode]} {name} that {first.what}{place} {verb[first.mode]}"
 
 
-def owners_of(nest: Nest, loop: Loop | None, a: Element) -> Owners | None:
-    """Who touches what by an access of a nest; None where that is not known before the kernel runs."""
+def stored_by(program: Any, nest: Nest, loop: Loop | None, a: Element) -> Any:
+    """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py); None where it does not."""
+    made = matrices(nest, loop, program.layouts.get(a.buffer), int(program.arch.removeprefix("sm_").rstrip("af") or 0))
+    return None if made is None or loop is None else writers(loop, made)
+
+
+def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, by: Any = None) -> Owners | None:
+    """Who touches what by an access of a nest; None where that is not known before the kernel runs. ``analyzer``: knows variables. ``by``:
+    who does it for whom, where that is somebody else (`stored_by`)."""
     if loop is None or not a.indices:
         return None
     values, inside = loop.values
     env = dict(zip(loop.vars, values, strict=True))
     ids = np.zeros(inside.shape, np.int64)
-    origin, depends = [f"{a.buffer.ty.dtype}{a.buffer.ty.shape}"], set()  # a T.view numbers the same memory otherwise
+    origin, depends, steps, spans = [_numbering(a.buffer)], set(), [], []
     for e in a.indices:
         part = _split(e, loop.vars, env)
         if part is None or len(a.indices) * COORDINATE > 60:
             return None
-        number, text, used = part
+        number, rest, used = part
+        steps.append(_step(rest, analyzer or sym.Analyzer()))
+        spans.append(int(np.max(number)) + 1 if np.min(number) >= 0 else 1 << COORDINATE)
         number = np.broadcast_to(np.asarray(number) + (1 << COORDINATE - 1), inside.shape)
         if (number < 0).any() or (number >> COORDINATE).any():
             return None
         ids = (ids << COORDINATE) + number
-        origin.append(text)
+        origin.append("" if rest is None else str(rest))
         depends |= used
-    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None], inside.shape)
+    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None] if by is None else by, inside.shape)
     if a.mode != "read" or nest.alone:
         inside = inside & first_holders(loop)[:, None]
     if not inside.any():
-        return Owners(np.zeros(0, np.int64), np.zeros(0, np.int64), tuple(origin), frozenset(depends))
+        return Owners(np.zeros(0, np.int64), np.zeros(0, np.int64), tuple(origin), frozenset(depends), tuple(steps), tuple(spans))
     flat, who = ids[inside], threads[inside]
     unique, where = np.unique(flat, return_inverse=True)
     low = np.full(len(unique), 1 << 30)
     high = np.full(len(unique), -1)
     np.minimum.at(low, where, who)
     np.maximum.at(high, where, who)
-    return Owners(unique, np.where(low == high, low, -1), tuple(origin), frozenset(depends))
+    return Owners(unique, np.where(low == high, low, -1), tuple(origin), frozenset(depends), tuple(steps), tuple(spans))
 
 
 def first_holders(loop: Loop) -> Any:
@@ -483,21 +562,29 @@ def first_holders(loop: Loop) -> Any:
     return first
 
 
-def _split(e: Any, variables: tuple[Any, ...], env: dict[Any, Any]) -> tuple[Any, str, set[Any]] | None:
-    """An index as a number for each thread and round, and the rest, which is the same for all: as text, and what it depends on."""
+def _step(rest: Any, analyzer: Any) -> int:
+    """What an expression is known to be a multiple of; 0 for a constant."""
+    if rest is None:
+        return 0
+    found = analyzer.modular_set(rest)
+    return gcd(int(found.coeff), int(found.base)) if int(found.coeff) else 0
+
+
+def _split(e: Any, variables: tuple[Any, ...], env: dict[Any, Any]) -> tuple[Any, Any, set[Any]] | None:
+    """An index as a number for each thread and round, and the rest, which is the same for all (None: nothing), with what it depends on."""
     try:
-        return numeric.evaluate(e, env), "", set()
+        return numeric.evaluate(e, env), None, set()
     except numeric.Unknown:
         pass
     used = numeric.variables(e)
     if None in used:
         return None
     if not used & set(variables):
-        return 0, str(sym.Analyzer().simplify(e)), used
+        return 0, sym.Analyzer().simplify(e), used
     found = sym.detect_linear_equation(e, list(variables))
     parts = list(found) if found is not None else []
     if len(parts) != len(variables) + 1 or any(not isinstance(c, tirx.IntImm) for c in parts[:-1]):
         return None
     number = sum((int(c.value) * env[v] for c, v in zip(parts[:-1], variables, strict=True)), 0)
     rest = sym.Analyzer().simplify(parts[-1])
-    return number, str(rest), numeric.variables(rest)
+    return number, rest, numeric.variables(rest)

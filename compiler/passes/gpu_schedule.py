@@ -30,7 +30,7 @@ from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
-from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
@@ -96,6 +96,8 @@ def _with_roles(program: Any, limit: int) -> Any:
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
     made = _scheduled(program, depth)
+    if any(r.single for r in made.schedule.rings):
+        made = _aside(program, depth, limit) or made
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
@@ -123,13 +125,21 @@ def _depth(limit: int, one: Any) -> int:
     return int((limit - rest - BESIDE) // ring) if ring else 0
 
 
-def _scheduled(program: Any, depth: int) -> Any:
+def _aside(program: Any, depth: int, limit: int) -> Any | None:
+    """The program with two stages for tiles that are filled anew in every round of a loop around, where they fit beside the results on
+    their way out; else None. A block that stays then copies what its next tile needs while it works on this one."""
+    made = _scheduled(program, depth, 2)
+    fits = sum(_shared(made.func.body).values()) + staged_bytes(made) + BESIDE <= limit
+    return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None
+
+
+def _scheduled(program: Any, depth: int, aside: int = 1) -> Any:
     written = written_buffers(program)
 
     def alone(call: Any) -> bool:
         return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape)) is None
 
-    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone)
+    return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, aside=aside)
 
 
 def _shared(body: Any) -> dict[Any, int]:
@@ -240,7 +250,8 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
-    if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
+    cuts = (wgmma_sp.fragments if sparse else wgmma_fragments)(call, program.launch.threads)
+    if k % dtypes.depth(bits_of(a.source)) or not cuts:
         m, n = (int(e) for e in c.source.ty.shape)
         return f"{what} of {m} × {n} × {k} on {program.launch.threads} threads"
     return None

@@ -50,7 +50,7 @@ def tma_stores(program: Any, room: int) -> Any:
         return program
     every = Executor("block", program.launch.threads)
     statements = list(walk(program.func.body, every))
-    writers, names = _writers(program, [s for s, _ in statements]), {s.var: s.value for s, _ in statements if isinstance(s, tirx.Bind)}
+    writers, names = _writers(program, [s for s, _ in statements]), _names([s for s, _ in statements])
     tiles: dict[Any, Any] = {}
     staged: dict[Any, Any] = {}  # statement → the tile that it goes through
     for s, _ in statements:
@@ -62,6 +62,17 @@ def tma_stores(program: Any, room: int) -> Any:
     body = rebuild(program.func.body, every, lambda s, ex: _in_order(s, staged, writers))
     body = structural_map(body, (tirx.For, lambda f: awaited_early(f, set(tiles.values()))))
     return program.with_body(_around(body, list(tiles.values())))
+
+
+def staged_bytes(program: Any) -> int:
+    """The shared memory that results take on their way out where none of them goes in parts."""
+    if any(_tells_others(c) for c in calls(program.func.body)):
+        return 0
+    statements = [s for s, _ in walk(program.func.body, Executor("block", program.launch.threads))]
+    writers, names = _writers(program, statements), _names(statements)
+    found = [_ends(c) for c in calls(program.func.body) if _fits(c, program, writers, names)]
+    tiles = {(*(int(e) for e in src.source.ty.shape), bits_of(dst.source)) for src, dst in found}
+    return sum(rows * cols * bits // 8 for rows, cols, bits in tiles)
 
 
 def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> list[Any] | None:
@@ -103,7 +114,7 @@ def _apart(a: Any, b: Any) -> bool:
     analyzer = sym.Analyzer()
     for x, y in zip(a.region, b.region, strict=True):
         distance, first, second = constant(analyzer.simplify(y.min - x.min)), constant(x.extent), constant(y.extent)
-        if None not in (distance, first, second) and (distance >= first or -distance >= second):
+        if distance is not None and first is not None and second is not None and (distance >= first or -distance >= second):
             return True
     return False
 
@@ -135,6 +146,11 @@ def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[An
     if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
         return False
     return is_multiple(spelt_out(dst.region[-1].min, names), boxes.CHUNK * 8 // bits_of(var))
+
+
+def _names(statements: list[Any]) -> dict[Any, Any]:
+    """What names are bound to."""
+    return {s.var: s.value for s in statements if isinstance(s, tirx.Bind)}
 
 
 def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:

@@ -16,6 +16,7 @@ from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
 from tilescale.compiler.passes.gpu_bulk import gpu_bulk
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
+from tilescale.compiler.passes.gpu_lanes import gpu_lanes
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
 from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
@@ -26,6 +27,7 @@ from tilescale.compiler.passes.release_fences import release_fences
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
+from tilescale.compiler.passes.stores_apart import stores_apart
 from tilescale.compiler.passes.structured_exits import structured_exits
 from tilescale.env import DUMP
 
@@ -75,10 +77,13 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
         Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
         # Only layouts say which threads need what others hold.
         Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
+        Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED),
         # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
         Pass("gpu_bulk", partial(gpu_bulk, arch=arch), spec.SCHEDULED),
         # The arena before the fences: tiles that share bytes must be ordered too.
         Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
+        # Who writes what is known now, and the fences follow from who stores it.
+        Pass("stores_apart", stores_apart, spec.SCHEDULED),
         # Fences last: they order what all the others made.
         Pass("fences", fences, spec.SCHEDULED),
         # Behind them: whoever gives a stage back may have made a fence already.

@@ -204,7 +204,7 @@ def _beside(stmts: list[Any]) -> list[Any]:
 def _is_straight(s: Any) -> bool:
     """Whether a statement becomes instructions without a branch: a nest over fragments alone."""
     nest = None if s is None else nest_of(s)
-    return nest is not None and all(a.buffer.ty.storage_scope == "local.fragment" for a in nest.accesses)
+    return nest is not None and all(a.buffer.ty.storage_scope == "local.fragment" and not a.conditional for a in nest.accesses)
 
 
 # ---- overlapping
@@ -232,7 +232,7 @@ def _overlap(loop: Any, deep: set[int]) -> Any | None:
     tail_at = _tail(stmts)
     if tail_at is None or not (isinstance(loop.min, tirx.IntImm) and int(loop.min.value) == 0):
         return None
-    rest, tail = stmts[:tail_at], stmts[tail_at:]
+    rest, tail = stmts[:tail_at], _spelt_out(stmts[:tail_at], stmts[tail_at:])
     shared = _shared_rounds(rest, tail, deep)
     head_end = None if shared is None else _head(rest, tail, shared)
     if head_end is None or shared is None:
@@ -314,6 +314,17 @@ def _tail(stmts: list[Any]) -> int | None:
     while k and (is_product(stmts[k - 1]) or name_of(stmts[k - 1]) == "ring_wait"):
         k -= 1
     return k
+
+
+def _spelt_out(rest: list[Any], tail: list[Any]) -> list[Any]:
+    """The end of a round with the values of the round's names in their place, as far as they are no loads."""
+    values: dict[Any, Any] = {}
+    for s in rest:
+        loads: list[Any] = []
+        structural_walk(s, (ir.TensorLoad, loads.append))
+        if isinstance(s, tirx.Bind) and not loads:
+            values[s.var] = structural_map(tirx.Evaluate(s.value), (ir.Var, lambda v: values.get(v, v))).value
+    return [structural_map(s, (ir.Var, lambda v: values.get(v, v))) for s in tail]
 
 
 def _product_at(stmts: Sequence[Any]) -> int:

@@ -9,8 +9,9 @@ leading stage axis. A schedule is data (`Schedule`), asked for by a target in th
 
 and in a fourth, which goes with a producer: ``by_reader``, where a loop has a ring for the copies of each first reader, awaited in
 front of it and released behind their last one, so that a tile that is read early gives its stage back early. Otherwise one ring has
-all of a loop's copies. ``alone`` says of a copy outside such loops whether it may go through a ring of one stage, as a tile does that is
-filled once and read by many products.
+all of a loop's copies. ``alone`` says of a copy outside such loops whether it may go through a ring of its own, as a tile does that is
+filled once and read by many products: of one stage, or where it is filled again and again of ``aside``, so that the next tile is
+under way while this one is read.
 
 The loop's body becomes, where order alone is the guard (form "turn", all that the CPU asks for, since its copies are not asynchronous),
 
@@ -51,7 +52,7 @@ class Ring:
     depth: int
     buffers: list[str]
     form: str = TURN
-    #: its one stage is filled outside pipelined loops
+    #: it is filled outside pipelined loops, and has a number of stages of its own
     single: bool = False
     #: the stages that the author asked for, and where
     asked: int = 1
@@ -85,9 +86,9 @@ class Schedule:
 
 def schedule(
     program: Any, depth: int = 1, roles: tuple[str, ...] = ("all",), ahead: bool = False, by_reader: bool = False,
-    alone: Callable[[Any], bool] | None = None,
+    alone: Callable[[Any], bool] | None = None, aside: int = 1,
 ) -> Any:  # fmt: skip
-    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader`` and ``alone``: see above.
+    """The program at the scheduled level. ``depth``, ``roles``, ``ahead``, ``by_reader``, ``alone`` and ``aside``: see above.
 
     Raises:
         ValueError: roles that this pass does not know, a producer together with ``ahead``, ``by_reader`` without one.
@@ -100,7 +101,7 @@ def schedule(
     while True:
         draft = _Draft(program, depth, wanted, reasons, by_reader)
         body = structural_map(program.func.body, (tirx.For, draft.visit))
-        body = body if alone is None else draft.singles(body, alone)
+        body = body if alone is None else draft.singles(body, alone, aside)
         if wanted != ROLES:
             break
         body, failed, notes = splitting.split(program, body, draft)
@@ -222,20 +223,21 @@ class _Draft:
         out = [t for i in range(len(compute) + 1) for t in (*before[i], *compute[i : i + 1], *behind[i])]
         return _loop(p.loop, [*p.stmts[: p.first], *fill, *out])
 
-    def singles(self, s: Any, alone: Callable[[Any], bool]) -> Any:
-        """A statement in which copies outside pipelined loops fill rings of one stage, where ``alone`` allows it and nothing but products,
-        of which one has its other operand in a ring, reads what they fill, behind them in their sequence."""
+    def singles(self, s: Any, alone: Callable[[Any], bool], aside: int, again: bool = False) -> Any:
+        """A statement in which copies outside pipelined loops fill rings of their own, where ``alone`` allows it and nothing but products,
+        of which one has its other operand in a ring, reads what they fill, behind them in their sequence. ``again``: a loop stands around
+        it, so that such a ring may have ``aside`` stages; else it has one."""
         if isinstance(s, tirx.AttrStmt) and s.attr_key != "ts.scale":
-            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone), s.span)
+            return tirx.AttrStmt(s.node, s.attr_key, s.value, self.singles(s.body, alone, aside, again), s.span)
         if isinstance(s, tirx.For) and str((s.annotations or {}).get("ts.kind", "")) in ("serial", "persistent"):
-            return _loop(s, [self.singles(s.body, alone)])
+            return _loop(s, [self.singles(s.body, alone, aside, True)])
         if not isinstance(s, tirx.SeqStmt):
             return s
-        stmts = [self.singles(x, alone) for x in s.seq]
+        stmts = [self.singles(x, alone, aside, again) for x in s.seq]
         for k in reversed(range(len(stmts))):
             buffer = _filled(stmts[k])
             if buffer is not None and buffer not in self.views and alone(stmts[k].value) and self._only_products(stmts[k:], buffer):
-                stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer)
+                stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer, aside if again else 1)
         return sequence(stmts)
 
     def _only_products(self, stmts: list[Any], buffer: Any) -> bool:
@@ -246,21 +248,21 @@ class _Draft:
         reads = sum(b.same_as(buffer) for pair in mine for b in pair)
         return bool(mine) and reads + 1 == self.uses[buffer] and any(b in rings for pair in mine for b in pair)
 
-    def _single(self, copy: Any, rest: list[Any], buffer: Any) -> list[Any]:
-        """A copy and what follows it, with the buffer as a ring of one stage."""
-        ring, span = Ring(len(self.plan.rings), 1, [buffer.name], self.wanted, single=True), copy.span
+    def _single(self, copy: Any, rest: list[Any], buffer: Any, depth: int) -> list[Any]:
+        """A copy and what follows it, with the buffer as a ring of its own."""
+        ring, span = Ring(len(self.plan.rings), depth, [buffer.name], self.wanted, single=True), copy.span
         self.plan.rings.append(ring)
-        staged = {buffer: _staged(buffer, 1)}
+        staged = {buffer: _staged(buffer, depth)}
         self.staged.update(staged)
         self.plan.ring_of[staged[buffer]], self.plan.stages[staged[buffer]] = ring.number, 1
         filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
         readers = [k for k, s in enumerate(rest) if buffer in _touches(s)]
-        rest = [_in_stage(s, staged, ZERO) for s in rest]
+        rest = [_in_stage(s, staged, _stage(read, depth)) for s in rest]
         attrs = {**dict(copy.value.attrs), "ring": ring.number}
         made = tirx.Evaluate(ir.Call(copy.value.op.name, list(copy.value.args), attrs=attrs, ret_ty=VOID, span=copy.value.span), span)
         fill = [
             token("acquire", ring.number, now(filled), span),
-            _in_stage(made, staged, ZERO),
+            _in_stage(made, staged, _stage(filled, depth)),
             token("commit", ring.number, now(filled), span),
             tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
         ]

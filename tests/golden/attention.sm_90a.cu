@@ -106,17 +106,21 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
       ring0_read = ring0_read + 1;
       #pragma unroll
       for (int u0 = 0; u0 < 2; ++u0) {
-        float total_1 = __int_as_float(0xff800000);
+        float total_1[4];
         #pragma unroll
-        for (int r0 = 0; r0 < 8; ++r0) {
-          #pragma unroll
-          for (int r1 = 0; r1 < 2; ++r1) {
-            total_1 = ts::max(total_1, s[r0 * 4 + u0 * 2 + r1]);
-          }
+        for (int r = 0; r < 4; ++r) {
+          total_1[r] = s[(r >> 1) * 4 + u0 * 2 + (r & 1)];
         }
-        total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 1));
-        total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 2));
-        top[u0] = ts::max(top[u0], total_1);
+        #pragma unroll
+        for (int r = 0; r < 12; ++r) {
+          total_1[r & 3] = ts::max(total_1[r & 3], s[(r >> 1) * 4 + u0 * 2 + (r & 1) + 8]);
+        }
+        total_1[0] = ts::max(total_1[0], total_1[2]);
+        total_1[1] = ts::max(total_1[1], total_1[3]);
+        total_1[0] = ts::max(total_1[0], total_1[1]);
+        total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 1));
+        total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 2));
+        top[u0] = ts::max(top[u0], total_1[0]);
       }
       #pragma unroll
       for (int u0 = 0; u0 < 8; ++u0) {
@@ -143,8 +147,6 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
             total_1 = total_1 + s[r0 * 4 + u0 * 2 + r1];
           }
         }
-        total_1 = total_1 + ts::shuffle_xor(total_1, 1);
-        total_1 = total_1 + ts::shuffle_xor(total_1, 2);
         total[u0] = total[u0] + total_1;
       }
       #pragma unroll
@@ -195,17 +197,21 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
         ring0_read = ring0_read + 1;
         #pragma unroll
         for (int u0 = 0; u0 < 2; ++u0) {
-          float total_1 = __int_as_float(0xff800000);
+          float total_1[4];
           #pragma unroll
-          for (int r0 = 0; r0 < 8; ++r0) {
-            #pragma unroll
-            for (int r1 = 0; r1 < 2; ++r1) {
-              total_1 = ts::max(total_1, s[r0 * 4 + u0 * 2 + r1]);
-            }
+          for (int r = 0; r < 4; ++r) {
+            total_1[r] = s[(r >> 1) * 4 + u0 * 2 + (r & 1)];
           }
-          total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 1));
-          total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 2));
-          top[u0] = ts::max(top[u0], total_1);
+          #pragma unroll
+          for (int r = 0; r < 12; ++r) {
+            total_1[r & 3] = ts::max(total_1[r & 3], s[(r >> 1) * 4 + u0 * 2 + (r & 1) + 8]);
+          }
+          total_1[0] = ts::max(total_1[0], total_1[2]);
+          total_1[1] = ts::max(total_1[1], total_1[3]);
+          total_1[0] = ts::max(total_1[0], total_1[1]);
+          total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 1));
+          total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 2));
+          top[u0] = ts::max(top[u0], total_1[0]);
         }
         #pragma unroll
         for (int u0 = 0; u0 < 8; ++u0) {
@@ -232,8 +238,6 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
               total_1 = total_1 + s[r0 * 4 + u0 * 2 + r1];
             }
           }
-          total_1 = total_1 + ts::shuffle_xor(total_1, 1);
-          total_1 = total_1 + ts::shuffle_xor(total_1, 2);
           total[u0] = total[u0] + total_1;
         }
         ts::wgmma_behind(&s[31], &smem[0]);
@@ -282,6 +286,11 @@ extern "C" __global__ void __launch_bounds__(160, 1) main_kernel(
     }
     ts::mbarrier_arrive_warp(&empty2[0], true);
     ring2_read = ring2_read + 1;
+    #pragma unroll
+    for (int u = 0; u < 2; ++u) {
+      total[u] = total[u] + ts::shuffle_xor(total[u], 1);
+      total[u] = total[u] + ts::shuffle_xor(total[u], 2);
+    }
     #pragma unroll
     for (int u0 = 0; u0 < 8; ++u0) {
       #pragma unroll

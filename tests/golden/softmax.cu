@@ -22,21 +22,25 @@ extern "C" __global__ void __launch_bounds__(128) softmax(const float* __restric
     }
   }
   // test_cuda.py:34  T.reduce_max(x, top)
-  float total_1 = __int_as_float(0xff800000);
+  float total_1[4];
   #pragma unroll
-  for (int r0 = 0; r0 < 2; ++r0) {
-    #pragma unroll
-    for (int r1 = 0; r1 < 4; ++r1) {
-      total_1 = ts::max(total_1, r0 * 512 + tid * 4 + r1 < 1000 ? x[r0 * 4 + r1] : __int_as_float(0xff800000));
-    }
+  for (int r = 0; r < 4; ++r) {
+    total_1[r] = tid * 4 + r < 1000 ? x[r] : __int_as_float(0xff800000);
   }
-  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 1));
-  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 2));
-  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 4));
-  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 8));
-  total_1 = ts::max(total_1, ts::shuffle_xor(total_1, 16));
+  #pragma unroll
+  for (int r = 0; r < 4; ++r) {
+    total_1[r] = ts::max(total_1[r], tid * 4 + r + 512 < 1000 ? x[r + 4] : __int_as_float(0xff800000));
+  }
+  total_1[0] = ts::max(total_1[0], total_1[2]);
+  total_1[1] = ts::max(total_1[1], total_1[3]);
+  total_1[0] = ts::max(total_1[0], total_1[1]);
+  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 1));
+  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 2));
+  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 4));
+  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 8));
+  total_1[0] = ts::max(total_1[0], ts::shuffle_xor(total_1[0], 16));
   if ((tid & 31) == 0) {
-    top_parts[tid >> 5] = total_1;
+    top_parts[tid >> 5] = total_1[0];
   }
   __syncthreads();  // T.Parallel reads top_parts that T.reduce_part, line 34 writes
   float total_2 = top_parts[0];

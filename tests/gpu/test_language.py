@@ -8,7 +8,15 @@ from tests.gpu import device
 from tests.kernels import refused
 from tests.unit.cuda import test_neighbours
 from tests.unit.cuda.emulated import data, empty
-from tests.unit.cuda.test_neighbours import several, test_products_leave_in_pairs, test_where_alignment_is_not_known, tiles  # noqa: F401
+from tests.unit.cuda.test_neighbours import (  # noqa: F401
+    check_single,
+    several,
+    single,
+    test_products_leave_in_pairs,
+    test_where_alignment_is_not_known,
+    tiles,
+    whole_numbers,
+)
 from tests.unit.cuda.test_promises import args, product
 from tests.unit.layout import test_made
 from tests.unit.layout.test_made import test_what_agrees_with_the_hardware_keeps_it, test_what_does_not_agree_is_kept_and_said  # noqa: F401
@@ -58,3 +66,8 @@ def test_promised_extents(multiple: int):
 def test_a_broken_promise():
     with refused(TileValueError, "n is 68, the extent of axis 1 of B", expected="a multiple of 8"):
         device.run(product(8), args(n=68))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_sums_of_single_elements(dtype: str):
+    check_single(dtype, device.run(single(dtype), whole_numbers(dtype)))

@@ -163,6 +163,13 @@ def test_what_has_no_value_is_refused_by_name():
                 digest(value)
 
 
+def test_constants_of_the_language_have_their_value():
+    """A factory that has ``low = -T.infinity(dtype)`` outside its kernel is kept on disk like any other."""
+    low = [-T.infinity("float32"), T.infinity("float32"), T.infinity("float16")]
+    assert len({digest(x) for x in low}) == 3
+    assert digest(-T.infinity("float32")) == digest(low[0])
+
+
 def test_the_same_in_every_process():
     """Sets and the addresses of objects must not show."""
     code = (

@@ -42,7 +42,8 @@ _EXPORTS: dict[str, str] = {
     "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",
-    "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait get_thread_binding shuffle_elect",
+    "ops.expert": "set_max_nreg inc_max_nreg dec_max_nreg fence_proxy_async wait_wgmma warpgroup_wait get_thread_binding "
+    "get_lane_idx get_warp_idx shuffle_elect",
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf pow power "
     "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin acos atan atan2 "

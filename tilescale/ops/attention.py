@@ -11,6 +11,7 @@ place, 2⁻²² of the result; the exponentials are rounded to the inputs' dtype
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ from tilescale.ops.attention_backward import DTYPES, LOG2_E, Shape, _heads, _hid
 from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
 
 FULL_ROW = T.GemmWarpPolicy.FullRow
+#: exponents of two are counted from a score that was greatest once, as long as none exceeds it by more: the exponentials stay below 2^8
+SLACK = 8.0
+#: below every score that is a number
+LEAST = -3.0e38
 
 
 # ---- the kernel
@@ -65,7 +70,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
         tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
         T.copy(s.tile(Q, b, h, q_first + row, BM), q)
         T.fill(top, low)
-        T.fill(base, low)
+        T.fill(base, LEAST)
         T.clear(total)
         T.clear(o)
         for t in T.Pipelined(tiles, num_stages=tile.stages):
@@ -77,17 +82,18 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
                 for i, j in T.Parallel(BM, BN):
                     last = T.min(row + i, k_count - 1) if causal else k_count - 1
                     score[i, j] = T.if_then_else(at + j <= last, score[i, j], low)
-            T.copy(base, shrink)
             T.reduce_max(score, top, dim=1, clear=False)
             for i in T.Parallel(BM):
-                base[i] = T.if_then_else(top[i] == low, 0.0, top[i] * factor)
-                shrink[i] = T.__exp2(shrink[i] - base[i])
+                exceeds = top[i] * factor > base[i] + SLACK
+                shrink[i] = T.if_then_else(exceeds, T.__exp2(base[i] - top[i] * factor), 1.0)
+                base[i] = T.if_then_else(exceeds, top[i] * factor, base[i])
                 total[i] *= shrink[i]
             for i, j in T.Parallel(BM, BN):
                 score[i, j] = T.__exp2(score[i, j] * factor - base[i])
             T.reduce_sum(score, total, dim=1, clear=False)
             for i, j in T.Parallel(BM, dim):
-                o[i, j] *= shrink[i]
+                if shrink[i] != 1.0:
+                    o[i, j] *= shrink[i]
             T.copy(score, p)
             T.gemm(p, v, o, policy=FULL_ROW)
         for i in T.Parallel(BM):
@@ -111,22 +117,24 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
     @T.prim_func
     def flash_attention(
         Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype),
-        Lse: T.Tensor(sums, "float32"),
+        Lse: T.Tensor(sums, "float32"), side: T.int32,
     ):  # fmt: skip
-        each = T.ceildiv(s.queries, BM)
+        each, every = T.ceildiv(s.queries, BM), heads * s.batch
         if not tile.blocks:
             with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
                 queries(Q, K, V, O, Lse, None, None, each, x, h, b)
-        elif causal:  # a long walk and a short one are as long together as any other two
-            with T.Kernel(T.min(tile.blocks, T.ceildiv(each, 2) * heads * s.batch), threads=tile.threads) as block:
-                blocks = T.min(tile.blocks, T.ceildiv(each, 2) * heads * s.batch)
-                for b, h, x in T.Persistent((s.batch, heads, T.ceildiv(each, 2)), blocks, block):
-                    for half in T.serial(2):  # of an odd number the middle one is computed twice
-                        queries(Q, K, V, O, Lse, None, None, each, T.if_then_else(half == 0, x, each - 1 - x), h, b)
-        else:
-            with T.Kernel(T.min(tile.blocks, each * heads * s.batch), threads=tile.threads) as block:
-                for b, h, x in T.Persistent((s.batch, heads, each), T.min(tile.blocks, each * heads * s.batch), block):
-                    queries(Q, K, V, O, Lse, None, None, each, x, h, b)
+        else:  # the longest walks of ``side`` heads first, then the next heads; in every other round from the last block to the first
+            with T.Kernel(T.min(tile.blocks, each * every), threads=tile.threads) as block:
+                blocks = T.min(tile.blocks, each * every)
+                whole = each * every // blocks
+                turned = blocks - 1 - block
+                last = T.if_then_else(whole % 2 == 0, block, turned) < each * every - whole * blocks
+                for n in T.serial(whole + T.if_then_else(last, 1, 0)):
+                    at = n * blocks + T.if_then_else(n % 2 == 0, block, turned)
+                    first = at // (side * each) * side
+                    k, beside = at - first * each, T.min(side, every - first)
+                    head = first + k % beside
+                    queries(Q, K, V, O, Lse, None, None, each, k // beside, head % heads, head // heads)
 
     @T.prim_func
     def packed_flash_attention(
@@ -150,14 +158,35 @@ def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> T
     """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p.
 
     Args:
-        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where a causal mask ends in the second round
-            (tiles of more queries than keys) registers do not suffice for blocks that stay.
+        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where o has 256 columns and a causal mask ends in
+            the second round, registers do not suffice for blocks that stay.
     """
     if dim <= 64:
-        return Tile(192, 128, 384, blocks=0 if causal else blocks)
+        return Tile(192, 128, 384, blocks=0 if causal and each > FEW else blocks)
     if dim <= 128:
         return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
     return Tile(128, 64, 256, blocks=0 if causal else blocks)
+
+
+#: bytes of keys and values that stay in the L2 cache while other blocks read them
+NEAR = 32 << 20
+
+
+@functools.cache
+def beside(heads: int, queries: int, keys: int, dim: int, tile: Tile) -> int:
+    """How many heads' tiles blocks that stay go through together under a causal mask, the longest walks first: so many that what falls to a
+    block is as much as what falls to any other, few enough that their keys and values stay near."""
+    each = -(-queries // tile.BM)
+    at, best = torch.arange(heads * each), (float("inf"), 1)
+    blocks = min(tile.blocks, len(at))
+    for side in range(1, max(1, min(heads, NEAR // (4 * dim * keys + 1))) + 1):
+        first = at // (side * each) * side
+        row = (each - 1 - (at - first * each) // (heads - first).clamp(max=side)) * tile.BM
+        walk = (row + tile.BM).clamp(max=keys) / tile.BN + 1  # beginning and end of a tile take as long as a round
+        rounds = torch.nn.functional.pad(walk, (0, -len(at) % blocks)).reshape(-1, blocks)
+        rounds[1::2] = rounds[1::2].flip(1)
+        best = min(best, (float(rounds.sum(0).max()), side))
+    return best[1]
 
 
 @host.checked
@@ -203,9 +232,10 @@ def flash_attention(
     given = out or (None, None)
     o, lse = host.result(given[0], tuple(q.shape), q.dtype, q), host.result(given[1], numbers, torch.float32, q, "lse")
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype, "causal": causal}
-    more = (q_starts, k_starts, longest) if packed else ()
     stay = 0 if packed or q.device.type != "cuda" else host.multiprocessors(q.device)
     tile = tile or tile_of(dim, causal, -(-q.shape[-2] // 128), stay)
+    side = 1 if packed or not causal or not tile.blocks else beside(numbers[0] * heads, q.shape[-2], k.shape[-2], dim, tile)
+    more = (q_starts, k_starts, longest) if packed else (side,)
     host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile)
     return o, lse
 

@@ -26,7 +26,7 @@ DTYPES = ("bfloat16", "float16")
 #: tokens of a tile, and of a round
 TILE, ROUND = 64, 128
 #: blocks of a sequence that fetch its tokens together
-CLUSTER = 1
+CLUSTER = 2
 
 
 # ---- kernels
@@ -38,17 +38,16 @@ class Half(NamedTuple):
     kv: Any
     o: Any
     s: Any
-    #: exponentials summed so far, relative to ``own``
+    #: the exponentials' sum, column by column
     mass: Any
+    #: the greatest score before this tile and with it, times the scale; how much what was summed before shrinks by it, and by the other's
     was: Any
     top: Any
-    own: Any
     shift: Any
-    keep: Any
     shrink: Any
     heard: Any
     total: Any
-    #: in shared memory: the greatest scores so far, how much o shrinks by them, the sums of exponentials
+    #: for the other half, in shared memory: the greatest score, ``shrink``, the whole sum
     most: Any
     fall: Any
     sums: Any
@@ -66,8 +65,6 @@ def rise(h, before, at, length, factor):
     T.reduce_max(h.s, h.top, dim=1, clear=False)
     for i in T.Parallel(rows):
         h.shift[i] = h.top[i] * factor
-        h.keep[i] = T.__exp2(h.own[i] * factor - h.shift[i])
-        h.own[i] = h.top[i]
         h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
         h.fall[i] = h.shrink[i]
         h.most[i] = h.top[i]
@@ -90,7 +87,7 @@ def add(h, p, o):
     for n in range(2):
         T.gemm(p, h.kv[n], o[n], policy=T.GemmWarpPolicy.FullRow)
     for i, j in T.Parallel(*h.s.shape):
-        h.mass[i, j] = h.mass[i, j] * h.keep[i] + h.s[i, j]
+        h.mass[i, j] = h.mass[i, j] * (h.shrink[i] * h.heard[i]) + h.s[i, j]
 
 
 def decode(
@@ -101,15 +98,15 @@ def decode(
     rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total, (parts, batch, heads,
     latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, least, half, alone = scale * LOG2_E, -T.infinity("float32"), latent // 2, T.GemmWarpPolicy.FullRow
+    factor, half, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
     wide = half, half, rope
-    q_type, row_type = T.Tensor((batch, heads, width), dtype), T.Tensor((batch,), "int32")
-    kv_type = T.Tensor((rows, page, width) if page else (batch, rows, width), dtype)
-    out_type = T.Tensor((batch, heads, latent), dtype) if parts == 1 else T.Tensor((parts, batch, heads, latent), "float32")
+    held = (rows, page, width) if page else (batch, rows, width)
+    made, made_type = ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
 
     @T.prim_func
     def mla_decode(
-        Q: q_type, KV: kv_type, Table: T.Tensor((batch, pages), "int32"), Lengths: row_type, Order: row_type, O: out_type,
+        Q: T.Tensor((batch, heads, width), dtype), KV: T.Tensor(held, dtype), Table: T.Tensor((batch, pages), "int32"),
+        Lengths: T.Tensor((batch,), "int32"), Order: T.Tensor((batch,), "int32"), O: T.Tensor(made, made_type),
         Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
     ):  # fmt: skip
         with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
@@ -118,7 +115,7 @@ def decode(
                 Half(
                     [T.alloc_shared((BN, n), dtype) for n in wide],
                     *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
-                    *(T.alloc_fragment((BH,), "float32") for _ in range(8)),
+                    *(T.alloc_fragment((BH,), "float32") for _ in range(6)),
                     *(T.alloc_shared((BH,), "float32") for _ in range(3)),
                 )
                 for _ in range(2)
@@ -128,11 +125,11 @@ def decode(
             length, first = Lengths[b], part * share
             rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
-            T.fill(two.most, least)
+            T.fill(two.most, -T.infinity("float32"))
             for h in halves:
                 T.clear(h.o)
                 T.clear(h.mass)
-                T.fill(h.own, least)
+                T.fill(h.heard, 1.0)
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
                 for k in range(2):
@@ -161,7 +158,7 @@ def decode(
             for h in halves:
                 T.reduce_sum(h.mass, h.total, dim=1)
                 for i in T.Parallel(BH):
-                    h.sums[i] = T.if_then_else(h.total[i] > 0, h.total[i] * T.__exp2((h.own[i] - two.most[i]) * factor), 0.0)
+                    h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
             for i in T.Parallel(BH):  # nothing for a sequence without tokens
                 one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
             for k in range(2):
@@ -297,7 +294,10 @@ def mla_decode(
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
     rounds = -(-most // ROUND)
-    launches = plan(batch, heads // BH, rounds, host.multiprocessors(q.device)) if parts is None else ((0, batch, min(parts, rounds)),)
+    units = host.multiprocessors(q.device)
+    if parts is None and ragged and batch * heads // BH > units:
+        parts = 1  # the shorter ones fill what the longest leave
+    launches = plan(batch, heads // BH, rounds, units) if parts is None else ((0, batch, min(parts, rounds)),)
     what = {"heads": heads, "latent": latent, "dtype": dtype}
     cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
     more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
@@ -382,6 +382,7 @@ OP = Op(
             {"batch": 1, "heads": 16, "context": 1},
             {"batch": 2, "heads": 16, "context": 200, "ragged": True, "parts": 3, "dtype": "float16"},
             {"batch": 2, "heads": 64, "context": 90, "page": 128, "ragged": True, "parts": 2},
+            {"batch": 2, "heads": 128, "context": 150, "ragged": True},
         )),
         *(Case({"heads": h, **s, "dtype": d}) for h in (16, 128) for d in DTYPES for s in (
             {"batch": 3, "context": 1000, "ragged": True}, {"batch": 7, "context": 777, "page": 64, "ragged": True},

@@ -27,6 +27,8 @@ GROUP = 128
 WORDS = GROUP // 8
 #: rows whose words of a group lie together
 ROWS = 8
+#: weights of a row that a word of each of four threads has
+PART = 32
 #: dtype → the bits of two numbers whose last four bits of the fraction count ones, and that number
 MAGIC = {"bfloat16": (0x43004300, 128), "float16": (0x64006400, 1024)}
 #: what zeros are without zeros
@@ -65,8 +67,8 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 
 def product(
-    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, dtype: str, out: str,
-    zeros: bool,
+    M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, pdl: bool, dtype: str,
+    out: str, zeros: bool,
 ) -> Any:  # fmt: skip
     """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of
     them in a stage. Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read equal activations, which TMA brings all of them at
@@ -77,9 +79,10 @@ def product(
 
     @T.macro
     def body(A, W, scales, zeros, C):
-        with T.Kernel(ceil_div(N, BN * cluster) * cluster, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster) as (bx, by, bz):
+        blocks = ceil_div(N, BN * cluster) * cluster
+        with T.Kernel(blocks, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster, pdl=pdl) as (bx, by, bz):
             a = [T.alloc_shared((BM, GROUP), dtype) for _ in range(groups)]
-            w = T.alloc_shared((BN // ROWS, groups * GROUP), "int32")
+            w = [T.alloc_shared((BN // ROWS, GROUP), "int32") for _ in range(groups)]
             words = T.alloc_fragment((BN, WORDS), "int32")
             scale, zero = T.alloc_shared((own, BN), dtype), T.alloc_shared((own, BN), "uint8")
             offset, acc = T.alloc_fragment((BN,), dtype), T.alloc_fragment((BN, BM), "float32")
@@ -91,13 +94,13 @@ def product(
                 T.copy(zeros[bz * own, bx * BN], zero)
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=stages):
-                T.copy(W[bx * (BN // ROWS), (bz * steps + step) * (groups * GROUP)], w)
                 for g in range(groups):
+                    T.copy(W[bx * (BN // ROWS), ((bz * steps + step) * groups + g) * GROUP], w[g])
                     T.copy(A[by * BM, ((bz * steps + step) * groups + g) * GROUP], a[g])
                 for g in range(groups + 1):
                     if g < groups:
                         for i, j in T.Parallel(BN, WORDS):
-                            words[i, j] = w[i // ROWS, g * GROUP + i % ROWS * WORDS + j]
+                            words[i, j] = w[g][i // ROWS, i % ROWS * WORDS + j]
                         for i, p in T.Parallel(BN, GROUP // 2):
                             pairs[g % 2][i, p] = (words[i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
                         if zeros is not None:
@@ -115,95 +118,79 @@ def product(
     return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
 
 
-def streamed(
-    M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, cluster: int, pdl: bool, dtype: str, zeros: bool
-) -> Any:
+def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: bool, pdl: bool, dtype: str, zeros: bool) -> Any:
     """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
 
-    A block has ``BN`` columns of C, and of k the share of its rank in a cluster of ``cluster`` blocks; its activations lie in shared memory
-    whole. Each warp takes ``rows`` of the columns and every so many-th group: words go from memory into registers, ``ahead`` groups at a
-    time under way, become the product's left operand there, and nothing waits for other warps before the end. Then the warps' sums are
-    added, and the blocks' ones, in order.
+    A block has ``BN`` columns of C. Each warp takes ``rows`` of them and every so many-th group of k, and works alone to the end: words go
+    from memory into registers, ``ahead`` groups of them under way, become the product's left operand there, and meet the group's
+    activations in a tile of the warp's own. Then the warps' sums are added, in order.
     """
     tiles = BN // rows
     shares = warps // tiles
-    own = ceil_div(K // GROUP, cluster * shares * ahead) * ahead  # groups of a warp
+    own = ceil_div(K // GROUP, shares * ahead) * ahead  # groups of a warp
     BM = M if M == 1 else 16
-    part_of_k, part_of_n = own * shares * GROUP, BN // cluster
-    chunk = part_of_k // warps
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
-        with T.Kernel(cluster, T.ceildiv(N, BN), threads=32 * warps, cta_cluster=cluster, pdl=pdl) as (bk, bx):
-            a = T.alloc_shared((BM, part_of_k), dtype)
-            sums = T.alloc_shared((shares, BN, BM), "float32")
-            ready = T.alloc_signal((1,))
+        with T.Kernel(T.ceildiv(N, BN), threads=32 * warps, pdl=pdl) as bx:
+            a, sums = T.alloc_shared((warps, BM, GROUP), dtype), T.alloc_shared((shares, BN, BM), "float32")
             with T.Scale("warp") as (warp, _):
-                words, later = ([T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)] for _ in range(2))
-                scale, later_scale = ([T.alloc_fragment((rows,), dtype) for _ in range(ahead)] for _ in range(2))
-                zero, later_zero = ([T.alloc_fragment((rows,), "uint8") for _ in range(ahead)] for _ in range(2))
-                offset, weights = T.alloc_fragment((rows,), dtype), T.alloc_fragment((rows, GROUP), dtype)
-                pairs = T.view(weights, (rows, GROUP // 2), "int32")
+                first, share = bx * BN + warp % tiles * rows, warp // tiles
+                later = T.alloc_fragment((BM, GROUP), dtype)
+                words = [T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)]
+                scale = [T.alloc_fragment((rows,), dtype) for _ in range(ahead)]
+                zero = [T.alloc_fragment((rows,), "uint8") for _ in range(ahead)]
+                offset, weights = T.alloc_fragment((rows,), dtype), [T.alloc_fragment((rows, PART), dtype) for _ in range(2)]
+                pairs = [T.view(t, (rows, PART // 2), "int32") for t in weights]
                 part, acc = T.alloc_fragment((rows, BM), "float32"), T.alloc_fragment((rows, BM), "float32")
 
-                def load(warp, own_group, words, scale, zero):
-                    first, share = bx * BN + warp % tiles * rows, warp // tiles
-                    group = bk * (own * shares) + own_group * shares + share
+                def load(n, k):
+                    group = k * shares + share
                     for i, j in T.Parallel(rows, WORDS):
-                        words[i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
-                    T.copy(scales[group, first], scale)
+                        words[n][i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
+                    T.copy(scales[group, first], scale[n])
                     if zeros is not None:
-                        T.copy(zeros[group, first], zero)
+                        T.copy(zeros[group, first], zero[n])
 
-                def multiply(warp, own_group, words, scale, zero):
-                    at = (own_group * shares + warp // tiles) * GROUP
-                    for i, p in T.Parallel(rows, GROUP // 2):
-                        pairs[i, p] = (words[i, p % 4 * 4 + p // 16] >> (p // 4 % 4 * 4)) & 0x000F000F | magic
+                def multiply(n):
                     if zeros is not None:
                         for i in T.Parallel(rows):
-                            offset[i] = T.cast(T.cast(zero[i], "int32") + base, dtype)
-                    for i, k in T.Parallel(rows, GROUP):
-                        weights[i, k] = weights[i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                    T.gemm(weights, a[:, at : at + GROUP], part, transpose_B=True, clear_accum=True)
+                            offset[i] = T.cast(T.cast(zero[n][i], "int32") + base, dtype)
+                    for c in range(GROUP // PART):
+                        for i, p in T.Parallel(rows, PART // 2):
+                            pairs[c % 2][i, p] = (words[n][i, p % 4 * 4 + c] >> (p // 4 * 4)) & 0x000F000F | magic
+                        for i, k in T.Parallel(rows, PART):
+                            weights[c % 2][i, k] = weights[c % 2][i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                        T.gemm(weights[c % 2], a[warp, :, c * PART : c * PART + PART], part, transpose_B=True, clear_accum=c == 0)
                     for i, j in T.Parallel(rows, BM):
-                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[i], "float32")
+                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
+
+                def groups(k, more):
+                    """Those from k on whose words are under way; ``more``: there are others behind them."""
+                    for n in range(ahead):
+                        multiply(n)
+                        if more or n + 1 < ahead:
+                            T.copy(later if early else A[0, ((k + n + 1) * shares + share) * GROUP], a[warp, :, :])
+                        if early and (more or n + 2 < ahead):
+                            T.copy(A[0, ((k + n + 2) * shares + share) * GROUP], later)
+                        if more:
+                            load(n, k + n + ahead)
+                        T.barrier()  # ptxas would move the loads behind the next products, which saves registers
 
                 T.clear(acc)
                 for n in range(ahead):
-                    load(warp, n, words[n], scale[n], zero[n])
-                T.copy(A[0, bk * part_of_k + warp * chunk], a[:, warp * chunk : warp * chunk + chunk])
-                T.signal(ready[0])
-                T.wait(ready[0], warps)
+                    load(n, n)
+                T.copy(A[0, share * GROUP], a[warp, :, :])
+                if early:
+                    T.copy(A[0, (shares + share) * GROUP], later)
                 for step in T.serial(own // ahead - 1):
-                    for n in range(ahead):
-                        load(warp, (step + 1) * ahead + n, later[n], later_scale[n], later_zero[n])
-                    T.barrier()  # ptxas would move the loads behind the products, which saves registers
-                    for n in range(ahead):
-                        multiply(warp, step * ahead + n, words[n], scale[n], zero[n])
-                    for n in range(ahead):
-                        T.copy(later[n], words[n])
-                        T.copy(later_scale[n], scale[n])
-                        if zeros is not None:
-                            T.copy(later_zero[n], zero[n])
-                for n in range(ahead):
-                    multiply(warp, own - ahead + n, words[n], scale[n], zero[n])
+                    groups(step * ahead, True)
+                groups(own - ahead, False)
                 for i, j in T.Parallel(rows, BM):
-                    sums[warp // tiles, warp % tiles * rows + i, j] = acc[i, j]
-            if cluster == 1:
-                for i, j in T.Parallel(BN, BM):
-                    C[j, bx * BN + i] = added([sums[s, i, j] for s in range(shares)])
-            else:
-                total = T.alloc_shared((BN, BM), "float32")
-                theirs = [T.alloc_fragment((part_of_n, BM), "float32") for _ in range(cluster)]
-                for i, j in T.Parallel(BN, BM):
-                    total[i, j] = added([sums[s, i, j] for s in range(shares)])
-                with T.Scale("cta_cluster"):
-                    T.barrier()
-                    for r in range(cluster):
-                        T.copy(total[bk * part_of_n, 0], theirs[r], src=r)
-                for i, j in T.Parallel(part_of_n, BM):
-                    C[j, bx * BN + bk * part_of_n + i] = added([t[i, j] for t in theirs])
+                    sums[share, warp % tiles * rows + i, j] = acc[i, j]
+            for i, j in T.Parallel(BN, BM):
+                C[j, bx * BN + i] = functools.reduce(lambda x, y: x + y, [sums[s, i, j] for s in range(shares)])
 
     return declared(body, M, N, K, (M, N), dtype, dtype, zeros)
 
@@ -228,11 +215,6 @@ def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: 
     return w4a16_zeros if zeros else w4a16
 
 
-def added(terms: list[Any]) -> Any:
-    """Their sum from the left."""
-    return functools.reduce(lambda x, y: x + y, terms)
-
-
 # ---- what people call
 
 
@@ -241,39 +223,41 @@ class Config:
     """How the work is cut. BN: columns of the result in a tile.
 
     With ``warps``, for at most 16 rows, `streamed`: so many in a block, each with ``rows`` columns, ``ahead`` groups of which it has under
-    way, in clusters of ``cluster`` blocks; ``pdl``: begins while the launch in front ends.
+    way, at least two; ``early``: activations of the next group are under way too; ``pdl``: begins while the launch in front ends.
     Else `product`: ``BM`` rows of a in a tile, ``groups`` in a stage (from two on the weights of one are computed under the product of the
-    other), stages of the rings, threads of a block, shares of k.
+    other), stages of the rings, threads of a block, shares of k, blocks of a cluster.
     """
 
     BN: int = 64
     warps: int = 0
     rows: int = 16
     ahead: int = 2
-    cluster: int = 1
-    pdl: int = 0
+    early: int = 1
+    pdl: int = 1
     BM: int = 16
     groups: int = 1
     stages: int = 4
     threads: int = 128
     split: int = 1
+    cluster: int = 1
 
 
 #: what each kernel takes of a `Config`
-STREAMED = ("BN", "warps", "rows", "ahead", "cluster", "pdl")
-PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster")
+STREAMED = ("BN", "warps", "rows", "ahead", "early", "pdl")
+PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster", "pdl")
 
 
 @functools.cache
-def chosen(M: int, N: int, K: int) -> Config:
+def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
     """The configuration for a class of shapes."""
-    if M == 1:
-        return Config(warps=16, pdl=1)
     if M <= 16:
-        return Config(BN=256, warps=16, rows=32, ahead=1, cluster=4 if K >= 2048 else 1, pdl=1)
+        rows, most = (16, 32) if M == 1 else (32, 16)
+        BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), rows)
+        shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
+        return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=int(M == 1))
     if M <= 64:
         return Config(BM=32 if M <= 32 else 64, split=2 if K >= 4096 else 1)
-    return Config(BM=128, threads=256)
+    return Config(BM=128, threads=256, groups=4 if K % 512 == 0 else 2, stages=1 if K % 512 == 0 else 2)
 
 
 @host.checked
@@ -307,7 +291,7 @@ def w4a16_matmul(
         raise TileTypeError(f"a of {name}, w of {host.dtype_name(w)}, scales of {host.dtype_name(scales)}",
                             expected="a and scales of bfloat16 or float16, w of int32, zeros of uint8")  # fmt: skip
     c = host.result(out, (M, N), a.dtype, a)
-    how = config or chosen(M, N, K)
+    how = config or chosen(M, N, K, host.multiprocessors(a.device))
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
     fields = STREAMED if how.warps else PIPELINED
     what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}

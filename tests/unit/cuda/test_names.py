@@ -1,13 +1,17 @@
-"""Names of kernels that C++ has another use for."""
+"""Names in printed code, of kernels that C++ has another use for among them."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import pytest
 
 import tilescale
 import tilescale.language as T
+from tests.unit.cuda.test_hopper import lowered
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.cprinter import symbol
+from tilescale.compiler.cuda.printer import print_kernel
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
@@ -41,3 +45,25 @@ def test_a_variable_may_be_called_like_a_function():
 
 def test_names_are_ascii():
     assert symbol("é") == "__kernel" and symbol("__x") == "__x_kernel"
+
+
+class Pair(NamedTuple):
+    """Two tiles, and some more."""
+
+    left: Any
+    right: Any
+    others: list[Any]
+
+
+def test_tiles_of_a_named_tuple_have_its_fields_names():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            one = Pair(T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32"), [T.alloc_shared((64,), "float32")])
+            T.copy(A, one.left)
+            T.copy(one.left, one.right)
+            T.copy(one.right, one.others[0])
+            T.copy(one.others[0], A)
+
+    text = print_kernel(lowered(kernel)[0]).text
+    assert all(name in text for name in ("one_left", "one_right", "one_others")), text

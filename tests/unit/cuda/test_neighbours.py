@@ -16,6 +16,7 @@ from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
+from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.run import launch
 from tilescale.errors import TileTypeError
 
@@ -55,7 +56,7 @@ def test_what_ampere_has(dtype: str):
     made = pipeline.run(tiles(dtype).trace(), passes=pipeline.gpu_passes("sm_80"))[0]
     text = print_kernel(Lowering(made, "sm_80").run()).text
     assert ("ts::red_add2_f16(" in text) == (dtype == "float16") and text.count("ts::red_add") == text.count("ts::red_add2_f16(")
-    assert ("ts::atomic_add(" in text) == (dtype != "float16")
+    assert ("ts::atomic_add(" in text) == (dtype != "float16") and "add_bf16" not in text
     agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)}, arch="sm_80")
 
 
@@ -112,6 +113,45 @@ def test_products_leave_in_pairs():
 
     assert "ts::red_add2_f32(" in print_kernel(lowered(kernel)[0]).text
     agree(kernel, {"A": data((128, 64), "float16", 1), "B": data((64, 64), "float16", 2), "C": data((128, 64), "float32", 3)})
+
+
+def single(dtype: str) -> Any:
+    """Sums of one element, in global and in shared memory, with and without the value before."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((256,), dtype), C: T.Tensor((4,), dtype), D: T.Tensor((256,), dtype)):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_shared((1,), dtype)
+            s[0] = T.cast(0, dtype)
+            for i in T.Parallel(256):
+                T.atomic_add(C[i % 3], A[i])
+                T.atomic_add(s[0], A[i])
+            with T.Scale("thread") as (t, n):
+                D[t] = T.cast(T.atomic_add(C[3], 1, return_prev=True), dtype)
+            T.copy(s, D[128:129])
+
+    return kernel
+
+
+@pytest.mark.parametrize("dtype, arch, name", [("float16", "sm_90a", "atomic_add_f16("), ("bfloat16", "sm_90a", "atomic_add_bf16("),
+                                               ("float16", "sm_80", "atomic_add_f16("), ("bfloat16", "sm_80", "atomic_add(")])  # fmt: skip
+def test_sums_of_small_floats_have_an_instruction(dtype: str, arch: str, name: str):
+    """Of whole numbers, so that their order does not matter."""
+    program = pipeline.run(single(dtype).trace(), passes=pipeline.gpu_passes(arch))[0]
+    assert print_kernel(Lowering(program, arch).run()).text.count(f"ts::{name}") == 3
+    got = emulate.launch(single(dtype), whole_numbers(dtype), arch)
+    check_single(dtype, got)
+
+
+def whole_numbers(dtype: str) -> dict[str, Any]:
+    ones = (np.arange(256) % 5 - 2).astype(np.float32)
+    return {"A": numerics.encode(ones, dtype), "C": empty((4,), dtype), "D": empty((256,), dtype)}
+
+
+def check_single(dtype: str, got: dict[str, Any]) -> None:
+    a, c, d = (numerics.decode(got[n], dtype).astype(np.float64) for n in "ACD")
+    assert c[:3].tolist() == [a[k::3].sum() for k in range(3)] and c[3] == 64 and d[128] == a.sum()
+    assert sorted(d[:64].tolist()) == list(range(64))
 
 
 def test_where_alignment_is_not_known():
@@ -199,3 +239,44 @@ def test_what_they_refuse():
 def test_nvcc_takes_it(dtype: str, arch: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
     compiled(tiles(dtype), arch)
+    compiled(single(dtype), arch)
+
+
+def drawn(draw: Any) -> tuple[Any, dict[str, Any]]:
+    """A program that adds tiles at drawn places of a drawn tensor, and its arguments: whole numbers, so that no order shows."""
+    dtype = str(draw.choice(["float32", "float16", "bfloat16"]))
+    rows, cols = int(draw.choice([1, 3, 8, 16])), int(draw.choice([4, 6, 8, 24, 64]))
+    high, wide = max(3, rows + int(draw.integers(0, 4))), int(draw.choice([cols, cols + 2, cols + 8, 2 * cols, 63]))
+    down, right = int(draw.integers(-1 if rows > 1 else 0, 3)), int(draw.choice([0, 1, 2, 4, 8, -2]))
+    source, form, threads = str(draw.choice(["fragment", "shared", "tensor"])), int(draw.integers(4)), int(draw.choice([32, 64, 128]))
+    n = T.dynamic("n", multiple_of=int(draw.choice([1, 2, 4])) if wide % 4 == 0 else 1)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((rows, cols), dtype), C: T.Tensor((high, n), dtype), first: T.int32):
+        with T.Kernel(3, threads=threads) as b:
+            held = T.alloc_fragment((rows, cols), dtype) if source == "fragment" else T.alloc_shared((rows, cols), dtype)
+            T.copy(A, held)
+            tile = A if source == "tensor" else held
+            if form == 0 and source != "tensor":
+                T.atomic_add(C[down : down + rows, right : right + cols], tile)
+            elif form == 1:
+                for i, j in T.Parallel(rows, cols):
+                    if i % 2 == b % 2:
+                        T.atomic_add(C[i + down, j + right], tile[i, j])
+            elif form == 2:
+                for i, j in T.Parallel(rows, cols // 2):
+                    T.atomic_addx2(C[i + down, j * 2 + right], tile[i, j * 2])
+            else:
+                for i, j in T.Parallel(rows, cols):
+                    T.atomic_add(C[i, j + first], tile[i, j] * T.cast(2, dtype))
+
+    numbers = lambda shape: numerics.encode(draw.integers(-3, 4, shape).astype(np.float32), dtype)  # noqa: E731
+    return kernel, {"A": numbers((rows, cols)), "C": numbers((high, wide)), "first": int(draw.integers(0, 5))}
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_drawn_programs(seed: int):
+    draw = np.random.default_rng(seed)
+    for arch in ("sm_90a", "sm_80"):
+        kernel, args = drawn(draw)
+        agree(kernel, args, exact=True, arch=arch, seed=seed)

@@ -68,6 +68,16 @@ def test_functions_of_a_fragment(want: Any):
         assert T.Fragment(want.shape, forward_thread_fn=lambda *at: want.thread(*at[:-1]) + far[at[-1]], replicate=copies).copies == want.copies
 
 
+def test_larger_fragments_from_smaller_ones():
+    """The accumulators of wgmma, of mma's; and the same elements twice."""
+    mma = T.Fragment((16, 8), lambda i, j: (i % 8 * 4 + j // 2, i // 8 * 2 + j % 2))
+    assert mma == instructions.mma_accumulator()
+    assert mma.repeat([1, 8]).repeat([4, 1], repeat_on_thread=True) == instructions.wgmma_accumulator(64)
+    both = mma.repeat([2, 3])
+    assert both.slot(16, 0) == 3 * 4 and both.slot(0, 8) == 4 and mma.repeat([2, 3], lower_dim_first=False).slot(16, 0) == 4
+    assert mma.replicate(2).copies == (0, 32)
+
+
 def test_slots_follow_the_order_of_elements():
     made = T.Fragment((32, 8), forward_thread_fn=lambda i, j: i)
     assert (made.slot(*np.indices((32, 8))) == np.arange(8)).all() and made.threads == 32
@@ -181,6 +191,37 @@ def test_what_does_not_agree_is_kept_and_said(arch: str):
     program, text = printed(kernel(transposed), arch)
     assert "cp_async" not in text and any("chunks of 16 bytes that a is copied in apart" in n for n in program.notes), program.notes
     agree(kernel(transposed), args, arch=arch)
+
+
+def test_both_demands_on_a_shared_tile_are_shown():
+    """What TMA writes by hand, and what a view reads, have one layout."""
+    columns = T.Layout((64, 64), lambda i, j: (j, i))
+
+    @T.prim_func
+    def by_hand(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            s, full = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(1)
+            T.annotate_layout({s: columns})
+            with T.Scale("thread") as (t, n):
+                if t == 0:
+                    T.mbarrier_expect_tx(full, 8192)
+                    T.tma_copy(A[0, 0], s, barrier=full)
+                    T.mbarrier_arrive(full)
+            T.mbarrier_wait_parity(full, 0)
+            T.copy(s, B)
+
+    @T.prim_func
+    def seen(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 32), "uint32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64, 64), "float16")
+            T.annotate_layout({s: make_swizzled_layout(s)})
+            T.copy(A, s)
+            T.copy(T.view(s, (64, 32), "uint32"), B)
+
+    for kernel, word in ((by_hand, "T.tma_copy"), (seen, "T.view")):
+        with refused(TileValueError, f"s is wanted in two layouts: {word} here wants (64, 64)", expected="one layout for a tile") as error:
+            pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+        assert "T.annotate_layout at" in error.text and "→ offset ×" in error.text and word in error.text.splitlines()[1]
 
 
 def test_what_annotations_refuse():

@@ -29,11 +29,22 @@ def test_words_lie_with_the_pairs_that_are_made_of_them():
     assert not isinstance(match(LOOP, indices, words, False), str)
 
 
+@pytest.mark.parametrize("part", range(4))
+def test_what_a_read_leaves_out_lies_in_the_same_threads(part: int):
+    """A quarter of the words makes a quarter of the pairs."""
+    loop = Loop((I, P), (32, 16), viewed(mma_a(16).repeated(1, 2).repeated(0, 2), 16, 32), (0, 0))
+    words = from_mixed(loop, [I, P % 4 * 4 + part], (32, 16), False)
+    assert words == from_mixed(LOOP, [I, P % 4 * 4 + P // 16], (32, 16), False)
+    behind = from_mixed(loop, [I, P], (32, 32), False)
+    assert behind is not None and behind.slots == 2 * loop.fragment.slots
+
+
 @pytest.mark.parametrize("indices, shape, writes, why", [
-    ([I, P * 2], (32, 128), False, "every second element"),
-    ([I, P // 4], (32, 32), False, "half of the tile"),
+    ([I, P * 2], (32, 128), True, "a write that leaves something out"),
     ([I, P % 3], (32, 3), False, "no sum of digits"),
-    ([I, P + 1], (32, 65), False, "begins behind zero"),
+    ([I, P + 1], (32, 65), False, "digits that begin nowhere"),
+    ([I, P % 4 * 4 + 5], (32, 16), False, "begins behind the first of a digit"),
+    ([I, P + P // 32], (32, 65), False, "digits that overlap"),
     ([I, P // 4 * 4 // 8], (32, 8), True, "a write by several iterations"),
     ([I % 4 + P % 4, P // 4], (8, 16), False, "the sum of two digits is no digit"),
     ([I, tirx.Var("k", "int32") + P], (32, 64), False, "unknown before the kernel runs"),

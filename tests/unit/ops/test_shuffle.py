@@ -188,7 +188,7 @@ def test_a_warp_meets():
             with T.Scale("thread") as (t, n):
                 s[t] = A[t]
                 T.sync_warp()
-                C[t] = s[t // 32 * 32 + 31 - t % 32]
+                C[t] = s[T.get_warp_idx() * 32 + 31 - T.get_lane_idx()]
 
     args = {"A": data((64,), "int32", 1), "C": empty((64,), "int32")}
     got = agree(kernel, args, exact=True)["C"]
@@ -218,6 +218,7 @@ def test_what_they_refuse():
     refuse(TileValueError, "T.sync_threads of 256 threads", lambda A, i: T.sync_threads(1, 256))
     refuse(TileValueError, "T.sync_threads of 64 threads at barrier 0", lambda A, i: T.sync_threads(0, 64), write="T.sync_threads(1, 64)")
     refuse(TileTypeError, "T.sync_threads with the barrier", lambda A, i: T.sync_threads(i), expected="a constant")
+    refuse(TileSyntaxError, "T.get_warp_idx is a thread's", lambda A, i: T.get_warp_idx(), "warp", write='T.Scale("warp") as (w, n)')
     refuse(TileSyntaxError, "T.sync_warp is a thread's", lambda A, i: T.sync_warp(), "warpgroup")
 
     @T.prim_func

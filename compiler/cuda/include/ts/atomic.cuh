@@ -29,6 +29,21 @@ __device__ __forceinline__ T atomic_add(T* at, T value) {
   }
 }
 
+// Sums of 16-bit floats in one instruction, rounded once (PTX ISA 9.0, "atom").
+#define TS_ATOMIC_ADD(kind)                                                                                      \
+  template <typename T>                                                                                         \
+  __device__ __forceinline__ T atomic_add_##kind(T* at, T value) {                                              \
+    unsigned short before;                                                                                      \
+    asm volatile("atom.relaxed.gpu.add.noftz." #kind " %0, [%1], %2;"                                           \
+                 : "=h"(before) : "l"(at), "h"(bits<unsigned short>(value)) : "memory");                        \
+    return bits<T>(before);                                                                                     \
+  }
+TS_ATOMIC_ADD(f16)
+#if __CUDA_ARCH__ >= 900
+TS_ATOMIC_ADD(bf16)
+#endif
+#undef TS_ATOMIC_ADD
+
 template <typename T>
 __device__ __forceinline__ T atomic_max(T* at, T value) {
   return atomic_by_swap(at, [=](T before) {
@@ -90,6 +105,10 @@ __device__ __forceinline__ T atomic_store(T* at, T value) {
     return before;                                                \
   }
 TS_PUBLISHING(add)
+TS_PUBLISHING(add_f16)
+#if __CUDA_ARCH__ >= 900
+TS_PUBLISHING(add_bf16)
+#endif
 TS_PUBLISHING(max)
 TS_PUBLISHING(min)
 #undef TS_PUBLISHING

@@ -9,6 +9,9 @@ __device__ __forceinline__ void barrier_sync(int number, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// Whether one of the warp's lanes says so. All of them take part.
+__device__ __forceinline__ bool any(bool test) { return __any_sync(0xffffffffu, test); }
+
 // The value of the lane whose number differs in the bits of `mask`. All lanes of the warp take part.
 // A value that all lanes of a warp have alike, so that the compiler knows it: ways that part by it do not part a warp.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }

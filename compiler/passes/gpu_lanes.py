@@ -1,0 +1,127 @@
+"""Sums that a loop goes on with, lane by lane. Where a tile of sums begins at zero and is then only added to by reductions, or multiplied
+element by element, as the row sums of attention are,
+
+    clear(total); loop: total *= shrink; reduce_sum(score, total, clear=False)
+
+each lane keeps the sum of its own elements, and the lanes add theirs up once, behind the loop, not by shuffles in every round: a sum of
+products by one factor is the product of the sum. The order of additions is another one, and as fixed. A factor that is infinite makes NaN
+of a lane that has only zeros so far, as it does of a sum that is zero.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.reduce import axis_of, digits_across
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.layout import Fragment
+from tilescale.compiler.ops import base
+from tilescale.compiler.ops.lanes import join_lanes
+from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
+from tilescale.compiler.passes.products import touched
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+
+
+def gpu_lanes(program: Any) -> Any:
+    """The program with the sums of which this is true kept by lanes."""
+    lanes = _Lanes(program.layouts)
+    structural_walk(program.func.body, (tirx.Evaluate, lanes.look))
+    return program.with_body(structural_map(program.func.body, (tirx.SeqStmt, lanes.sequence))) if lanes.sums else program
+
+
+class _Lanes:
+    def __init__(self, layouts: Any):
+        self.layouts = layouts
+        #: tiles that reductions add to → between which lanes, as the masks of the shuffles; () where they differ
+        self.sums: dict[Any, tuple[int, ...]] = {}
+
+    def look(self, s: Any) -> None:
+        op = base.find(s.value)
+        if op is None or op.name != "reduce":
+            return
+        tile, masks = s.value.args[1].source, self.masks(s.value)
+        self.sums[tile] = masks if self.sums.get(tile, masks) == masks else ()
+
+    def masks(self, call: Any) -> tuple[int, ...]:
+        """Between which lanes a sum goes; () where it is another reduction, or one of integers."""
+        src, dst = call.args
+        held = self.layouts.get(src.source)
+        plain = str(call.attrs["op"]) == "sum" and not call.attrs["clear"] and str(dst.source.ty.dtype) == "float32" and is_whole(dst)
+        if not plain or not isinstance(held, Fragment) or src.source.same_as(dst.source):
+            return ()
+        near, far = digits_across(held, axis_of(call))
+        return () if far else tuple(p.stride << k for p in near for k in range(p.extent.bit_length() - 1))
+
+    def sequence(self, s: Any) -> Any:
+        stmts = list(s.seq)
+        for k in range(len(stmts)):
+            tile = _cleared(stmts[k])
+            if tile is None or not self.sums.get(tile):
+                continue
+            end = next((n for n in range(k + 1, len(stmts)) if not self.linear(stmts[n], tile)), len(stmts))
+            if any(_repeats(x, tile) for x in stmts[k + 1 : end]):
+                done = [structural_map(x, (tirx.Evaluate, lambda e, tile=tile: _by_lane(e, tile))) for x in stmts[k + 1 : end]]
+                joined = join_lanes(whole(tile), self.sums[tile], stmts[k].span)
+                stmts[k + 1 :] = [*done, joined, *stmts[end:]]
+        return sequence(stmts)
+
+    def linear(self, s: Any, tile: Any) -> bool:
+        """Whether a statement does nothing with a tile of sums but add to it by reductions, or multiply it."""
+        if not any(tile in group for group in touched(s)):
+            return True
+        if isinstance(s, tirx.SeqStmt):
+            return all(self.linear(x, tile) for x in s.seq)
+        if (nest := nest_of(s)) is not None:
+            return _scales(nest, tile)
+        if isinstance(s, tirx.For):
+            return self.linear(s.body, tile)
+        if isinstance(s, tirx.IfThenElse):
+            reads: list[Any] = []
+            structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
+            return tile not in reads and all(x is None or self.linear(x, tile) for x in (s.then_case, s.else_case))
+        return _adds(s, tile)
+
+
+def _cleared(s: Any) -> Any:
+    """The tile that a statement fills with zeros; None where it does not."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    if op is None or op.name != "fill" or not is_whole(s.value.args[0]):
+        return None
+    value = s.value.args[1]
+    zero = isinstance(value, tirx.FloatImm) and float(value.value) == 0.0 or constant(value) == 0
+    return s.value.args[0].source if zero else None
+
+
+def _adds(s: Any, tile: Any) -> bool:
+    """Whether a statement adds a reduction to a tile; what is reduced is another one."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return op is not None and op.name == "reduce" and bool(s.value.args[1].source.same_as(tile))
+
+
+def _repeats(s: Any, tile: Any) -> bool:
+    """Whether a loop in a statement adds to a tile."""
+    loops: list[Any] = []
+    found: list[Any] = []
+    structural_walk(s, (tirx.For, loops.append))
+    for loop in loops:
+        structural_walk(loop.body, (tirx.Evaluate, lambda e: found.append(e) if _adds(e, tile) else None))
+    return bool(found)
+
+
+def _scales(nest: Any, tile: Any) -> bool:
+    """Whether a nest does nothing with a tile but ``tile[…] = tile[…] * factor``, always."""
+    mine = [a for a in nest.accesses if a.buffer.same_as(tile)]
+    stores = [a for a in mine if a.mode == "write"]
+    if len(stores) != 1 or len(mine) != 2 or any(a.conditional for a in mine):
+        return False
+    made = stores[0].node.value
+    if not isinstance(made, tirx.Mul):
+        return False
+    sides = [x for x in (made.a, made.b) if isinstance(x, ir.TensorLoad) and x.source.same_as(tile)]
+    return len(sides) == 1 and all(i.same_as(j) for i, j in zip(sides[0].indices, stores[0].indices, strict=True))
+
+
+def _by_lane(s: Any, tile: Any) -> Any:
+    return again(s.value, list(s.value.args), {"lanes": 1}) if _adds(s, tile) else s

@@ -1,0 +1,107 @@
+"""Sums kept lane by lane, maxima in chains, and stores by warpgroups that never meet."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.test_attention import arguments, kernel
+from tests.unit.cuda.test_hopper import edited, lowered
+from tilescale.compiler.cuda import emulate, engines
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.ops.attention import Tile
+
+ROUNDS = 3
+
+
+def sums(clear: bool, looks: bool, adds: bool) -> Any:
+    """Y = ((F₀·x₀ + …)·F₁ + …)…, each a row sum of X. ``clear``: it begins at zero; ``looks``: every round's is stored; ``adds``: one is added
+    in every round by threads."""
+
+    @T.prim_func
+    def program(X: T.Tensor((ROUNDS, 64, 64), "float32"), F: T.Tensor((ROUNDS, 64), "float32"), Y: T.Tensor((64,), "float32"),
+                Z: T.Tensor((ROUNDS, 64), "float32")):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((64, 64), "float32")
+            f, total = (T.alloc_fragment((64,), "float32") for _ in range(2))
+            T.fill(total, 0.0 if clear else 2.0)
+            for k in T.serial(ROUNDS):
+                T.copy(X[k, 0, 0], x)
+                T.copy(F[k, 0], f)
+                for i in T.Parallel(64):
+                    total[i] *= f[i]
+                if adds:
+                    for i in T.Parallel(64):
+                        total[i] += 1.0
+                T.reduce_sum(x, total, dim=1, clear=False)
+                if looks:
+                    T.copy(total, Z[k, 0])
+            T.copy(total, Y)
+
+    return program
+
+
+@pytest.mark.parametrize("clear, looks, adds", [(True, False, False), (False, False, False), (True, True, False), (True, False, True)])
+def test_sums_lane_by_lane(clear: bool, looks: bool, adds: bool):
+    """Where the tile begins at zero and is only added to by reductions or multiplied, lanes add up behind the loop; elsewhere in it."""
+    made = sums(clear, looks, adds)
+    text = print_kernel(lowered(made)[0]).text
+    loop = text[text.index("for (int k") :]
+    depth = re.search(r"\n  \}\n", loop)
+    assert depth is not None
+    inside, behind = ("shuffle_xor" in part for part in (loop[: depth.start()], loop[depth.start() :]))
+    assert (inside, behind) == ((False, True) if clear and not looks and not adds else (True, False)), text
+    draw = np.random.default_rng(0)  # small integers: any order of sums is exact
+    args = {"X": draw.integers(-2, 3, (ROUNDS, 64, 64)).astype("float32"), "F": draw.integers(0, 3, (ROUNDS, 64)).astype("float32")}
+    got = agree(made, {**args, "Y": empty((64,), "float32"), "Z": np.zeros((ROUNDS, 64), "float32")}, exact=True)
+    assert np.isfinite(got["Y"]).all()
+
+
+@pytest.mark.parametrize("op", ["max", "min", "absmax", "sum"])
+def test_chains(op: str):
+    """A thread's greatest and least come from four chains, NaN and zeros of both signs among them; sums from one."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64, 96), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=128):
+            x, y = T.alloc_fragment((64, 96), "float32"), T.alloc_fragment((64,), "float32")
+            T.copy(X, x)
+            T.reduce(x, y, op, dim=1)
+            T.copy(y, Y)
+
+    x = data((64, 96), "float32", 3)
+    x[1, 7], x[2, ::2], x[3] = np.nan, -np.inf, 0.0
+    assert ("total[4]" in print_kernel(lowered(program)[0]).text) == (op != "sum")
+    agree(program, {"X": x, "Y": empty((64,), "float32")}, exact=op != "sum")
+
+
+def staying() -> tuple[Any, Any, dict[str, Any]]:
+    """Attention of two blocks that stay, two warpgroups each, several tiles a block."""
+    made, program = lowered(kernel(3, 1, 64, True, Tile(128, 128, 256, 2, 2)))
+    return made, program, arguments(130, 130, 3, 1, 64, side=2)
+
+
+def test_warpgroups_store_apart():
+    """No barrier of all consumers is left, since tiles of different rounds lie whole tiles apart; each warpgroup stores its own rows."""
+    text = print_kernel(staying()[0]).text
+    assert "ts::barrier_sync(15" not in text and text.count("ts::barrier_sync((tid >> 7) + 1, 128)") == 2
+    assert re.search(r"if \(\(tid & 127\) == 0\) \{\s*ts::tma_store\(O_map, &O_staged\[warpgroup \* 4096\]", text)
+
+
+@pytest.mark.parametrize("fault", ["ts::barrier_sync", "ts::bulk_wait_read<0>", "ts::fence_proxy_async"])
+def test_what_orders_those_stores_is_needed(fault: str):
+    made, program, args = staying()
+    right = emulate.run(made, program, args)["O"]
+    broken = edited(made, lambda n, a: None if n == fault else ...)
+    for seed in range(6):
+        try:
+            if not (emulate.run(broken, program, args, seed)["O"] == right).all():
+                return
+        except engines.EmulationError:
+            return
+    pytest.fail("no schedule shows it")
