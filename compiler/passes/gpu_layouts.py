@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
-from tilescale.compiler.layout.infer import Demand, gather, infer
+from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
 from tilescale.compiler.ops import base
@@ -26,18 +27,28 @@ def gpu_layouts(program: Any) -> Any:
     annotated = _annotated(program, uses.owners)
     chosen: dict[Any, Any] = infer(program, {b: d for b, d in annotated.items() if isinstance(d.layout, Fragment)})
     shared = {b: d.layout for b, d in annotated.items() if isinstance(d.layout, Shared)}
-    viewed: set[Any] = set()
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: viewed.add(s.data.args[0])))
+    viewed: dict[Any, Any] = {}
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: viewed.__setitem__(s.data.args[0], s)))
+    for b, d in annotated.items():
+        if b in viewed and b in shared and shared[b] != (plain := _row_major(b)):
+            raise conflict(b, d, Demand(b, plain, "T.view", loc_of(viewed[b].span)))
     for use in uses.items:
         op = base.find(use.call) if use.call is not None else None
         for b, layout in (op.shared_layouts(use.call) if op is not None else {}).items():
-            if b not in viewed:  # a view reads the same bytes in row-major order
-                shared.setdefault(b, layout)
+            if b in viewed:  # a view reads the same bytes in row-major order
+                continue
+            if b in annotated and shared[b] != layout and op is not None and op.insists(use.call):
+                raise conflict(b, annotated[b], Demand(b, layout, f"T.{op.name}", loc_of(use.call.span)))
+            shared.setdefault(b, layout)
     for b in uses.owners:
         if not in_registers(b):
-            chosen[b] = shared.get(b) or _ring_layout(program, b) or strided(tuple(int(e) for e in b.ty.shape), bits_of(b))
+            chosen[b] = shared.get(b) or _ring_layout(program, b) or _row_major(b)
     program.layouts = chosen
     return program
+
+
+def _row_major(buffer: Any) -> Shared:
+    return strided(tuple(int(e) for e in buffer.ty.shape), bits_of(buffer))
 
 
 def _ring_layout(program: Any, buffer: Any) -> Shared | None:

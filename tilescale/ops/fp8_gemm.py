@@ -22,8 +22,6 @@ from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 #: steps of k that have a scale of their own, and columns of b
 BLOCK = 128
-#: columns of a tile whose sums are formed at once
-HALF = 128
 #: bytes of A's scales that a block may fetch into shared memory
 FETCHED = 32 << 10
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -33,21 +31,15 @@ RESULTS = ("bfloat16", "float16", "float32")
 # ---- kernels
 
 
-def columns_at_once(BN: int) -> int:
-    """Columns of a tile whose sums of 128 steps are formed at once: their registers are needed beside those of the whole tile."""
-    return min(BN, HALF)
-
-
 def by_tensor(
-    M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str, fast: bool
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
+    fast: bool,
 ) -> Any:  # fmt: skip
     """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each. ``stay`` blocks take one tile after
-    another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A tile's sums of 128 steps are formed 128 columns after
-    128 columns; its rows of A are read once for that, into registers."""
+    another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A round has ``parts`` sums of 128 steps: one is added while
+    the tensor cores form the next."""
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
-    count = min(stay or high * wide, high * wide)
-    each = BN if fast else columns_at_once(BN)
-    sides = range(BN // each)
+    count, deep = min(stay or high * wide, high * wide), parts * BLOCK
 
     @T.prim_func
     def fp8_gemm(
@@ -55,45 +47,42 @@ def by_tensor(
         C: T.Tensor((M, N), out),
     ):  # fmt: skip
         with T.Kernel(count, threads=threads) as block:
-            a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
-            rows = a if len(sides) == 1 else T.alloc_fragment((BM, BLOCK), left)
-            acc = [T.alloc_fragment((BM, each), "float32") for _ in sides]
-            part = acc[0] if fast else T.alloc_fragment((BM, each), "float32")
+            a, b = T.alloc_shared((BM, deep), left), T.alloc_shared((BN, deep), right)
+            acc = T.alloc_fragment((BM, BN), "float32")
+            part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(parts)]
             for tile in T.Persistent(high * wide, count, block):
                 by, bx = panelled(tile, high, wide, panel)
-                for s in sides:
-                    T.clear(acc[s])
-                for k in T.Pipelined(T.ceildiv(K, BLOCK), num_stages=stages):
-                    T.copy(A[by * BM, k * BLOCK], a)
-                    T.copy(B[bx * BN, k * BLOCK], b)
-                    if len(sides) > 1:
-                        T.copy(a, rows)
-                    for s in sides:
-                        T.gemm(rows, b[s * each : (s + 1) * each, 0:BLOCK], part, transpose_B=True, clear_accum=not fast)
-                        if not fast:
-                            for i, j in T.Parallel(BM, each):
-                                acc[s][i, j] += part[i, j]
-                for s in sides:
-                    for i, j in T.Parallel(BM, each):
-                        acc[s][i, j] *= SA[0] * SB[0]
-                    T.copy(acc[s], C[by * BM, bx * BN + s * each])
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
+                    T.copy(A[by * BM, k * deep], a)
+                    T.copy(B[bx * BN, k * deep], b)
+                    for p in range(parts):
+                        at = p * BLOCK
+                        T.gemm(a[0:BM, at : at + BLOCK], b[0:BN, at : at + BLOCK], part[p], transpose_B=True, clear_accum=not fast)
+                    if not fast:
+                        for p in range(parts):
+                            for i, j in T.Parallel(BM, BN):
+                                acc[i, j] += part[p][i, j]
+                for i, j in T.Parallel(BM, BN):
+                    acc[i, j] *= SA[0] * SB[0]
+                T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm
 
 
 def by_block(
-    M: int, N: int, K: int, BM: int, BN: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str, down: bool
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
+    down: bool,
 ) -> Any:  # fmt: skip
     """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
-    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). Tiles of 64, 128 or 256 columns, their
-    sums 128 columns after 128 columns, which have one scale of B. The scales of a round are loaded in the one before it; those of tiles
+    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). A tile of BN columns, 64, 128 or 192,
+    has columns of two blocks at most. The rest is as in `by_tensor`. The scales of a round are loaded in the one before it; those of tiles
     whose rounds are shorter than a load takes are all fetched into shared memory first."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
-    count = min(stay or high * wide, high * wide)
-    each = columns_at_once(BN)
-    sides = range(BN // each)
-    fetched = len(sides) == 1 and steps * BM * 4 <= FETCHED
+    count, deep = min(stay or high * wide, high * wide), parts * BLOCK
+    sides, rounds = range(ceil_div(BN, BLOCK)), range(parts)  # blocks of b that a tile's columns are of; sums of a round
+    fetched = len(sides) == parts == 1 and steps * BM * 4 <= FETCHED
 
     @T.prim_func
     def fp8_gemm_blocks(
@@ -101,52 +90,63 @@ def by_block(
         SB: T.Tensor((groups, steps), "float32"), C: T.Tensor((M, N), out),
     ):  # fmt: skip
         with T.Kernel(count, threads=threads) as block:
-            a, b = T.alloc_shared((BM, BLOCK), left), T.alloc_shared((BN, BLOCK), right)
-            rows = a if len(sides) == 1 else T.alloc_fragment((BM, BLOCK), left)
-            acc, part = [T.alloc_fragment((BM, each), "float32") for _ in sides], T.alloc_fragment((BM, each), "float32")
-            row, later_row = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
-            column, later_column = ([T.alloc_fragment((1,), "float32") for _ in sides] for _ in range(2))
+            a, b = T.alloc_shared((BM, deep), left), T.alloc_shared((BN, deep), right)
+            acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in rounds]
+            row, later_row = ([T.alloc_fragment((BM,), "float32") for _ in rounds] for _ in range(2))
+            column, later_column = ([[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds] for _ in range(2))
             if fetched:
                 sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
             for tile in T.Persistent(high * wide, count, block):
                 by, bx = panelled(tile, high, wide, panel)
                 group = bx * BN // BLOCK
+                edge = ((group + 1) * BLOCK - bx * BN) // 64  # blocks of b begin at multiples of 64 columns of a tile
                 if fetched:
                     for k, i in T.Parallel(steps, BM):
                         sa[k, i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
                     T.copy(SB[group, 0:steps], sb)
                 else:
-                    for i in T.Parallel(BM):
-                        row[i] = SA[0, by * BM + i] if down else SA[by * BM + i, 0]
-                    for s in sides:
-                        column[s][0] = SB[group + s, 0]
-                for s in sides:
-                    T.clear(acc[s])
-                for k in T.Pipelined(steps, num_stages=stages):
-                    T.copy(A[by * BM, k * BLOCK], a)
-                    T.copy(B[bx * BN, k * BLOCK], b)
-                    if len(sides) > 1:
-                        T.copy(a, rows)
+                    scales(SA, SB, row, column, by * BM, group, 0, down)
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
                     if fetched:
                         for i in T.Parallel(BM):
-                            row[i] = sa[k, i] * sb[k]
-                    else:
-                        for i in T.Parallel(BM):  # the next round's scales have this round to come
-                            later_row[i] = SA[k + 1, by * BM + i] if down else SA[by * BM + i, k + 1]
-                        for s in sides:
-                            later_column[s][0] = SB[group + s, k + 1]
-                    for s in sides:
-                        T.gemm(rows, b[s * each : (s + 1) * each, 0:BLOCK], part, transpose_B=True, clear_accum=True)
-                        for i, j in T.Parallel(BM, each):
-                            acc[s][i, j] += part[i, j] * (row[i] if fetched else row[i] * column[s][0])
+                            row[0][i] = sa[k, i] * sb[k]
+                    else:  # the next round's scales have this round to come
+                        scales(SA, SB, later_row, later_column, by * BM, group, (k + 1) * parts, down)
+                    T.copy(A[by * BM, k * deep], a)
+                    T.copy(B[bx * BN, k * deep], b)
+                    for p in rounds:
+                        at = p * BLOCK
+                        T.gemm(a[0:BM, at : at + BLOCK], b[0:BN, at : at + BLOCK], part[p], transpose_B=True, clear_accum=True)
+                    for p in rounds:
+                        for i, j in T.Parallel(BM, BN):
+                            if fetched:
+                                acc[i, j] += part[p][i, j] * row[0][i]
+                            else:
+                                acc[i, j] += part[p][i, j] * (row[p][i] * either(j // 64 < edge, column[p]))
                     if not fetched:
-                        T.copy(later_row, row)
-                        for s in sides:
-                            T.copy(later_column[s], column[s])
-                for s in sides:
-                    T.copy(acc[s], C[by * BM, bx * BN + s * each])
+                        for p in rounds:
+                            T.copy(later_row[p], row[p])
+                            for s in sides:
+                                T.copy(later_column[p][s], column[p][s])
+                T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm_blocks
+
+
+def either(first: Any, column: list[Any]) -> Any:
+    """The scale of a column of a tile: of the first of the blocks that its columns are of, or of the second."""
+    return column[0][0] if len(column) == 1 else T.if_then_else(first, column[0][0], column[1][0])
+
+
+@T.macro
+def scales(SA, SB, row, column, first, group, step, down):
+    """The scales of a round: for each of its sums those of the tile's rows, and those of the blocks of b that its columns are of."""
+    for p in range(len(row)):
+        for i in T.Parallel(*row[p].shape):
+            row[p][i] = SA[step + p, first + i] if down else SA[first + i, step + p]
+        for s in range(len(column[p])):
+            column[p][s][0] = SB[group + s, step + p]
 
 
 # ---- configurations
@@ -154,27 +154,25 @@ def by_block(
 
 @dataclass(frozen=True)
 class Config:
-    """How a product is cut: tiles, stages of the ring, threads of a block, rows of tiles in a panel, blocks that take one tile
-    after another (0: one a tile)."""
+    """How a product is cut: tiles, sums of 128 steps in a round, stages of the ring (a round each), threads of a block, rows of tiles in a
+    panel, blocks that take one tile after another (0: one a tile)."""
 
     BM: int = 128
     BN: int = 256
+    parts: int = 1
     stages: int = 4
     threads: int = 256
     panel: int = 8
     stay: int = 0
 
 
-def choose(M: int, N: int, units: int = 132) -> Config:
-    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors.
-
-    Tensor cores at this pace are bound by shared memory: for each 128 steps of k it is written BM + BN rows, and read 64 + BN rows for
-    each 64 × BN products (in halves of 128 columns likewise, with A's rows in registers)."""
+def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors (docs/PERFORMANCE.md says what else was measured)."""
     if M <= 64:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
-    if ceil_div(M, 128) * ceil_div(N, 256) < units:
+    if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
-    return Config(stay=units)
+    return Config(BN=256 if fast else 192, stay=units)
 
 
 # ---- what people call
@@ -210,7 +208,7 @@ def fp8_matmul(
     if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
         raise TileTypeError(f"scales of {host.dtype_name(scale_a)} and {host.dtype_name(scale_b)}", expected="float32")
     whole = scale_a.numel() == scale_b.numel() == 1
-    how = config or chosen(M, N, host.multiprocessors(a.device))
+    how = config or chosen(M, N, fast and whole, host.multiprocessors(a.device))
     what = {"M": M, "N": N, "K": K, **asdict(how), "left": left, "right": right, "out": host.dtype_name(c)}
     rows, columns = a.contiguous(), b.T.contiguous()
     if whole:
@@ -224,8 +222,8 @@ def fp8_matmul(
         )
     if fast:
         raise TileValueError("fast=True with scales of blocks, whose sums are formed one by one", expected="fast=False")
-    if how.BN not in (64, 128, 256):
-        raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected="64, 128 or 256")
+    if how.BN not in (64, 128, 192):
+        raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected="64, 128 or 192")
     down = scale_a.T.is_contiguous()
     scales = scale_a.T if down else scale_a.contiguous()
     host.launch(by_block, (rows, columns, scales, scale_b.T.contiguous(), c), **what, down=down)
@@ -289,11 +287,14 @@ def _cases() -> tuple[Case, ...]:
     small: list[dict[str, Any]] = [{"M": 33, "N": 72, "K": 104, "left": x, "right": y, **tiles} for x in FLOAT8 for y in FLOAT8]
     small += [{"M": 33, "N": 72, "K": 144, "fast": True, "out": out, **tiles} for out in RESULTS]
     small += [{"M": 33, "N": 136, "K": 272, "blocks": True, "rows": rows, **tiles} for rows in (False, True)]
-    small += [{"M": 130, "N": 400, "K": 144, "blocks": True, "stages": 2}, {"M": 300, "N": 136, "K": 144, "stages": 2, "stay": 2}]
+    small += [{"M": 130, "N": 400, "K": 144, "blocks": True, "BN": 192, "stages": 2}, {"M": 300, "N": 136, "K": 144, "stages": 2, "stay": 2}]
+    small += [{"M": 100, "N": 136, "K": 400, "blocks": b, **tiles, "parts": 2, "stay": 3} for b in (False, True)]
     ways: list[dict[str, Any]] = [{}, {"fast": True}, {"blocks": True}]
     ways.append({"blocks": True, "rows": True, "right": FLOAT8[1], "out": "float32"})
     ragged = [(1, 128, 128), (70, 264, 208), (1000, 776, 1104), (257, 1032, 4096), (33, 40, 100), (2500, 3000, 400)]
     gpu = [{"M": m, "N": n, "K": k, **how} for m, n, k in ragged for how in ways]
+    cuts: list[dict[str, Any]] = [{"BN": 128, "parts": 2, "stages": 3}, {"BM": 192, "BN": 128, "threads": 384, "stages": 5}, {"BN": 192}]
+    gpu += [{"M": 1000, "N": 776, "K": 1104, "blocks": b, **cut, "stay": 20} for cut in cuts for b in (False, True)]
     large = [(8192, 8192, 8192), (4096, 4096, 4096), (4096, 7168, 2048), (64, 8192, 8192)]
     bench = [{"M": m, "N": n, "K": k, **how} for m, n, k in large for how in ({"fast": True}, {}, {"blocks": True})]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=1.0) for s in bench))

@@ -59,6 +59,12 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """How many bytes of shared memory a block may have; an H200's for devices that have none."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) if device.type == "cuda" else 227 << 10
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
