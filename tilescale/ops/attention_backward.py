@@ -51,6 +51,22 @@ class Shape:
         return (starts[b], starts[b + 1] - starts[b]) if self.packed else (0, length)
 
 
+@T.macro
+def stored(s, x, To, at, first, count, dtype, times=1.0):
+    """Rows of a fragment, so many times, to the sequence, head and row ``at``, as far as the sequence goes."""
+    b, h, row = at
+    rows = x.shape[0]
+    if times != 1.0:
+        for i, j in T.Parallel(rows, s.dim):
+            x[i, j] *= times
+    if s.packed:
+        for i, j in T.Parallel(rows, s.dim):
+            if row + i < count:
+                To[first + row + i, h, j] = T.cast(x[i, j], dtype)
+    else:
+        T.copy(x, s.tile(To, b, h, row, rows))
+
+
 def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed, TILE)
@@ -93,9 +109,7 @@ def key_gradients(
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
     Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
-    p = 0.
-
-    ahead: how many of a query's two numbers threads have in registers before they wait for a product, as there is room.
+    p = 0. ahead: how many of a query's two numbers threads have in registers before they wait for a product, as there is room.
     added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
     sequence may fill a tile in part."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, BM), scale * LOG2_E, heads // kv_heads
@@ -143,10 +157,9 @@ def key_gradients(
                         T.copy(delta_in, delta)
                     for i, j in T.Parallel(BN, BM):
                         p[i, j] = T.__exp2(p[i, j] * factor - lse[j])
-                    if causal:
-                        if t < T.ceildiv(BN, BM):  # later queries see all of these keys
-                            for i, j in T.Parallel(BN, BM):
-                                p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
+                    if causal and t < T.ceildiv(BN, BM):  # later queries see all of these keys
+                        for i, j in T.Parallel(BN, BM):
+                            p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
                     if added and ragged:  # to dq, keys that are none would count
                         for i, j in T.Parallel(BN, BM):
                             p[i, j] = T.if_then_else(bx * BN + i < k_count, p[i, j], 0.0)
@@ -161,16 +174,8 @@ def key_gradients(
                     if added:
                         T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
                         T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
-            for i, j in T.Parallel(BN, dim):
-                dk[i, j] *= scale
-            if packed:
-                for i, j in T.Parallel(BN, dim):
-                    if bx * BN + i < k_count:
-                        dK[k_first + bx * BN + i, h, j] = T.cast(dk[i, j], dtype)
-                        dV[k_first + bx * BN + i, h, j] = T.cast(dv[i, j], dtype)
-            else:
-                T.copy(dk, s.tile(dK, b, h, bx * BN, BN))
-                T.copy(dv, s.tile(dV, b, h, bx * BN, BN))
+            stored(s, dk, dK, (b, h, bx * BN), k_first, k_count, dtype, scale)
+            stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
     q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
     starts, sums = T.Tensor((s.ends,), "int32"), T.Tensor(s.rows(s.queries, heads), "float32")
@@ -243,14 +248,7 @@ def query_gradients(
                     ds[i, j] = p[i, j] * (ds[i, j] - delta[i])
                 T.copy(ds, left)
                 T.gemm(left, k, dq)
-            for i, j in T.Parallel(BM, dim):
-                dq[i, j] *= scale
-            if packed:
-                for i, j in T.Parallel(BM, dim):
-                    if bx * BM + i < q_count:
-                        dQ[q_first + bx * BM + i, h, j] = T.cast(dq[i, j], dtype)
-            else:
-                T.copy(dq, s.tile(dQ, b, h, bx * BM, BM))
+            stored(s, dq, dQ, (b, h, bx * BM), q_first, q_count, dtype, scale)
 
     q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
     starts = T.Tensor((s.ends,), "int32")
