@@ -19,6 +19,7 @@ from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
 from tilescale.compiler.layout import loops
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, fragments_of, in_registers
+from tilescale.compiler.layout.made import shown
 from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.layout.viewed import viewed
 from tilescale.compiler.ops import base
@@ -55,10 +56,10 @@ class Executor:
 
 @dataclass(frozen=True)
 class Demand:
-    """The fragment that a statement wants for a tile, with what asks for it."""
+    """The layout (mostly a Fragment) that a statement wants for a tile, with what asks for it."""
 
     buffer: Any
-    layout: Fragment
+    layout: Any
     what: str
     loc: Loc | None
 
@@ -274,21 +275,12 @@ def conflict(buffer: Any, first: Demand, second: Demand) -> TileValueError:
     """The refusal of two demands that cannot both be met."""
     where = f"{first.loc.file}:{first.loc.line}" if first.loc else "elsewhere"
     return TileValueError(
-        f"{buffer.name} is wanted in two layouts: {second.what} here wants {show(second.layout)}, {first.what} at {where} wants "
-        f"{show(first.layout)}",
+        f"{buffer.name} is wanted in two layouts: {second.what} here wants {shown(second.layout)}, {first.what} at {where} wants "
+        f"{shown(first.layout)}",
         loc=second.loc,
-        expected="one layout for a fragment",
-        hint=f"T.copy({buffer.name}, other) into a second fragment between the two",
+        expected="one layout for a tile",
+        hint=f"T.copy({buffer.name}, other) into a second {'fragment' if in_registers(buffer) else 'tile'} between the two",
     )
-
-
-def show(layout: Fragment) -> str:
-    """A fragment in a few words."""
-    rows = ", ".join(
-        f"{'copies' if p.axis is None else f'axis {p.axis}'} {'' if p.axis is None else f'// {p.unit} '}% {p.extent} → {p.to} × {p.stride}"
-        for p in layout.pieces
-    )
-    return f"{layout.shape} over {layout.threads} threads [{rows}]"
 
 
 def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[Any, Any]:
@@ -330,7 +322,7 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
         if view not in found.known:
             raise TileValueError(
                 f"a view of {held.name} of {_shape(held)} {element_dtype(held)} as {_shape(view)} {element_dtype(view)}: the elements that "
-                f"become one do not lie side by side in one thread, {show(found.known[held])}",
+                f"become one do not lie side by side in one thread, {shown(found.known[held])}",
                 loc=program.loc, expected="a view that changes the last axis alone, of a tile whose neighbours lie in one thread",
                 hint="T.alloc_shared, or T.reinterpret of each element",
             )  # fmt: skip

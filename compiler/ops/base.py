@@ -78,6 +78,10 @@ class TileOp:
         """On GPUs: tile → the Shared layout that the operation reads best."""
         return {}
 
+    def insists(self, call: Any) -> bool:
+        """On GPUs: whether it works on tiles in shared memory under the layouts of `shared_layouts` alone."""
+        return False
+
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
         """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
         :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""

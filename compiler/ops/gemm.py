@@ -148,6 +148,9 @@ class Gemm(TileOp):
 
         return shared_layouts(call)
 
+    def insists(self, call: Any) -> bool:
+        return "wgmma" in call.attrs
+
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.cuda.gemm import emit_gemm
 

@@ -211,6 +211,9 @@ class TmaCopy(_Expert):
 
         return tile_layout(call)
 
+    def insists(self, call: Any) -> bool:
+        return True
+
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import mbarriers
 

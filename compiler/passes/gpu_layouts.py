@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
-from tilescale.compiler.layout.infer import Demand, gather, infer
+from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
 from tilescale.compiler.ops import base
@@ -26,29 +27,42 @@ def gpu_layouts(program: Any) -> Any:
     annotated = _annotated(program, uses.owners)
     chosen: dict[Any, Any] = infer(program, {b: d for b, d in annotated.items() if isinstance(d.layout, Fragment)})
     shared = {b: d.layout for b, d in annotated.items() if isinstance(d.layout, Shared)}
-    viewed: set[Any] = set()
-    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: viewed.add(s.data.args[0])))
+    viewed: dict[Any, Any] = {}
+    structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: viewed.__setitem__(s.data.args[0], s)))
+    for b, d in annotated.items():
+        if b in viewed and b in shared and shared[b] != (plain := _row_major(b)):
+            raise conflict(b, d, Demand(b, plain, "T.view", loc_of(viewed[b].span)))
     for use in uses.items:
         op = base.find(use.call) if use.call is not None else None
         for b, layout in (op.shared_layouts(use.call) if op is not None else {}).items():
-            if b not in viewed:  # a view reads the same bytes in row-major order
-                shared.setdefault(b, layout)
+            if b in viewed:  # a view reads the same bytes in row-major order
+                continue
+            if b in annotated and shared[b] != layout and op is not None and op.insists(use.call):
+                raise conflict(b, annotated[b], Demand(b, layout, f"T.{op.name}", loc_of(use.call.span)))
+            shared.setdefault(b, layout)
     for b in uses.owners:
         if not in_registers(b):
-            chosen[b] = shared.get(b) or _ring_layout(program, b) or strided(tuple(int(e) for e in b.ty.shape), bits_of(b))
+            chosen[b] = shared.get(b) or _ring_layout(program, b) or _row_major(b)
     program.layouts = chosen
     return program
 
 
+def _row_major(buffer: Any) -> Shared:
+    return strided(tuple(int(e) for e in buffer.ty.shape), bits_of(buffer))
+
+
 def _ring_layout(program: Any, buffer: Any) -> Shared | None:
-    """A ring's tile that TMA fills and threads read: boxes under the widest swizzle, as TMA writes them. None for any other tile."""
+    """A ring's tile that TMA fills and threads read, as TMA writes it: boxes under the widest swizzle, or plain rows of 16 bytes. None for
+    any other tile."""
     plan = program.schedule
     if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
         return None
     stages, *shape = (int(e) for e in buffer.ty.shape)
     if len(shape) == 1:
         return None  # numbers side by side, as they come
-    return boxed(tuple(shape), bits_of(buffer), widest_swizzle(shape[-1], bits_of(buffer))).staged(stages)
+    bits = bits_of(buffer)
+    swizzle = widest_swizzle(shape[-1], bits)
+    return (boxed(tuple(shape), bits, swizzle) if swizzle else strided(tuple(shape), bits)).staged(stages)
 
 
 def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:

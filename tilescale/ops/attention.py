@@ -1,9 +1,10 @@
 """``flash_attention(q, k, v)``: softmax(scale · q·kᵀ)·v, without ever holding the matrix of scores (Dao, "FlashAttention-2", 2023, §3.1).
 
 A block has BM queries of one head and walks over the keys, BN at a time, with the greatest score, the sum of exponentials and the output
-so far; where a score exceeds those before, what was summed shrinks. The walk goes from the last tile of keys to the first: with a causal
-mask the block's own keys come first, and only the first rounds hide anything. Blocks of one head stand side by side, so that its keys and
-values stay in the L2 cache, those with the longest walk first.
+so far; where a score exceeds those before by much, what was summed shrinks. The walk goes from the last tile of keys to the first: with a
+causal mask the block's own keys come first, and only the first rounds hide anything. Blocks of one head stand side by side, so that its
+keys and values stay in the L2 cache, those with the longest walk first. Blocks that stay take tiles in an order that gives each as much to
+do.
 
 Powers of two are one instruction, and so the scores are scaled by log2(e) on top. T.__exp2 is ex2.approx, off by 2 units of float32's last
 place, 2⁻²² of the result; the exponentials are rounded to the inputs' dtype before they are multiplied, by 2⁻⁹ or 2⁻¹².
@@ -158,11 +159,11 @@ def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> T
     """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p.
 
     Args:
-        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where a causal mask ends in the second round
-            (tiles of more queries than keys) registers do not suffice for blocks that stay.
+        each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where o has 256 columns and a causal mask ends in
+            the second round, registers do not suffice for blocks that stay.
     """
     if dim <= 64:
-        return Tile(192, 128, 384, blocks=0 if causal else blocks)
+        return Tile(192, 128, 384, blocks=0 if causal and each > FEW else blocks)
     if dim <= 128:
         return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
     return Tile(128, 64, 256, blocks=0 if causal else blocks)

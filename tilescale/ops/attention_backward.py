@@ -4,7 +4,8 @@ p = softmax(scale · q·kᵀ) and g the gradient of o = p·v,
     dv = pᵀ·g,   dp = g·vᵀ,   ds = p ∘ (dp - delta),   delta = rowsum(g ∘ o),   dq = scale · ds·k,   dk = scale · dsᵀ·q.
 
 p is computed again from the forward's log-sum-exp. ``key_gradients`` has a tile of keys and walks over the queries, ``query_gradients``
-the other way round: each gradient is summed by one block, in one order, at the price of computing p and dp twice.
+the other way round: each gradient is summed by one block, in one order, at the price of computing p and dp twice. Where the order need not
+be fixed, ``key_gradients`` adds each tile's part of dq to a float32 tensor, and ``rounded`` makes dq of that.
 """
 
 from __future__ import annotations
@@ -50,6 +51,22 @@ class Shape:
         return (starts[b], starts[b + 1] - starts[b]) if self.packed else (0, length)
 
 
+@T.macro
+def stored(s, x, To, at, first, count, dtype, times=1.0):
+    """Rows of a fragment, so many times, to the sequence, head and row ``at``, as far as the sequence goes."""
+    b, h, row = at
+    rows = x.shape[0]
+    if times != 1.0:
+        for i, j in T.Parallel(rows, s.dim):
+            x[i, j] *= times
+    if s.packed:
+        for i, j in T.Parallel(rows, s.dim):
+            if row + i < count:
+                To[first + row + i, h, j] = T.cast(x[i, j], dtype)
+    else:
+        T.copy(x, s.tile(To, b, h, row, rows))
+
+
 def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed, TILE)
@@ -88,18 +105,16 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
 
 def key_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2, added: bool = False, ragged: bool = True, turned: int = 0, last: bool = False, early: int = -1,
+    stages: int = 2, ahead: int = 0, added: bool = False, ragged: bool = True,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
     Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
-    p = 0.
-
+    p = 0. ahead: how many of a query's two numbers threads have in registers before they wait for a product, as there is room.
     added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
     sequence may fill a tile in part."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, BM), scale * LOG2_E, heads // kv_heads
     # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
-    halves = dim % 128 == 0
-    policy = T.GemmWarpPolicy.Square if halves else T.GemmWarpPolicy.FullRow
+    policy = T.GemmWarpPolicy.Square if dim % 128 == 0 else T.GemmWarpPolicy.FullRow
     # where a warpgroup has half of the queries, p and ds are handed over through shared memory
     in_registers = BN % (threads // 2) == 0
     left = T.alloc_fragment if in_registers else T.alloc_shared
@@ -111,11 +126,12 @@ def key_gradients(
             k_first, k_count = s.span(k_starts, b, s.keys)
             k, v = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
             q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
-            lse, delta = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
+            lse_in, delta_in = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
+            lse = T.alloc_fragment((BM,), "float32") if ahead > 0 else lse_in
+            delta = T.alloc_fragment((BM,), "float32") if ahead > 1 else delta_in
             p, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
             p_left, ds_left = left((BN, BM), dtype), left((BN, BM), dtype)
             dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
-            lses, deltas = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             if added:
                 dq = T.alloc_fragment((BM, dim), "float32")
                 ds_whole = T.alloc_shared((BN, BM), dtype) if in_registers else ds_left
@@ -129,56 +145,37 @@ def key_gradients(
                 head = h * group + r
                 for t in T.Pipelined(tiles, num_stages=stages):
                     m = start + t
-                    if turned:
-                        m = start + (t + bx * turned) % tiles
                     T.copy(s.tile(Q, b, head, q_first + m * BM, BM), q)
-                    T.copy(Numbers[b, head, 0, m, 0], lse)
+                    T.copy(Numbers[b, head, 0, m, 0], lse_in)
                     T.copy(s.tile(dO, b, head, q_first + m * BM, BM), g)
-                    T.copy(Numbers[b, head, 1, m, 0], delta)
+                    T.copy(Numbers[b, head, 1, m, 0], delta_in)
                     T.gemm(k, q, p, transpose_B=True, clear_accum=True)
-                    if early > 0:
-                        T.copy(lse, lses)
+                    if ahead > 0:
+                        T.copy(lse_in, lse)
                     T.gemm(v, g, ds, transpose_B=True, clear_accum=True)
-                    if early > 2:
-                        T.copy(delta, deltas)
-                    if early == 0:
-                        T.copy(lse, lses)
+                    if ahead > 1:
+                        T.copy(delta_in, delta)
                     for i, j in T.Parallel(BN, BM):
-                        p[i, j] = T.__exp2(p[i, j] * factor - (lse[j] if early < 0 else lses[j]))
-                    if causal:
-                        if t < T.ceildiv(BN, BM):  # later queries see all of these keys
-                            for i, j in T.Parallel(BN, BM):
-                                p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
+                        p[i, j] = T.__exp2(p[i, j] * factor - lse[j])
+                    if causal and t < T.ceildiv(BN, BM):  # later queries see all of these keys
+                        for i, j in T.Parallel(BN, BM):
+                            p[i, j] = T.if_then_else(bx * BN + i <= m * BM + j, p[i, j], 0.0)
                     if added and ragged:  # to dq, keys that are none would count
                         for i, j in T.Parallel(BN, BM):
                             p[i, j] = T.if_then_else(bx * BN + i < k_count, p[i, j], 0.0)
                     T.copy(p, p_left)
                     T.gemm(p_left, g, dv)
-                    if -1 < early < 2:
-                        T.copy(delta, deltas)
                     for i, j in T.Parallel(BN, BM):
-                        ds[i, j] = p[i, j] * (ds[i, j] - (delta[j] if early < 0 or early == 2 else deltas[j]))
+                        ds[i, j] = p[i, j] * (ds[i, j] - delta[j])
                     T.copy(ds, ds_left)
                     if added and in_registers:
                         T.copy(ds_left, ds_whole)
-                    if not halves or last:
-                        T.gemm(ds_left, q, dk)
+                    T.gemm(ds_left, q, dk)
                     if added:
                         T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
-                    if halves and not last:
-                        T.gemm(ds_left, q, dk)
-                    if added:
                         T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
-            for i, j in T.Parallel(BN, dim):
-                dk[i, j] *= scale
-            if packed:
-                for i, j in T.Parallel(BN, dim):
-                    if bx * BN + i < k_count:
-                        dK[k_first + bx * BN + i, h, j] = T.cast(dk[i, j], dtype)
-                        dV[k_first + bx * BN + i, h, j] = T.cast(dv[i, j], dtype)
-            else:
-                T.copy(dk, s.tile(dK, b, h, bx * BN, BN))
-                T.copy(dv, s.tile(dV, b, h, bx * BN, BN))
+            stored(s, dk, dK, (b, h, bx * BN), k_first, k_count, dtype, scale)
+            stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
     q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
     starts, sums = T.Tensor((s.ends,), "int32"), T.Tensor(s.rows(s.queries, heads), "float32")
@@ -251,14 +248,7 @@ def query_gradients(
                     ds[i, j] = p[i, j] * (ds[i, j] - delta[i])
                 T.copy(ds, left)
                 T.gemm(left, k, dq)
-            for i, j in T.Parallel(BM, dim):
-                dq[i, j] *= scale
-            if packed:
-                for i, j in T.Parallel(BM, dim):
-                    if bx * BM + i < q_count:
-                        dQ[q_first + bx * BM + i, h, j] = T.cast(dq[i, j], dtype)
-            else:
-                T.copy(dq, s.tile(dQ, b, h, bx * BM, BM))
+            stored(s, dq, dQ, (b, h, bx * BM), q_first, q_count, dtype, scale)
 
     q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
     starts = T.Tensor((s.ends,), "int32")
@@ -292,11 +282,18 @@ def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 1
 # ---- what people call
 
 
-def tiles(dim: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(queries, keys) of a tile of `key_gradients` and of `query_gradients`, as registers and shared memory have room."""
+def key_tiles(dim: int, added: bool) -> dict[str, int]:
+    """What `key_gradients` takes, as registers and shared memory have room."""
+    if dim <= 64:
+        return {"BM": 64, "BN": 128, "stages": 3 if added else 2, "ahead": 2}
     if dim <= 128:
-        return (64, 128), (128, 64)
-    return (64, 64), (128, 32)
+        return {"BM": 64, "BN": 128, "stages": 2, "ahead": 0 if added else 1}
+    return {"BM": 64, "BN": 64, "stages": 2, "ahead": 2}
+
+
+def query_tiles(dim: int) -> dict[str, int]:
+    """What `query_gradients` takes: products of two rounds at once where there are registers for them."""
+    return {"BM": 128, "BN": 64, "stages": 3} if dim <= 128 else {"BM": 128, "BN": 32, "stages": 2}
 
 
 @host.checked
@@ -316,7 +313,8 @@ def attention_gradients(
         q_starts, k_starts: sequences of different lengths, packed: q, o and do are (tokens, heads, dim), k and v (tokens, kv_heads,
             dim), lse (heads, tokens), and starts (batch + 1,) int32 say where each sequence begins and the last ends. longest: the most
             queries and the most keys of a sequence.
-        deterministic: False: blocks add to dq in float32, in the order in which they come, which takes five products instead of seven.
+        deterministic: False: dq need not have the same bits. Up to a dim of 128 blocks add to it in float32, in the order in which they
+            come, which takes five products instead of seven; beyond, the fixed order is the faster one and stays.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -343,22 +341,23 @@ def attention_gradients(
     dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in named)
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
-    (m1, n1), (m2, n2) = tiles(dim)
+    added = not deterministic and dim <= 128
+    tiles = key_tiles(dim, added)
     batch, queries = (len(q_starts) - 1, longest[0]) if q_starts is not None and longest is not None else (q.shape[0], q.shape[2])
-    sums = torch.empty(batch, heads, 2, -(-queries // m1), m1, dtype=torch.float32, device=q.device)
+    rows = tiles["BM"]
+    sums = torch.empty(batch, heads, 2, -(-queries // rows), rows, dtype=torch.float32, device=q.device)
     starts: tuple[Any, ...] = (q_starts, k_starts) if packed else ()
     most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
-    host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what, TILE=m1)
-    if not deterministic:
-        added = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
-        ragged = packed or k.shape[2] % n1 != 0
-        given = (q, k, v, do, sums, dk, dv, added, *starts, *most[1])
-        host.launch(key_gradients, given, **more, BM=m1, BN=n1, added=True, ragged=ragged)
-        host.launch(rounded, (added.view(-1, dim), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
+    host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what, TILE=rows)
+    if added:
+        whole = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        ragged = packed or k.shape[2] % tiles["BN"] != 0
+        given = (q, k, v, do, sums, dk, dv, whole, *starts, *most[1])
+        host.launch(key_gradients, given, **more, **tiles, added=True, ragged=ragged)
+        host.launch(rounded, (whole.view(-1, dim), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
         return dq, dk, dv
-    host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, BM=m1, BN=n1)
-    deep = 3 if dim <= 128 else 2  # larger ones have no registers left for products of two rounds
-    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=m1, BM=m2, BN=n2, stages=deep)
+    host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, **tiles)
+    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=rows, **query_tiles(dim))
     return dq, dk, dv
 
 
@@ -482,8 +481,8 @@ def _cases() -> tuple[Case, ...]:
     gpu += [{**case, "deterministic": False} for case in gpu]
     shapes = [(1, 32, 4096, 128), (1, 32, 16384, 128), (4, 32, 4096, 128), (1, 32, 4096, 64), (1, 32, 4096, 256), (16, 16, 1024, 128)]
     bench = [{"batch": b, "heads": h, "length": n, "dim": d, "causal": c} for b, h, n, d in shapes for c in (False, True)]
-    # the peer's sums of dq are atomic; a fixed order costs two products more, a bar of their number
-    measured = [Case({**s, "deterministic": d}, bar=0.64 if d else 0.9) for s in bench for d in (False, True)]
+    # the peer adds to dq as its blocks come; a fixed order takes two products more
+    measured = [Case({**s, "deterministic": d}, bar=0.9) for s in bench for d in (False, True)]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *measured)
 
 

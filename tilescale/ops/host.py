@@ -59,6 +59,13 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 132
 
 
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block can have; an H200's for devices that have none, or of which torch does not say it."""
+    of = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return int(getattr(of, "shared_memory_per_block_optin", 232_448))
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

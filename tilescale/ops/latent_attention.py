@@ -23,10 +23,11 @@ from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator
 
 LOG2_E = 1.4426950408889634
 DTYPES = ("bfloat16", "float16")
-#: tokens of a tile, and of a round
-TILE, ROUND = 64, 128
+#: tokens of a tile, of which a round has two; half as many where a block has less shared memory than a Hopper's
+TILE = 64
+ENOUGH = 227 << 10
 #: blocks of a sequence that fetch its tokens together
-CLUSTER = 1
+CLUSTER = 2
 
 
 # ---- kernels
@@ -91,7 +92,7 @@ def add(h, p, o):
 
 
 def decode(
-    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, cluster: int = 1, BN: int = TILE
+    heads: int, latent: int, rope: int, scale: float, dtype: str, page: int, parts: int, BH: int, BN: int, cluster: int = 1
 ) -> Any:  # fmt: skip
     """q (batch, heads, latent + rope) over a cache (batch, most, latent + rope), or over pages (pages, page, latent + rope) of which Table
     (batch, most pages) has each sequence's. Order (batch,): the sequences in the order in which they are begun. A part has ``share``
@@ -174,7 +175,7 @@ def decode(
     return mla_decode
 
 
-def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128) -> Any:
+def combine(heads: int, latent: int, dtype: str, parts: int, BN: int, threads: int = 128) -> Any:
     """O = the O of the parts that there are, weighted by their totals, in order."""
     batch = T.dynamic("batch")
 
@@ -186,7 +187,7 @@ def combine(heads: int, latent: int, dtype: str, parts: int, threads: int = 128)
         with T.Kernel(heads, batch, threads=threads) as (h, b):
             top, total, weight = T.alloc_var("float32"), T.alloc_var("float32"), T.alloc_var("float32")
             o = T.alloc_fragment((latent,), "float32")
-            count = T.min(T.ceildiv(Lengths[b], ROUND * share), parts)
+            count = T.min(T.ceildiv(Lengths[b], 2 * BN * share), parts)
             top = -T.infinity("float32")
             for k in T.serial(count):
                 top = T.max(top, Sums[k, b, h])
@@ -293,12 +294,13 @@ def mla_decode(
     BH = 64 if heads % 64 == 0 else next(b for b in (32, 16, 8, 4, 2, 1) if heads % b == 0)
     o = host.result(out, (batch, heads, latent), q.dtype, q)
     most = longest or (cache.shape[1] if table is None else page * table.shape[1])
-    rounds = -(-most // ROUND)
+    BN = TILE if host.shared_memory(q.device) >= ENOUGH else TILE // 2
+    rounds = -(-most // (2 * BN))
     units = host.multiprocessors(q.device)
     if parts is None and ragged and batch * heads // BH > units:
         parts = 1  # the shorter ones fill what the longest leave
     launches = plan(batch, heads // BH, rounds, units) if parts is None else ((0, batch, min(parts, rounds)),)
-    what = {"heads": heads, "latent": latent, "dtype": dtype}
+    what = {"heads": heads, "latent": latent, "dtype": dtype, "BN": BN}
     cluster = CLUSTER if heads // BH % CLUSTER == 0 else 1
     more = {"rope": width - latent, "scale": float(scale or width**-0.5), "page": page, "BH": BH, "cluster": cluster}
     for first, last, cuts in launches:
@@ -382,6 +384,7 @@ OP = Op(
             {"batch": 1, "heads": 16, "context": 1},
             {"batch": 2, "heads": 16, "context": 200, "ragged": True, "parts": 3, "dtype": "float16"},
             {"batch": 2, "heads": 64, "context": 90, "page": 128, "ragged": True, "parts": 2},
+            {"batch": 2, "heads": 128, "context": 150, "ragged": True},
         )),
         *(Case({"heads": h, **s, "dtype": d}) for h in (16, 128) for d in DTYPES for s in (
             {"batch": 3, "context": 1000, "ragged": True}, {"batch": 7, "context": 777, "page": 64, "ragged": True},

@@ -13,6 +13,7 @@ from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
+from tilescale.compiler.passes.gpu_arena import limit_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 #: the examples of one rank, and for which constants they are compiled
@@ -80,8 +81,8 @@ def cases_of_ops(arch: str) -> list[tuple[str, Any, Any]]:
     return made
 
 
-def kernels_of_case(op: Any, case: Any, monkeypatch: Any) -> list[Any]:
-    """The prim_funcs that a call of an operation launches, none of which runs."""
+def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") -> list[Any]:
+    """The prim_funcs that a call of an operation launches on such a GPU, none of which runs."""
     from torch._subclasses import FakeTensorMode
 
     from tilescale.ops import host
@@ -92,6 +93,7 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any) -> list[Any]:
         made.setdefault((factory, str(constants)), factory(**constants))
 
     monkeypatch.setattr(host, "launch", launch)
+    monkeypatch.setattr(host, "shared_memory", lambda device: limit_of(arch))
     with FakeTensorMode():  # tensors without memory: a benchmark's are large
         op.run(**op.draw(**case.shape))
     return list(made.values())

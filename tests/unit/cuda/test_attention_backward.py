@@ -14,7 +14,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, engines, toolchain
 from tilescale.compiler.cuda.printer import print_kernel
-from tilescale.ops.attention_backward import key_gradients, query_gradients
+from tilescale.ops.attention_backward import key_gradients, key_tiles, query_gradients, query_tiles
 
 
 def sums(rounds: int, stages: int, dtype: str = "float32", wide: int = 64) -> Any:
@@ -130,12 +130,11 @@ def test_faults_are_found(fault: str, stages: int):
 
 
 COMPILED: list[tuple[Any, dict[str, Any]]] = [
-    (key_gradients, {"dim": 128, "BM": 64, "BN": 128, "added": True}),
-    (key_gradients, {"dim": 128, "BM": 64, "BN": 128, "added": True, "causal": True, "ragged": False}),
-    (key_gradients, {"dim": 64, "BM": 64, "BN": 128, "added": True}),
-    (key_gradients, {"dim": 256, "BM": 64, "BN": 64, "added": True}),
-    (query_gradients, {"dim": 128, "TILE": 64, "BM": 128, "BN": 64, "stages": 3}),
-]
+    *[(key_gradients, {"dim": dim, "added": True, "causal": causal, "ragged": ragged, **key_tiles(dim, True)})
+      for dim in (64, 128) for causal, ragged in ((False, True), (True, False))],
+    *[(key_gradients, {"dim": dim, **key_tiles(dim, False)}) for dim in (64, 128, 256)],
+    (query_gradients, {"dim": 128, "TILE": 64, **query_tiles(128)}),
+]  # fmt: skip
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

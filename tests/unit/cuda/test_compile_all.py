@@ -38,5 +38,5 @@ def test_examples_and_gemms(arch: str, make: Callable[[], Any]):
 
 @pytest.mark.parametrize("arch, op, case", [pytest.param(a, op, c, id=f"{a}, {name}") for a in ARCHS for name, op, c in cases_of_ops(a)])
 def test_operations(arch: str, op: Any, case: Any, monkeypatch: pytest.MonkeyPatch):
-    for kernel in kernels_of_case(op, case, monkeypatch):
+    for kernel in kernels_of_case(op, case, monkeypatch, arch):
         judge(kernel, arch)

@@ -193,6 +193,37 @@ def test_what_does_not_agree_is_kept_and_said(arch: str):
     agree(kernel(transposed), args, arch=arch)
 
 
+def test_both_demands_on_a_shared_tile_are_shown():
+    """What TMA writes by hand, and what a view reads, have one layout."""
+    columns = T.Layout((64, 64), lambda i, j: (j, i))
+
+    @T.prim_func
+    def by_hand(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            s, full = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(1)
+            T.annotate_layout({s: columns})
+            with T.Scale("thread") as (t, n):
+                if t == 0:
+                    T.mbarrier_expect_tx(full, 8192)
+                    T.tma_copy(A[0, 0], s, barrier=full)
+                    T.mbarrier_arrive(full)
+            T.mbarrier_wait_parity(full, 0)
+            T.copy(s, B)
+
+    @T.prim_func
+    def seen(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 32), "uint32")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64, 64), "float16")
+            T.annotate_layout({s: make_swizzled_layout(s)})
+            T.copy(A, s)
+            T.copy(T.view(s, (64, 32), "uint32"), B)
+
+    for kernel, word in ((by_hand, "T.tma_copy"), (seen, "T.view")):
+        with refused(TileValueError, f"s is wanted in two layouts: {word} here wants (64, 64)", expected="one layout for a tile") as error:
+            pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+        assert "T.annotate_layout at" in error.text and "→ offset ×" in error.text and word in error.text.splitlines()[1]
+
+
 def test_what_annotations_refuse():
     def refuse(kind: Any, message: str, make: Callable[..., Any], **more: Any) -> None:
         @T.prim_func
