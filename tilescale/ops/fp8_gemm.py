@@ -172,7 +172,7 @@ def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
-    return Config(BN=256 if fast else 192, stay=units)
+    return Config(BN=256, stay=units) if fast else Config(BN=192)
 
 
 # ---- what people call

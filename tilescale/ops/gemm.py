@@ -57,7 +57,7 @@ class Config:
 #: rows and columns of a tile → microseconds that 64 steps of k take on an H200, threads and stages
 TILES = {(128, 256): (0.66, 256, 4), (128, 192): (0.52, 256, 4), (128, 128): (0.38, 256, 6), (128, 64): (0.25, 256, 8)}
 #: microseconds of 128 steps of a tile of 64 columns of Cᵀ
-NARROW = 0.2
+NARROW = 0.3
 #: bytes that memory gives in a microsecond; microseconds that a kernel takes to add shares of k, and bytes of them in one
 MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
