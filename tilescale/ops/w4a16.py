@@ -136,7 +136,7 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), threads=32 * warps, pdl=pdl) as bx:
             a, sums = T.alloc_shared((1 if whole else warps, BM, held), dtype), T.alloc_shared((shares, BN, BM), "float32")
-            ready = T.alloc_signal((1,)) if whole else None
+            ready: Any = T.alloc_signal((1,)) if whole else None
             with T.Scale("warp") as (warp, _):
                 first, share = bx * BN + warp % tiles * rows, warp // tiles
                 later = T.alloc_fragment((BM, width), dtype)
