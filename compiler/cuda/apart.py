@@ -37,7 +37,8 @@ def is_apart(program: Any, consumer: Any, threads: int) -> bool:
     issued, by a number that would have to be another in each."""
     found = [c for c in calls(consumer) if c.op.name == "ts.gemm" and "wgmma" in c.attrs]
     few = [c for c in found if int(c.args[2].source.ty.shape[0]) < program.layouts[c.args[2].source].shape[0]]
-    return threads > WARPGROUP and bool(few) and all(int(c.attrs["wgmma"]) < 0 for c in found)
+    sparse = any(c.op.name == "ts.gemm_sp" for c in calls(consumer))  # awaited where it stands, by all
+    return threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["wgmma"]) < 0 for c in found)
 
 
 class Apart:

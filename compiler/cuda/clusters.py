@@ -151,8 +151,10 @@ class Clusters:
         return tirx.IfThenElse(all_of(tests), done, self.fail("bounds", call, "a counter outside its T.alloc_signal"))
 
     def cluster_barrier(self, call: Any) -> Any:
-        """``T.barrier`` of the cluster's blocks: of all their threads, as each executor comes here."""
-        return do("cluster_sync", span=call.span)
+        """``T.barrier`` of the cluster's blocks: of all their threads, as each executor comes here; where engines copy between blocks
+        (cuda/bulk.py), what each did comes before what an engine does behind it."""
+        proxy = [do("fence_proxy_async", span=call.span)] if int(call.attrs.get("proxy", 0)) else []
+        return sequence([*proxy, do("cluster_sync", span=call.span)])
 
     def cluster_ends(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: counters are zero, and the cluster meets where its blocks reach each other."""

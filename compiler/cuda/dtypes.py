@@ -44,8 +44,9 @@ def no_wgmma(call: Any) -> str | None:
     """Why operands of these dtypes, stored in this order, are none of wgmma's; None where they are. Products of integers go to int32, all
     others to float32, and what has not 16 bits must be stored with its rows along k."""
     a, b, c = (element_dtype(r.source) for r in call.args[:3])
+    what = call.op.name.replace("ts.", "T.")
     if not has_mma(call) or c != ("int32" if a in BYTES else "float32"):
-        return f"T.gemm of {a} by {b} into {c}"
+        return f"{what} of {a} by {b} into {c}"
     if a not in HALVES and (call.attrs["trans_a"] or not call.attrs["trans_b"]):
-        return f"T.gemm of {a}, which wgmma takes with A stored as (M, K) and B as (N, K) alone (transpose_B=True)"
+        return f"{what} of {a}, which wgmma takes with A stored as (M, K) and B as (N, K) alone (transpose_B=True)"
     return None

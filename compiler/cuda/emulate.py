@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import emulate_clusters, emulate_ranks, emulated_threads, engines, turns
+from tilescale.compiler.cuda import emulate_clusters, emulate_matrices, emulate_ranks, emulated_threads, engines, turns
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
 from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
-from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, TileValueError
@@ -488,72 +487,6 @@ def _fail(b: Block, m: Any, site: Any, record: Any) -> None:
     b.failed.append(int(np.asarray(site).ravel()[0]))
 
 
-def _packed(name: str, dtype: str) -> Callable[..., None]:
-    compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
-
-    def run(b: Block, m: Any, to: Pointer, *operands: Pointer) -> None:
-        x, y = (decoded(load(b, m, p.memory, p.index, 2), dtype).astype(np.float32) for p in operands)
-        store(b, m, to.memory, to.index, encoded(compute(x, y), dtype), 2)
-
-    return run
-
-
-def _ldmatrix(trans: bool) -> Callable[..., None]:
-    def run(b: Block, m: Any, to: Pointer, row: Pointer) -> None:
-        emulated_threads.whole_warps(b, m, "ldmatrix")
-        if ((row.index * row.memory.size + row.memory.offset) % 16)[m].any():
-            raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
-        each = 4 // row.memory.size
-        rows = load(b, m, row.memory, row.index, 4 * each)
-        lanes = np.arange(b.threads)
-        for j in range(4):
-            for h in range(each):
-                line, col = (each * (lanes % 4) + h, lanes % WARP // 4) if trans else (lanes % WARP // 4, each * (lanes % 4) + h)
-                to.memory.data[lanes[m], to.index[m] + each * j + h] = rows[lanes // WARP * WARP + 8 * j + line, col][m]
-
-    return run
-
-
-def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
-    a_map, b_map, c_map = mma_a(bits), mma_b(bits), mma_accumulator()
-    wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
-
-    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
-        for w in emulated_threads.whole_warps(b, m, "mma"):
-            get = lambda f, p, w=w: p.memory.data[  # noqa: E731
-                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
-            ]
-            x, y = (engines.factors(get(f, p), dt).astype(wide) for f, p, dt in ((a_map, pa, a_dtype), (b_map, pb, b_dtype)))
-            made = get(c_map, d).astype(wide) + x @ y
-            at = np.indices(c_map.shape)
-            d.memory.data[w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)] = made.astype(d.memory.data.dtype)
-
-    return run
-
-
-def _mma_sp(dtype: str) -> Callable[..., None]:
-    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
-    from tilescale.compiler.ops.gemm_sp import expanded
-
-    a_map, b_map, c_map = mma_a(16), mma_b(16), mma_accumulator()
-
-    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
-        words = np.broadcast_to(where, m.shape).astype(np.uint32)
-        for w in emulated_threads.whole_warps(b, m, "mma.sp"):
-            get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
-                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
-            ], dtype).astype(np.float64)  # fmt: skip
-            quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
-            rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
-            x = expanded(get(a_map, pa), rows)
-            at = np.indices(c_map.shape)
-            there = w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)
-            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_map, pb), get(b_map, next_)])
-            d.memory.data[there] = made.astype(d.memory.data.dtype)
-
-    return run
-
-
 #: what kernels printed
 PRINTED: list[str] = []
 
@@ -579,18 +512,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::named_barrier": emulated_threads.named_barrier,
     "ts::fail": _fail,
     "printf": _printf,
-    **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
+    **emulate_matrices.FUNCTIONS,
     **{f"ts::{how}red_add{n}_{k}": emulated_threads.red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
        for n in (2, 4, 8) for how in ("", "publishing_")},
-    "ts::ldmatrix_x4": _ldmatrix(False),
-    "ts::ldmatrix_x4_trans": _ldmatrix(True),
-    "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
-    "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
-    "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
-    "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
-    "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
-    **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
-       for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
     **{f"ts::{how}_{kind}": emulated_threads.atomic(kind.partition("_")[0])
        for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }

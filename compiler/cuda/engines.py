@@ -20,6 +20,7 @@ from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
 from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
+from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics, tiles
 
 WARP, WARPGROUP = 32, 128
@@ -156,6 +157,13 @@ class Product:
     dtypes: tuple[str, str]
     sums: str
     block: Any
+    #: where the numbers of a left operand that keeps two in four belong, (64, words), from registers; None: it is whole
+    places: Any = None
+    asked: Any = None
+
+    def reach(self, which: int) -> int:
+        """Bytes of a row of an operand in shared memory that an instruction reads."""
+        return 64 if which and self.places is not None else 32
 
     @property
     def size(self) -> int:
@@ -204,6 +212,8 @@ class Engines:
         self.flights: dict[tuple[int, int, int], Flight] = {}
         #: copies that the threads started themselves
         self.copies = Copies()
+        #: copies into this block's shared memory that other blocks started
+        self.coming: list[Any] = []
         self.ended = False
 
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
@@ -308,7 +318,7 @@ class Engines:
     def issue(self, number: int, registers: Any, base: int, n: int, p: Product) -> None:
         """A product of warpgroup ``number`` into 64 × n accumulators that begin at slot ``base``."""
         group = self.group(number)
-        p.seen = self.read(p)
+        p.seen, p.asked = self.read(p), None if p.places is None else p.places()
         if p.key not in self.flights:
             if not group.fenced:
                 raise EmulationError("a product without wgmma.fence behind other writes of its registers")
@@ -331,6 +341,10 @@ class Engines:
         if not all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in zip(now, p.seen, strict=True)):
             raise EmulationError("the operands of a product changed while it was under way")
         a, b = (factors(x, dtype).astype(p.wide) for x, dtype in zip(now, p.dtypes, strict=True))
+        if p.places is not None:
+            if not np.array_equal(p.places(), p.asked):
+                raise EmulationError("the places of a product changed while it was under way")
+            a = expanded(a, p.asked)
         flight = self.flights[p.key]
         flight.value = ((flight.value if p.keep else 0) + a @ b.T).astype(p.sums).astype(p.wide)
         flight.left -= 1
@@ -359,14 +373,16 @@ def factors(stored: Any, dtype: str) -> Any:
 
 
 def operand(p: Product, which: int) -> Any:
-    """The first byte of each element of an operand, 32 bytes of each row, by its descriptor (PTX ISA, "Matrix Descriptor Format",
-    "Strides"). Across rows there are 16-bit elements alone."""
+    """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in four), by its descriptor (PTX
+    ISA, "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit elements alone."""
     descriptor, rows, across = p.b if which or isinstance(p.a, Held) else p.a
     start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
     width = SWIZZLE_OF.get(descriptor >> 62)
     if width is None:
         raise EmulationError("a matrix descriptor without a swizzle")
-    r, k = np.indices((rows, 32 // p.size))
+    r, k = np.indices((rows, p.reach(which) // p.size))
+    if not across and width < p.reach(which):
+        raise EmulationError("a product reads more of a row than its swizzle has")
     if across:
         if p.size != 2:
             raise EmulationError(f"a product of {p.dtypes} whose operands do not run along k")
@@ -577,6 +593,40 @@ def product(name: str) -> Callable[..., None]:
     return run
 
 
+def sparse_product(name: str) -> Callable[..., None]:
+    """``ts::wgmma_sp_m64n256k32_bf16_01_s0``."""
+    shape, *kinds, trans, selector = name.removeprefix("ts::wgmma_sp_").split("_")
+    n, dtypes, pair = int(shape.partition("n")[2].partition("k")[0]), (DTYPES[kinds[0]], DTYPES[kinds[-1]]), int(selector[1:])
+    sums = "int32" if dtypes[0] in ("int8", "uint8") else "float32"
+    size = numerics.storage(dtypes[0]).itemsize
+    if size == 4 or size == 1 and pair:
+        raise EmulationError(f"{name} is no instruction")
+
+    def run(b: Any, m: Any, d: Any, a: Any, bb: Any, places: Any, keep: Any) -> None:
+        for g in _groups(b, m):
+            mine = np.zeros(m.shape, bool)
+            mine[g * WARPGROUP : (g + 1) * WARPGROUP] = True
+            base = int(one(mine, d.index))
+            who, at = np.flatnonzero(mine), int(one(mine, places.index))
+            words = lambda who=who, at=at: places.memory.data[who, at].reshape(4, 8, 4)  # warp, lane // 4, lane % 4  # noqa: E731
+            left, right = (int(one(mine, a)), 64, trans[0] == "1"), (int(one(mine, bb)), n, trans[1] == "1")
+            made = Product((id(d.memory), g, base), left, right, bool(one(mine, keep)), (None, None), dtypes, sums, b)
+            made.places = lambda words=words: kept_places(words(), size, pair)
+            b.engines.issue(g, d.memory.data, base, n, made)
+
+    return run
+
+
+def kept_places(words: Any, size: int, pair: int) -> Any:
+    """The places of a warpgroup's 64 rows, (64, words of 16 or 32 bits), from its threads' registers, (4, 8, 4): PTX ISA, "Sparse matrix
+    storage". Of 16-bit operands the selector's two threads of each four have those of 16 elements, of rows g and g + 8; of 8-bit ones
+    each has 32 elements of a row, the odd ones those of g + 8."""
+    if size == 2:
+        two = words[..., 2 * pair : 2 * pair + 2]
+        return np.concatenate([two & 0xFFFF, two >> 16], axis=1).reshape(64, 2).astype(np.uint16)
+    return np.concatenate([words[..., 0::2], words[..., 1::2]], axis=1).reshape(64, 2)
+
+
 def copy(size: int) -> Callable[..., None]:
     def run(b: Any, m: Any, to: Any, source: Any, count: Any = size) -> None:
         b.engines.arena = to.memory.arena
@@ -616,6 +666,8 @@ def _trap(b: Any, m: Any) -> None:
 def find(name: str) -> Callable[..., Any] | None:
     """The instruction of a name, with its template's argument."""
     plain, _, number = name.rstrip(">").partition("<")
+    if plain.startswith("ts::wgmma_sp_m64"):
+        return sparse_product(plain)
     if plain.startswith("ts::wgmma_m64"):
         return product(plain)
     if plain == "ts::matrix_descriptor":
@@ -640,5 +692,6 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::fence_proxy_async_global": lambda b, m: None,  # stores land when they are awaited, which comes before threads' writes
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing, "ts::block_ends": _nothing,
+        "ts::wgmma_read": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

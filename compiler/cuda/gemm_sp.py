@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import gemm
+from tilescale.compiler.cuda import gemm, wgmma_sp
 from tilescale.compiler.cuda.dtypes import HALVES, KINDS
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
@@ -38,6 +38,8 @@ def _has_mma(call: Any, threads: int, arch: str) -> bool:
 
 def stage(call: Any, cx: Any) -> list[Any] | None:
     """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A written out."""
+    if "wgmma" in call.attrs:
+        return None
     a, b, c, clears, e = call.args
     m, k = dense_shape(call)
     if not _has_mma(call, cx.executor.threads, cx.program.arch):
@@ -70,6 +72,9 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     """The accumulator's fragments, best first."""
     m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
     threads = cx.executor_of(call).threads
+    if "wgmma" in call.attrs:
+        made = wgmma_sp.fragments(call, threads)
+        return [[Demand(call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span))] for f, wm, wn in made]
     cuts = gemm.mma_fragments(m, n, threads, int(call.attrs["policy"]))
     return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]
 
@@ -80,7 +85,9 @@ def shared_layouts(call: Any) -> dict[Any, Any]:
 
 
 def emit_gemm_sp(cx: Any, call: Any) -> Any:
-    """C += A · op(B) by mma.sp, in steps of 32 along k."""
+    """C += A · op(B), by wgmma.sp where passes/gpu_schedule.py says so, else by mma.sp, in steps of 32 along k."""
+    if "wgmma" in call.attrs:
+        return wgmma_sp.emit(cx, call)
     a, b = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])), gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
     c = cx.places[call.args[2].source]
     kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]

@@ -63,6 +63,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.head: list[Any] = []
         #: counters in shared memory, with how many words they have for all executors
         self.zeroed: list[tuple[Any, int]] = []
+        #: registers that say where the numbers of sparse operands belong
+        self.asked: list[Any] = []
         #: the author's barriers, with the arrivals that each expects
         self.by_hand: list[tuple[Any, list[int]]] = []
         #: whether registers are moved by hand, which takes a bound on blocks

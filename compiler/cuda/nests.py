@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda import packed
+from tilescale.compiler.cuda import packed, stmatrix
 from tilescale.compiler.cuda.atomic import emit_neighbours
 from tilescale.compiler.cuda.places import Global, Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
@@ -16,6 +17,7 @@ from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
+from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
 
@@ -24,6 +26,10 @@ UNROLLED = 16
 #: rounds from which on a branch is worth its while
 DECIDED = 8
 WARP = 32
+
+
+class _Guarded(Exception):
+    """An access that must be guarded, where all lanes of a warp have to make it."""
 
 
 class _Irregular(Exception):
@@ -89,6 +95,9 @@ class NestLowering:
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
+        if (by := stmatrix.plan(self, nest, loop)) is not None:
+            with contextlib.suppress(_Guarded):
+                return self._by_matrices(nest, loop, by)
         inner, test = _guarded(nest, loop)
         if (vectors := plan(self, inner, loop)) is not None:
             return self._vectorised(inner, loop, vectors, test)
@@ -161,6 +170,45 @@ class NestLowering:
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
         body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
         return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
+
+    def _by_matrices(self, nest: Nest, loop: Loop, made: Matrices) -> Any:
+        """Up to four matrices at a time: each lane's elements of them into registers, then one instruction. Of the counters of the slots'
+        digits a part counts an instruction's matrices, the rest instructions; the innermost counts a register's two elements."""
+        s, span, zero = nest.body, nest.node.span, tirx.IntImm("int32", 0)
+        starts, binds = self._starts(loop)
+        lane = tirx.Var("lane", "int32")
+        self.bind_range(lane, WARP)
+        row, among = stmatrix.lane_part(made, lane)
+        firsts, more = self._starts(loop, row)
+        factors = dict(made.bits)
+        outer = [(tirx.Var(f"u{k}", "int32"), n // factors.get(k, 1)) for k, n in enumerate(loop.counts[:-1])]
+        inner = [(tirx.Var(f"m{k}", "int32"), k, n) for k, n in made.bits]
+        pair = tirx.Var("u", "int32")
+        for var, n in [*outer, *((v, n) for v, _, n in inner), (pair, 2)]:
+            self.bind_range(var, n)
+        whole = [(var * factors.get(k, 1) if n > 1 else zero) for k, (var, n) in enumerate(outer)]
+        counted = lambda parts: [c + parts[k] if k in parts else c for k, c in enumerate(whole)]  # noqa: E731
+        held = tirx.decl_buffer((2 * made.count,), str(s.buffer.ty.dtype), f"{s.buffer.name}_out", scope="local", layout=None)
+        at, unit = pair, 2
+        for var, _, n in inner:
+            at, unit = var * unit + at, unit * n
+        before, self.moved = self.moved, [(s, tirx.BufferLoad(held, [at]))]
+        value = self._round(nest, loop, starts, [*counted({k: v for v, k, _ in inner}), pair], None)
+        self.moved = before
+        values = self._loops(nest, value, [*((v, n) for v, _, n in reversed(inner)), (pair, 2)])
+        store = self._round(nest, loop, firsts, [*counted(among), zero], None, lambda: self._matrix(s, held, made))
+        body = sequence([tirx.AllocBuffer(held, {}, span), values, store])
+        loops = self._loops(nest, body, [(v, n) for v, n in outer if n > 1])
+        return sequence([*binds, tirx.Bind(lane, self.thread() % WARP), *more, self._by_those(loop, loops)])
+
+    def _matrix(self, s: Any, held: Any, made: Matrices) -> Any:
+        """The instruction, at the place of a lane's row."""
+        buf, flat, tests, _ = self.access(s.buffer, s.indices, s, True)
+        if tests:
+            raise _Guarded
+        address = lambda b, at: tirx.address_of(tirx.BufferLoad(b, [at]))  # noqa: E731
+        name = f"ts::stmatrix{'_trans' if made.trans else ''}_x{made.count}"
+        return self.once(tirx.Evaluate(tirx.call_extern("void", name, address(buf, flat), address(held, tirx.IntImm("int32", 0))), s.span))
 
     def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""
@@ -272,13 +320,13 @@ class NestLowering:
             out.append(self._round(nest, loop, starts, list(counters), number))
         return sequence(out)
 
-    def _starts(self, loop: Loop) -> tuple[list[Any], list[Any]]:
-        """Where along each axis a thread begins, and the bindings that say so."""
+    def _starts(self, loop: Loop, instead: dict[int, Any] | None = None) -> tuple[list[Any], list[Any]]:
+        """Where along each axis a thread begins, and the bindings that say so. ``instead``: what stands for a lane's own part, by axis."""
         thread, starts, binds = self.thread(), [], []
         for axis, var in enumerate(loop.vars):
-            total: Any = None
+            total: Any = None if instead is None else instead.get(axis)
             for p in loop.thread_digits:
-                if p.axis == axis:
+                if p.axis == axis and (instead is None or p.stride >= WARP):
                     part = digit(thread, p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
                     part = part * p.unit if p.unit != 1 else part
                     total = part if total is None else total + part
@@ -290,7 +338,7 @@ class NestLowering:
             if isinstance(total, (tirx.IntImm,)) or total.same_as(thread):
                 starts.append(total)
                 continue
-            start = tirx.Var(f"{var.name}0", "int32")
+            start = tirx.Var(f"{var.name}{0 if instead is None else '_row'}", "int32")
             self.bound(start, total)
             starts.append(start)
             binds.append(tirx.Bind(start, total))

@@ -57,9 +57,11 @@ class CudaPrinter(CPrinter):
         yield "#include <ts/ts.cuh>"
         if any(name.startswith("ts::cp_async") for name in self.called):
             yield "#include <ts/ampere.cuh>"
-        products = sorted(name for name in self.called if name.startswith("ts::wgmma_m64"))
+        products = sorted(name for name in self.called if name.startswith(("ts::wgmma_m64", "ts::wgmma_sp_m64")))
         if any(name.startswith(("ts::add2", "ts::sub2", "ts::mul2")) for name in self.called):
             yield "#include <ts/packed.cuh>"
+        if any(name.startswith("ts::stmatrix") for name in self.called):
+            yield "#include <ts/stmatrix.cuh>"
         if any("red_add" in name for name in self.called):
             yield "#include <ts/red.cuh>"
         if self.kernel.maps or products or any(name.startswith("ts::mbarrier_") for name in self.called):

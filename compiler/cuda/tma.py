@@ -102,9 +102,9 @@ def boxes(
         return
     place, tensor = cx.places[tile], region.source
     layout, (rows, cols) = place.layout, shape
-    if not layout.swizzle:
+    if not layout.swizzle and cols * layout.bits != 128:
         raise InternalError(f"{place.name} is copied by TMA and has no swizzle", loc=cx.here)
-    wide, blocks = layout.swizzle * 8 // layout.bits, cx.cluster_size(shared)
+    wide, blocks = layout.swizzle * 8 // layout.bits or cols, cx.cluster_size(shared)
     which, parts = part
     by_columns = parts == 1 and cols % (wide * blocks) == 0  # a part is some of the boxes side by side, or of those one below the other
     down = box_rows(rows, 1 if by_columns else blocks * parts)

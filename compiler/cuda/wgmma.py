@@ -21,8 +21,8 @@ from tilescale.compiler.tvm_compat import tirx
 WARPGROUP, ROWS = 128, 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
-#: slots of a fragment behind whose computation a wait is kept: the last of its first 1 / PART
-PINNED, PART = 4, 1
+#: slots of a fragment behind whose computation a wait is kept: the last ones
+PINNED = 4
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -132,7 +132,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
     for tile in behind:
         held = cx.places[tile.source]
         for k in range(min(held.layout.slots, PINNED)):
-            last = at(held.buf, tirx.IntImm("int32", held.layout.slots // PART - 1 - k))
+            last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
     out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:
@@ -140,6 +140,9 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
         if isinstance(held, Registers):
             function = f"ts::wgmma_arrived<{held.layout.slots}>"
             out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(held.buf)), span))
+    for places in cx.asked:  # of sparse operands (wgmma_sp.py)
+        function, arena = f"ts::wgmma_read<{int(places.ty.shape[0])}>", at(cx.arena, tirx.IntImm("int32", 0))
+        out.append(tirx.Evaluate(tirx.call_extern("void", function, tirx.buffer_data(places), arena), span))
     return sequence(out)
 
 
@@ -167,8 +170,13 @@ def turned(cx: Any, what: str, span: Any) -> Any:
 
 
 def function_text(name: str) -> str:
-    """The definition of ``ts::wgmma_m64n…``, whose operands PTX lists one by one. Printed with the kernels that call it."""
-    shape, *kinds, trans = name.removeprefix("wgmma_").split("_")
+    """The definition of ``ts::wgmma_m64n…`` or ``ts::wgmma_sp_m64n…``, whose operands PTX lists one by one. Printed with the kernels that
+    call it."""
+    sparse = name.startswith("wgmma_sp_")
+    shape, *kinds, trans = name.removeprefix("wgmma_").removeprefix("sp_").split("_")
+    selector = trans.removeprefix("s")
+    if sparse:
+        *kinds, trans = kinds
     n = int(shape.partition("n")[2].partition("k")[0])
     count = n // 2
     whole = kinds[0] in ("s8", "u8")
@@ -180,20 +188,23 @@ def function_text(name: str) -> str:
     operands = ", ".join(f'"+{letter}"(d[{i}])' for i in range(count))
     rows = _folded(operands, 12)
     body = "\n".join(f'      "{part}"' for part in _folded(registers, 24))
-    instruction = f"wgmma.mma_async.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
+    instruction = f"wgmma.mma_async{'.sp' if sparse else ''}.sync.aligned.{shape}.{sums}.{kinds[0]}.{kinds[-1]}"
     held = trans[0] == "r"
-    b, keep = (count + 4, count + 5) if held else (count + 1, count + 2)
+    b, keep = (count + 4, count + 5) if held else (count + 1, count + 3 if sparse else count + 2)
+    where = f"%{b}, %{b + 1}, {selector}" if sparse else f"%{b}"
     left = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if held else f"%{count}"
     inputs = ", ".join(f'"r"(r[{i}])' for i in range(4)) if held else '"l"(a)'
+    more = '"r"(*places), ' if sparse else ""
     load = "  uint32_t r[4];\n  memcpy(r, a, sizeof(r));\n" if held else ""
     return (
         f"// d += a · b of one warpgroup, or d = a · b where `keep` is zero.\n"
-        f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, int keep) {{\n{load}"
+        f"__device__ __forceinline__ void {name}({ctype}* d, {'const void*' if held else 'uint64_t'} a, uint64_t b, "
+        f"{'const uint32_t* places, ' if sparse else ''}int keep) {{\n{load}"
         f'  asm volatile("{{ .reg .pred p; setp.ne.b32 p, %{keep}, 0; {instruction} {{"\n'
         f"{body}\n"
-        f'      "}}, {left}, %{b}, p{options}; }}"\n'
+        f'      "}}, {left}, {where}, p{options}; }}"\n'
         f"      : {(chr(10) + '        ').join(rows)}\n"
-        f'      : {inputs}, "l"(b), "r"(keep));\n'
+        f'      : {inputs}, "l"(b), {more}"r"(keep));\n'
         f"}}"
     )
 

@@ -121,12 +121,12 @@ class Copy(TileOp):
         side = call.attrs["side"]
         owner = call.args[2]
         later = "ring" in call.attrs or "bulk" in call.attrs  # complete where the ring's round, or the stores, are awaited
-        engine = "async" if "bulk" in call.attrs else ""  # a store by TMA
+        engine = "async" if "bulk" in call.attrs or "put" in call.attrs else ""  # a store by TMA, a copy into another block
         out = [
             Access(call.args[0], "read", owner if side == "src" else None, later, proxy=engine),
             Access(call.args[1], "write", owner if side == "dst" else None, later, proxy=engine),
         ]
-        if len(call.args) > 3:
+        if len(call.args) > 3 and "put" not in call.attrs:
             out.append(Access(call.args[3], "update", owner))
         return out
 
@@ -134,8 +134,8 @@ class Copy(TileOp):
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
         src, dst = call.args[:2]
-        if "ring" in call.attrs or "bulk" in call.attrs:
-            return None  # a copy into a ring is an engine's, as is one by TMA
+        if "ring" in call.attrs or "bulk" in call.attrs or "put" in call.attrs:
+            return None  # a copy into a ring is an engine's, as are one by TMA and one into another block
         from_axes, to_axes = long_axes(src), long_axes(dst)
         sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
                  for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
@@ -174,8 +174,10 @@ class Copy(TileOp):
         return {call.args[0].source: stored(call.args[0])} if "bulk" in call.attrs else {}
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import cp_async, tma
+        from tilescale.compiler.cuda import bulk, cp_async, tma
 
+        if "put" in call.attrs:
+            return bulk.put(cx, call)
         if "bulk" in call.attrs:
             return tma.store(cx, call)
         return cp_async.load(cx, call) if cx.role is None else tma.load(cx, call)

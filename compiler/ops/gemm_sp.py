@@ -79,7 +79,9 @@ class GemmSp(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args
-        return [Access(a, "read"), Access(e, "read"), Access(b, "read"), *accumulated(c, clears)]
+        later = "wgmma" in call.attrs  # by wgmma, which has the places in registers: complete where it is awaited
+        reads = [Access(r, "read", asynchronous=later, proxy="async" if later else "") for r in (a, b)]
+        return [*reads, Access(e, "read"), *accumulated(c, clears, later)]
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         from tilescale.compiler.cuda.gemm_sp import stage
@@ -102,19 +104,29 @@ class GemmSp(TileOp):
         return emit_gemm_sp(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import tiles
+        from tilescale.compiler.sim import flights, tiles
 
+        site, pending = cx.current, int(call.attrs["wgmma"]) if "wgmma" in call.attrs else 0
         a, b, c, e = (cx.view(r, call) for r in (*call.args[:3], call.args[4]))
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
         across, down = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"])
 
-        def run(ex: Any) -> None:
-            x, y = tiles.matrix(a.read(ex)), tiles.matrix(b.read(ex))
-            x = expanded(x.T if across else x, tiles.matrix(e.read(ex)))
-            held = None if clear(ex) else tiles.matrix(c.read(ex))
-            c.write(ex, tiles.product(x, y.T if down else y, held, dtypes))
+        def multiply(left: Any, right: Any, to: Any, where: Any, fresh: bool) -> None:
+            x, y = tiles.matrix(left.read()), tiles.matrix(right.read())
+            x = expanded(x.T if across else x, where)
+            to.write(tiles.product(x, y.T if down else y, None if fresh else tiles.matrix(to.read()), dtypes))
 
-        return run
+        def run(ex: Any) -> None:
+            multiply(a.placed(ex, None), b.placed(ex, None), c.placed(ex, None), tiles.matrix(e.read(ex)), bool(clear(ex)))
+
+        def begin(ex: Any, engine: Any) -> None:
+            left, right, to = (v.placed(ex, None) for v in (a, b, c))
+            where, fresh = tiles.matrix(e.read(ex)).copy(), bool(clear(ex))
+            flights.start(ex, flights.PRODUCT, engine, site, (left, right), to, lambda: multiply(left, right, to, where, fresh))
+            if pending >= 0:
+                flights.wait(ex, flights.PRODUCT, pending)
+
+        return begin if "wgmma" in call.attrs else run
 
 
 def places(e: Any) -> Any:

@@ -28,7 +28,8 @@ def unfit(region: Any, tile: Sequence[int], params: Any) -> str | None:
         return f"the tile of {name} is no matrix of whole rows"
     if (why := _unfit_rows(var)) is not None:
         return why
-    if tile[0] % 8 or tile[1] * bits_of(var) // 8 % 32:
+    width = tile[1] * bits_of(var) // 8
+    if tile[0] % 8 or width % 32 and width != CHUNK:  # plain rows of one chunk each
         return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
     return None
 

@@ -26,6 +26,7 @@ from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor, scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
+from tilescale.compiler.layout.matrices import matrices, writers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes.schedule import AHEAD
@@ -134,10 +135,13 @@ class _Walk:
         self.engines = _has_engines(program)
         #: what engines touch outside rings
         self.taken: set[Any] = set()
+        #: what they write there: copies into other blocks, of which this may be one
+        self.sent: set[Any] = set()
 
     def run(self) -> Any:
         whole = Executor("block", self.program.launch.threads)
-        self.taken = {t.memory for t in self._all(self.program.func.body, whole) if t.engine} if self.engines else set()
+        engines = [t for t in self._all(self.program.func.body, whole) if t.engine] if self.engines else []
+        self.taken, self.sent = {t.memory for t in engines}, {t.memory for t in engines if t.mode != "read" and _is_shared(t.memory)}
         return self.visit(self.program.func.body, whole)
 
     # -- memory -------------------------------------------------------------------------------------------------------
@@ -179,7 +183,9 @@ class _Walk:
             own = own_buffers(nest)
             for a in nest.accesses:
                 if not in_registers(a.buffer) and a.buffer not in own:
-                    found.append((a.buffer, a.mode, owners_of(nest, loop, a, self.analyzer), nest.what, False))
+                    by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
+                    owners = owners_of(nest, loop, a, self.analyzer, by)
+                    found.append((a.buffer, a.mode, owners, nest.what, False))
         elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
             for access in op.effects(s.value):
                 buffer = access.region.source
@@ -274,7 +280,7 @@ class _Walk:
         first = crossing or pairs[0]
         # A product that reads what is written in front of this meeting would have one of its own behind it, for the proxy fence alone.
         fenced = crossing is not None or any(
-            t.mode != "read" and not t.engine and not t.fenced and t.memory in self.taken for t in self.pending
+            t.mode != "read" and not t.engine and not t.fenced and t.memory in self.taken or t.memory in self.sent for t in self.pending
         )
         if not whole and ex.name == "block" and ex.threads > WARPGROUP and all(a.within(b) for a, b in pairs):
             self.pending = [t if t.owners is None else replace(t, grouped=True, fenced=t.fenced or fenced) for t in self.pending]
@@ -297,7 +303,8 @@ class _Walk:
         """What is pending behind a meeting: without a proxy fence what threads wrote to shared memory is not there for engines yet."""
         if fenced or not self.engines:
             return []
-        return [replace(t, met=True) for t in self.pending if t.mode != "read" and not t.engine and _is_shared(t.memory)]
+        kept = [t for t in self.pending if not t.engine and _is_shared(t.memory)]
+        return [replace(t, met=True) for t in kept if t.mode != "read" or t.memory in self.sent]
 
     def _rounds(self, body: Any, ex: Executor, again: list[Touch], runs: bool, index: Any = None) -> Any:
         """A loop's body. ``again``: what its condition touches, once more at its end. ``runs``: it has at least one round."""
@@ -393,8 +400,8 @@ def _is_shared(buffer: Any) -> bool:
 
 
 def _crosses(a: Touch, b: Touch) -> bool:
-    """Whether ``a``, written by threads, is touched by an engine in ``b``: a proxy fence must stand between them."""
-    return b.engine and not a.engine and a.mode != "read" and _is_shared(a.memory)
+    """Whether ``a``, by threads, meets an engine's access ``b``, one of them writing: a proxy fence must stand between them."""
+    return b.engine and not a.engine and (a.mode, b.mode) != ("read", "read") and _is_shared(a.memory)
 
 
 def _has_engines(program: Any) -> bool:
@@ -503,8 +510,15 @@ def _reason(first: Touch, second: Touch) -> str:
     return f"{second.what} {verb[second.mode]} {name} that {first.what}{place} {verb[first.mode]}"
 
 
-def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None) -> Owners | None:
-    """Who touches what by an access of a nest; None where that is not known before the kernel runs. ``analyzer``: knows variables."""
+def stored_by(program: Any, nest: Nest, loop: Loop | None, a: Element) -> Any:
+    """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py); None where it does not."""
+    made = matrices(nest, loop, program.layouts.get(a.buffer), int(program.arch.removeprefix("sm_").rstrip("af") or 0))
+    return None if made is None or loop is None else writers(loop, made)
+
+
+def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, by: Any = None) -> Owners | None:
+    """Who touches what by an access of a nest; None where that is not known before the kernel runs. ``analyzer``: knows variables. ``by``:
+    who does it for whom, where that is somebody else (`stored_by`)."""
     if loop is None or not a.indices:
         return None
     values, inside = loop.values
@@ -524,7 +538,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None) -
         ids = (ids << COORDINATE) + number
         origin.append("" if rest is None else str(rest))
         depends |= used
-    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None], inside.shape)
+    threads = np.broadcast_to(np.arange(inside.shape[0])[:, None] if by is None else by, inside.shape)
     if a.mode != "read" or nest.alone:
         inside = inside & first_holders(loop)[:, None]
     if not inside.any():

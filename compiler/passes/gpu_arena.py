@@ -14,6 +14,7 @@ from typing import Any
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.layout.infer import WIDTHS, Executor
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
 
@@ -64,6 +65,7 @@ class _Lifetimes:
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
         self.bases: dict[Any, Any] = {}
+        self.put = {r.source for c in calls(program.func.body) if "put" in (c.attrs or {}) for r in c.args[:2]}
         self.open: list[tuple[int, list[Any]]] = []  # loops and scales around: their start, the tiles used inside
         self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
         self.visit(program.func.body, Executor("block", program.launch.threads))
@@ -99,15 +101,16 @@ class _Lifetimes:
         if not s.buffer.ty.storage_scope.startswith("shared"):
             return
         layout = self.layouts[s.buffer]
+        staged = self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1
         align = max(ALIGN, layout.alignment)
         each = -(-layout.bytes // align) * align
         self.tiles[s.buffer] = Resident(s.buffer, each * ex.count, align, s.span)
         self.inside[s.buffer] = len(self.open)
-        if self.rings is not None and s.buffer in self.rings.ring_of and len(self.rings.roles) > 1:
+        if staged:
             self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
             self.tiles[s.buffer].align = max(align, TMA_ALIGN)
-        # others may reach a signal from the first statement to the last
-        if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
+        # others may reach a signal from the first statement to the last, and a tile that engines copy between blocks
+        if s.buffer in self.put or s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
     def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:

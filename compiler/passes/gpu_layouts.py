@@ -52,14 +52,17 @@ def _row_major(buffer: Any) -> Shared:
 
 
 def _ring_layout(program: Any, buffer: Any) -> Shared | None:
-    """A ring's tile that TMA fills and threads read: boxes under the widest swizzle, as TMA writes them. None for any other tile."""
+    """A ring's tile that TMA fills and threads read, as TMA writes it: boxes under the widest swizzle, or plain rows of 16 bytes. None for
+    any other tile."""
     plan = program.schedule
     if plan is None or len(plan.roles) < 2 or buffer not in plan.ring_of:
         return None
     stages, *shape = (int(e) for e in buffer.ty.shape)
     if len(shape) == 1:
         return None  # numbers side by side, as they come
-    return boxed(tuple(shape), bits_of(buffer), widest_swizzle(shape[-1], bits_of(buffer))).staged(stages)
+    bits = bits_of(buffer)
+    swizzle = widest_swizzle(shape[-1], bits)
+    return (boxed(tuple(shape), bits, swizzle) if swizzle else strided(tuple(shape), bits)).staged(stages)
 
 
 def _annotated(program: Any, owners: Mapping[Any, Any]) -> dict[Any, Demand]:

@@ -32,7 +32,7 @@ from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
-from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, overlapped
+from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -217,7 +217,7 @@ def _check_readers(program: Any) -> None:
             continue
         if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
-        if op.name != "gemm":
+        if op.name not in PRODUCTS:
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
         if why := _no_wgmma(call, program):
             raise Unfit(why, call)
@@ -225,30 +225,35 @@ def _check_readers(program: Any) -> None:
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
-    from tilescale.compiler.cuda import dtypes
+    from tilescale.compiler.cuda import dtypes, wgmma_sp
     from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
+    sparse = call.op.name == "ts.gemm_sp"
+    what = "T.gemm_sp" if sparse else "T.gemm"
     if why := dtypes.no_wgmma(call):
         return why
     if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
-        return "T.gemm inside a T.Scale, or with a condition for clear_accum"
+        return f"{what} inside a T.Scale, or with a condition for clear_accum"
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
-        return "T.gemm into what is no whole fragment"
+        return f"{what} into what is no whole fragment"
+    if sparse and (why := wgmma_sp.unfit(call)):
+        return why
     for r in (a, b):
         shape = r.source.ty.shape
         axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
         if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
-            return f"T.gemm of a part of {r.source.name}"
+            return f"{what} of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
             return f"T.gemm of {r.source.name}, which lies in registers"
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
     k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
-    if k % dtypes.depth(bits_of(a.source)) or not wgmma_fragments(call, program.launch.threads):
+    cuts = (wgmma_sp.fragments if sparse else wgmma_fragments)(call, program.launch.threads)
+    if k % dtypes.depth(bits_of(a.source)) or not cuts:
         m, n = (int(e) for e in c.source.ty.shape)
-        return f"T.gemm of {m} × {n} × {k} on {program.launch.threads} threads"
+        return f"{what} of {m} × {n} × {k} on {program.launch.threads} threads"
     return None
 
 
@@ -276,7 +281,7 @@ def _products(program: Any) -> Any:
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name != "ts.gemm" or _narrow(c) or _no_wgmma(c, program) is not None:
+        if not isinstance(c, ir.Call) or c.op.name.removeprefix("ts.") not in PRODUCTS or _narrow(c) or _no_wgmma(c, program) is not None:
             return s
         if int(c.attrs["policy"]) == FULL_ROW and int(c.args[2].source.ty.shape[0]) == ROWS:
             turn = turns.setdefault(c.args[2].source, len(turns) * WARPGROUP % program.launch.threads)
@@ -291,7 +296,17 @@ def _narrow(call: Any) -> bool:
     computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
     a, _, c = call.args[:3]
     computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
-    return computed and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
+    return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
+
+
+def _late_round(begin: Any, products: list[Any], release: Any, count: Any) -> list[Any]:
+    """A round of products and the release of the round before's stage, whose products are complete by then: behind this round's, as many
+    groups may be under way as it has. A product of a sparse operand reads its places from registers that the round before's read until
+    they are complete: where there is one, those are awaited in front."""
+    if any(c.op.name == "ts.gemm_sp" for c in products):
+        before = await_products([], products[0].span, straight=True)
+        return [begin, before, *(_marked(c, c.span, FREE) for c in products), release, count]
+    return [begin, *(_marked(c, c.span, len(products) if c is products[-1] else FREE) for c in products), release, count]
 
 
 def _marked(call: Any, span: Any, pending: int) -> Any:
@@ -315,12 +330,11 @@ def _late(loop: Any, plan: Any) -> Any:
     if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
         return loop
     first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    marked = [_marked(c, s.span, len(products) if c is products[-1] else FREE) for c, s in zip(products, stmts[1:-2], strict=True)]
     zero = tirx.IntImm(str(loop.loop_var.ty), 0)
-    body = [stmts[0], *marked, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1]]
+    body = _late_round(stmts[0], products, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1])
     notes = {**dict(loop.annotations), "ts.late": 1}
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
-    operands = list({r.source: r for c in products for r in c.args[:2] if r.source not in plan.ring_of}.values())
+    operands = list({r.source: r for c in products for r in operands_of(c) if r.source not in plan.ring_of}.values())
     last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
     return sequence([made, await_products(tiles, span, operands), last])

@@ -29,7 +29,7 @@ class Staging:
         structural_walk(program.func.body, (ir.Call, self._look))
 
     def _look(self, call: Any) -> None:
-        if call.op.name == "ts.gemm":
+        if call.op.name in ("ts.gemm", "ts.gemm_sp"):
             self.accumulators.add(call.args[2].source)
 
     def tile(self, name: str, shape: Any, dtype: str, scope: str, span: Any = None) -> Any:

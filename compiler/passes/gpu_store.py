@@ -26,7 +26,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.multiples import is_multiple
+from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
@@ -50,11 +50,11 @@ def tma_stores(program: Any, room: int) -> Any:
         return program
     every = Executor("block", program.launch.threads)
     statements = list(walk(program.func.body, every))
-    writers = _writers(program, [s for s, _ in statements])
+    writers, names = _writers(program, [s for s, _ in statements]), _names([s for s, _ in statements])
     tiles: dict[Any, Any] = {}
     staged: dict[Any, Any] = {}  # statement → the tile that it goes through
     for s, _ in statements:
-        if isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call) and _fits(s.value, program, writers):
+        if isinstance(s, tirx.Evaluate) and isinstance(s.value, ir.Call) and _fits(s.value, program, writers, names):
             if (tile := _staging(s.value, tiles, room)) is not None:
                 staged[s] = tile
     if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
@@ -68,8 +68,9 @@ def staged_bytes(program: Any) -> int:
     """The shared memory that results take on their way out where none of them goes in parts."""
     if any(_tells_others(c) for c in calls(program.func.body)):
         return 0
-    writers = _writers(program, [s for s, _ in walk(program.func.body, Executor("block", program.launch.threads))])
-    found = [_ends(c) for c in calls(program.func.body) if _fits(c, program, writers)]
+    statements = [s for s, _ in walk(program.func.body, Executor("block", program.launch.threads))]
+    writers, names = _writers(program, statements), _names(statements)
+    found = [_ends(c) for c in calls(program.func.body) if _fits(c, program, writers, names)]
     tiles = {(*(int(e) for e in src.source.ty.shape), bits_of(dst.source)) for src, dst in found}
     return sum(rows * cols * bits // 8 for rows, cols, bits in tiles)
 
@@ -131,8 +132,8 @@ def _leaves(call: Any) -> bool:
     return call.op.name == "ts.copy" and not str(call.attrs["side"]) and "ring" not in call.attrs and len(call.args) <= 3
 
 
-def _fits(call: Any, program: Any, writers: dict[Any, list[Any]]) -> bool:
-    """Whether a call takes a whole fragment to where TMA can store it."""
+def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:
+    """Whether a call takes a whole fragment to where TMA can store it. ``names``: what names stand for."""
     if not _leaves(call):
         return False
     src, dst = _ends(call)
@@ -144,7 +145,12 @@ def _fits(call: Any, program: Any, writers: dict[Any, list[Any]]) -> bool:
         return False
     if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
         return False
-    return is_multiple(dst.region[-1].min, boxes.CHUNK * 8 // bits_of(var))
+    return is_multiple(spelt_out(dst.region[-1].min, names), boxes.CHUNK * 8 // bits_of(var))
+
+
+def _names(statements: list[Any]) -> dict[Any, Any]:
+    """What names are bound to."""
+    return {s.var: s.value for s in statements if isinstance(s, tirx.Bind)}
 
 
 def _writers(program: Any, statements: list[Any]) -> dict[Any, list[Any]]:
@@ -186,10 +192,7 @@ def _staging(call: Any, tiles: dict[Any, Any], room: int) -> Any:
 def _width(rows: int, cols: int, bits: int, room: int) -> int:
     """Columns of a part: as many as fit, whole boxes that divide the fragment; 0 where there are none."""
     box = ROW * 8 // bits
-    wide = cols
-    while wide % box == 0 and wide * rows * bits // 8 > room:
-        wide //= 2
-    return wide if wide % box == 0 and cols % wide == 0 and wide > 0 else 0
+    return max((w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room), default=0)
 
 
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:

@@ -14,6 +14,7 @@ from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
+from tilescale.compiler.passes.gpu_bulk import gpu_bulk
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_lanes import gpu_lanes
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
@@ -77,6 +78,8 @@ def gpu_passes(arch: str) -> tuple[Pass, ...]:
         # Only layouts say which threads need what others hold.
         Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
         Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED),
+        # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
+        Pass("gpu_bulk", partial(gpu_bulk, arch=arch), spec.SCHEDULED),
         # The arena before the fences: tiles that share bytes must be ordered too.
         Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
         # Who writes what is known now, and the fences follow from who stores it.

@@ -41,13 +41,20 @@ from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
+#: operations that are products
+PRODUCTS = ("gemm", "gemm_sp")
 #: stages of a ring from which two rounds' products may read at once
 DEEP = 3
 
 
 def is_product(s: Any) -> bool:
     """Whether a statement is a product that has to be awaited."""
-    return name_of(s) == "gemm" and "wgmma" in s.value.attrs and int(s.value.attrs["wgmma"]) == FREE
+    return name_of(s) in PRODUCTS and "wgmma" in s.value.attrs and int(s.value.attrs["wgmma"]) == FREE
+
+
+def operands_of(call: Any) -> list[Any]:
+    """What a product reads beside its accumulator."""
+    return [*call.args[:2], *call.args[4:]]
 
 
 def name_of(s: Any) -> str:
@@ -97,7 +104,7 @@ class Flight:
 
     @property
     def operands(self) -> set[Any]:
-        return {r.source for r in self.call.args[:2]}
+        return {r.source for r in operands_of(self.call)}
 
 
 def awaited(program: Any, body: Any) -> Any:
@@ -182,7 +189,7 @@ class _Awaiting:
             return
         done, flying[:] = flying[:count], flying[count:]
         tiles = list({f.result: f.call.args[2] for f in done}.values())
-        operands = list({r.source: r for f in done for r in f.call.args[:2] if r.source not in self.rings}.values())
+        operands = list({r.source: r for f in done for r in operands_of(f.call) if r.source not in self.rings}.values())
         beside = [] if flying else _beside(since)
         out.append(await_products(tiles, done[-1].call.span, operands, len(flying), [whole(b) for b in beside], _is_straight(s)))
         out += [s for f in done for s in f.held]
@@ -270,7 +277,7 @@ def _in_turns(loop: Any) -> Any | None:
     if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
         return None
     at = [k for k, s in enumerate(stmts) if is_product(s)]
-    if not at or len([c for c in calls(loop.body) if c.op.name == "ts.gemm"]) != len(at):
+    if not at or len([c for c in calls(loop.body) if c.op.name.removeprefix("ts.") in PRODUCTS]) != len(at):
         return None
     firsts = [k for k in at if k - 1 not in at]
     body = stmts[: at[0]]

@@ -75,21 +75,24 @@ extern "C" __global__ void __launch_bounds__(160, 1) gemm(
       ts::bulk_wait_read<0>();
     }
     ts::barrier_sync(15, 128);  // T.copy writes C_staged that T.await_stores, line 29 reads
-    const int i0 = (tid >> 5) * 16 + ((tid & 31) >> 2);
-    const int j0 = (tid & 3) * 2;
+    const int lane = tid & 31;
+    const int i_row = (tid >> 5) * 16 + (lane & 7);
     #pragma unroll
-    for (int u0 = 0; u0 < 8; ++u0) {
+    for (int u0 = 0; u0 < 4; ++u0) {
+      half C_staged_out[8];
       #pragma unroll
-      for (int u1 = 0; u1 < 2; ++u1) {
-        const int i = u1 * 8 + i0;
-        const int j = u0 * 8 + j0;
-        alignas(4) half C_staged_out[2];
+      for (int m0 = 0; m0 < 2; ++m0) {
         #pragma unroll
-        for (int u = 0; u < 2; ++u) {
-          C_staged_out[u] = half(C_l[u0 * 4 + u1 * 2 + u]);
+        for (int m1 = 0; m1 < 2; ++m1) {
+          #pragma unroll
+          for (int u = 0; u < 2; ++u) {
+            C_staged_out[m0 * 4 + m1 * 2 + u] = half(C_l[u0 * 8 + m0 * 4 + m1 * 2 + u]);
+          }
         }
-        *(uint32_t*)&C_staged[(i * 64 + j) ^ (i & 7) * 8] = *(const uint32_t*)&C_staged_out[0];
       }
+      const int i = ((lane & 15) >> 3) * 8 + i_row;
+      const int j = u0 * 16 + (lane >> 4) * 8;
+      ts::stmatrix_x4(&C_staged[(i * 64 + j) ^ (i & 7) * 8], &C_staged_out[0]);
     }
     ts::fence_proxy_async();
     ts::barrier_sync(15, 128);  // T.copy reads C_staged that T.copy, line 29 writes

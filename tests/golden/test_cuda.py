@@ -63,7 +63,13 @@ def attention() -> Any:
     return attention()
 
 
-@pytest.mark.parametrize("name, build", [("gemm", lambda: gemm), ("attention", attention)])
+def sparse() -> Any:
+    from tests.golden.sparse import sparse_gemm
+
+    return sparse_gemm
+
+
+@pytest.mark.parametrize("name, build", [("gemm", lambda: gemm), ("attention", attention), ("sparse_gemm", sparse)])
 def test_on_hopper(name: str, build: Callable[[], Any], golden: Callable[[str, str], None]):
     """Roles, barriers, TMA and wgmma; without the comments that name lines, which other tests' kernels share."""
     program, _ = pipeline.run(build().trace(), passes=pipeline.gpu_passes("sm_90a"))

@@ -79,21 +79,27 @@ def _persistent(
 
 def sparse_gemm(
     M: int, N: int, K: int, BM: int = 64, BN: int = 64, BK: int = 64, stages: int = 3, threads: int = 64, dtype: str = "float16",
-    out: str = "float32", places: str = "int16", trans_a: bool = False, trans_b: bool = False,
+    out: str = "float32", places: str = "int16", trans_a: bool = False, trans_b: bool = False, panel: int = 0, cluster: Any = 1,
+    sums: str = "", right: str = "", blocks: int = 0,
 ) -> Any:  # fmt: skip
-    """C = A · op(B) for A (M, K) with two numbers in each four: what it keeps (M, K / 2) or (K / 2, M), and where that is."""
+    """C = A · op(B) for A (M, K) with two numbers in each four: what it keeps (M, K / 2) or (K / 2, M), and where that is. ``sums``: the
+    accumulator's dtype where it is not C's. ``right``: B's where it is not A's. ``panel``, ``cluster``, ``blocks``: as in `gemm`, where
+    blocks that stay take A as (M, K / 2) and B as (N, K)."""
+    if blocks:
+        return _sparse_persistent(M, N, K, BM, BN, BK, stages, threads, dtype, out, places, max(1, panel), blocks, sums or out, cluster)
     each = {"uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32}[places]
     half = BK // 2
 
     @T.prim_func
     def gemm(
         A: T.Tensor((K // 2, M) if trans_a else (M, K // 2), dtype), E: T.Tensor((M, K // each), places),
-        B: T.Tensor((N, K) if trans_b else (K, N), dtype), C: T.Tensor((M, N), out),
+        B: T.Tensor((N, K) if trans_b else (K, N), right or dtype), C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads) as (bx, by):
+        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), threads=threads, cta_cluster=cluster) as (bx, by):
+            T.use_swizzle(panel, enable=panel > 0)
             a, e = T.alloc_shared((half, BM) if trans_a else (BM, half), dtype), T.alloc_shared((BM, BK // each), places)
-            b = T.alloc_shared((BN, BK) if trans_b else (BK, BN), dtype)
-            acc = T.alloc_fragment((BM, BN), out)
+            b = T.alloc_shared((BN, BK) if trans_b else (BK, BN), right or dtype)
+            acc = T.alloc_fragment((BM, BN), sums or out)
             T.clear(acc)
             for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
                 if trans_a:
@@ -107,6 +113,34 @@ def sparse_gemm(
                     T.copy(B[k * BK, bx * BN], b)
                 T.gemm_sp(a, e, b, acc, transpose_A=trans_a, transpose_B=trans_b)
             T.copy(acc, C[by * BM, bx * BN])
+
+    return gemm
+
+
+def _sparse_persistent(
+    M: int, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, dtype: str, out: str, places: str, panel: int, blocks: int,
+    sums: str, cluster: int,
+) -> Any:  # fmt: skip
+    each = {"uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32}[places]
+    high, wide, panel = -(-M // (BM * cluster)), -(-N // BN), max(1, panel // cluster)
+
+    @T.prim_func
+    def gemm(A: T.Tensor((M, K // 2), dtype), E: T.Tensor((M, K // each), places), B: T.Tensor((N, K), dtype), C: T.Tensor((M, N), out)):
+        with T.Kernel(blocks, threads=threads, cta_cluster=cluster) as block:
+            a, e, b = T.alloc_shared((BM, BK // 2), dtype), T.alloc_shared((BM, BK // each), places), T.alloc_shared((BN, BK), dtype)
+            acc = T.alloc_fragment((BM, BN), sums)
+            for tile in T.Persistent(high * wide, blocks // cluster, block // cluster):
+                first = tile // (wide * panel) * panel
+                rows = T.min(high - first, panel)
+                row = (first + (tile - first * wide) % rows) * cluster + block % cluster
+                col = (tile - first * wide) // rows
+                T.clear(acc)
+                for k in T.Pipelined(T.ceildiv(K, BK), num_stages=stages):
+                    T.copy(A[row * BM, k * (BK // 2)], a)
+                    T.copy(E[row * BM, k * (BK // each)], e)
+                    T.copy(B[col * BN, k * BK], b)
+                    T.gemm_sp(a, e, b, acc, transpose_B=True)
+                T.copy(acc, C[row * BM, col * BN])
 
     return gemm
 

@@ -1,9 +1,10 @@
 """``flash_attention(q, k, v)``: softmax(scale · q·kᵀ)·v, without ever holding the matrix of scores (Dao, "FlashAttention-2", 2023, §3.1).
 
 A block has BM queries of one head and walks over the keys, BN at a time, with the greatest score, the sum of exponentials and the output
-so far; where a score exceeds those before, what was summed shrinks. The walk goes from the last tile of keys to the first: with a causal
-mask the block's own keys come first, and only the first rounds hide anything. Blocks of one head stand side by side, so that its keys and
-values stay in the L2 cache, those with the longest walk first.
+so far; where a score exceeds those before by much, what was summed shrinks. The walk goes from the last tile of keys to the first: with a
+causal mask the block's own keys come first, and only the first rounds hide anything. Blocks of one head stand side by side, so that its
+keys and values stay in the L2 cache, those with the longest walk first. Blocks that stay take tiles in an order that gives each as much to
+do.
 
 Powers of two are one instruction, and so the scores are scaled by log2(e) on top. T.__exp2 is ex2.approx, off by 2 units of float32's last
 place, 2⁻²² of the result; the exponentials are rounded to the inputs' dtype before they are multiplied, by 2⁻⁹ or 2⁻¹².

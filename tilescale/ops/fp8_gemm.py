@@ -36,8 +36,8 @@ def by_tensor(
     fast: bool,
 ) -> Any:  # fmt: skip
     """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each. ``stay`` blocks take one tile after
-    another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A round has ``parts`` sums of 128 steps: one is added while
-    the tensor cores form the next."""
+    another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A round has ``parts`` sums of 128 steps: one is added
+    while the tensor cores form the next."""
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
     count, deep = min(stay or high * wide, high * wide), parts * BLOCK
 
@@ -172,7 +172,7 @@ def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
-    return Config(BN=256 if fast else 192, stay=units)
+    return Config(BN=256, stay=units) if fast else Config(BN=192)
 
 
 # ---- what people call
@@ -287,7 +287,8 @@ def _cases() -> tuple[Case, ...]:
     small: list[dict[str, Any]] = [{"M": 33, "N": 72, "K": 104, "left": x, "right": y, **tiles} for x in FLOAT8 for y in FLOAT8]
     small += [{"M": 33, "N": 72, "K": 144, "fast": True, "out": out, **tiles} for out in RESULTS]
     small += [{"M": 33, "N": 136, "K": 272, "blocks": True, "rows": rows, **tiles} for rows in (False, True)]
-    small += [{"M": 130, "N": 400, "K": 144, "blocks": True, "BN": 192, "stages": 2}, {"M": 300, "N": 136, "K": 144, "stages": 2, "stay": 2}]
+    small += [{"M": 130, "N": 400, "K": 144, "blocks": True, "BN": 192, "stages": 2}]
+    small += [{"M": 300, "N": 136, "K": 144, "stages": 2, "stay": 2}]
     small += [{"M": 100, "N": 136, "K": 400, "blocks": b, **tiles, "parts": 2, "stay": 3} for b in (False, True)]
     ways: list[dict[str, Any]] = [{}, {"fast": True}, {"blocks": True}]
     ways.append({"blocks": True, "rows": True, "right": FLOAT8[1], "out": "float32"})

@@ -54,38 +54,45 @@ class Config:
     cluster: int = 1
 
 
-#: columns of a tile of 128 rows → microseconds that 64 steps of k take on an H200, and stages; of a tile of 64 columns of Cᵀ 128 steps
-STEP, STAGES = {256: 0.66, 192: 0.52, 128: 0.38, 64: 0.25}, {256: 4, 192: 4, 128: 6, 64: 8}
+#: rows and columns of a tile → microseconds that 64 steps of k take on an H200, threads and stages
+TILES = {(128, 256): (0.66, 256, 4), (128, 192): (0.52, 256, 4), (128, 128): (0.38, 256, 6), (128, 64): (0.25, 256, 8)}
+#: microseconds of 128 steps of a tile of 64 columns of Cᵀ
 NARROW = 0.3
-#: microseconds that blocks take to share tiles, once and for each part of a tile, and bytes of a part that they hand over in one
-SHARING, PART, HANDED = 5.0, 0.7, 100e3
+#: bytes that memory gives in a microsecond; microseconds that a kernel takes to add shares of k, and bytes of them in one
+MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
-    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or shared, those
-    that take the least time by what was measured on an H200 (docs/PERFORMANCE.md)."""
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or in shares of k,
+    those that take the least time by what was measured on an H200 (docs/PERFORMANCE.md). Blocks that share tiles (`Config.stream`) were
+    never the fastest there."""
     if dtype == "float32":
         return Config(BM=64 if M <= 64 else 128, BN=64 if N <= 64 else 128, BK=32, stages=3, panel=0)
     if M <= 64:
         BM = 16 if M <= 16 else 32 if M <= 32 else 64
         narrow = Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-        whole, shared = times(ceil_div(N, 64), ceil_div(K, 128), NARROW, BM * 64, units)
-        return replace(narrow, panel=1, blocks=units, stream=True) if shared < whole else narrow
+        return replace(narrow, split=shares(M, N, K, ceil_div(N, 64), 128, NARROW, units)[1])
     found: list[tuple[float, Config]] = []
-    for BN, step in STEP.items():
-        tiles = ceil_div(M, 128) * ceil_div(N, BN)
-        whole, shared = times(tiles, ceil_div(K, 64), step, 128 * BN, units)
-        how = Config(BN=BN, stages=STAGES[BN], panel=16, blocks=units)
-        found += [(whole, how if tiles > units or BN > 128 else replace(how, panel=8, blocks=0)), (shared, replace(how, stream=True))]
+    for (BM, BN), (step, threads, stages) in TILES.items():
+        tiles = ceil_div(M, BM) * ceil_div(N, BN)
+        time, split = shares(M, N, K, tiles, 64, step, units)
+        how = Config(BM=BM, BN=BN, threads=threads, stages=stages, split=split)
+        if split == 1 and (tiles > units or BN > 128):
+            how = replace(how, panel=16, blocks=units)
+            if (N % 64 or K % 64) and M > BM and units % 2 == 0:
+                how = replace(how, cluster=2)  # rows that begin within a line of the L2 cache take twice its accesses: half are saved
+        found.append((time, how))
     return min(found, key=lambda f: f[0])[1]
 
 
-def times(tiles: int, steps: int, step: float, size: int, units: int) -> tuple[float, float]:
-    """Microseconds of ``tiles`` of ``size`` sums, of ``steps`` steps each: whole ones, and shared among all blocks (a tenth more than is
-    expected of it, for it must be worth it)."""
-    parts = max(2, ceil_div(units, tiles))
-    shared = tiles * steps * step / units + SHARING + parts * (PART + size * 4 / HANDED)
-    return ceil_div(tiles, units) * steps * step, 1.1 * shared if tiles % units else float("inf")
+def shares(M: int, N: int, K: int, tiles: int, BK: int, step: float, units: int) -> tuple[float, int]:
+    """Microseconds of a product in ``tiles``, and in how many shares of k they are that few."""
+
+    def time(split: int) -> float:
+        adding = ADDING + split * M * N * 8 / ADDED if split > 1 else 0.0
+        return max(ceil_div(tiles * split, units) * ceil_div(ceil_div(K, BK), split) * step, (M + N) * K * 2 / MEMORY) + adding
+
+    return min((time(split), split) for split in (1, 2, 4, 8))
 
 
 # ---- what people call

@@ -61,8 +61,9 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """How many bytes of shared memory a block may have; an H200's for devices that have none."""
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) if device.type == "cuda" else 227 << 10
+    """Bytes of shared memory that a block can have; an H200's for devices that have none, or of which torch does not say it."""
+    of = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return int(getattr(of, "shared_memory_per_block_optin", 232_448))
 
 
 def dtype_name(tensor: torch.Tensor) -> str:

@@ -118,7 +118,7 @@ def product(
     return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
 
 
-def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: bool, pdl: bool, dtype: str, zeros: bool) -> Any:
+def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool) -> Any:
     """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
 
     A block has ``BN`` columns of C. Each warp takes ``rows`` of them and every so many-th group of k, and works alone to the end: words go
@@ -128,16 +128,18 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
     tiles = BN // rows
     shares = warps // tiles
     own = ceil_div(K // GROUP, shares * ahead) * ahead  # groups of a warp
-    BM = M if M == 1 else 16
+    BM, width, whole = M if M == 1 else 16, GROUP // max(early, 1), early < 0
+    held = own * shares * GROUP if whole else GROUP  # of k in a tile of activations
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), threads=32 * warps, pdl=pdl) as bx:
-            a, sums = T.alloc_shared((warps, BM, GROUP), dtype), T.alloc_shared((shares, BN, BM), "float32")
+            a, sums = T.alloc_shared((1 if whole else warps, BM, held), dtype), T.alloc_shared((shares, BN, BM), "float32")
+            ready = T.alloc_signal((1,)) if whole else None
             with T.Scale("warp") as (warp, _):
                 first, share = bx * BN + warp % tiles * rows, warp // tiles
-                later = T.alloc_fragment((BM, GROUP), dtype)
+                later = T.alloc_fragment((BM, width), dtype)
                 words = [T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)]
                 scale = [T.alloc_fragment((rows,), dtype) for _ in range(ahead)]
                 zero = [T.alloc_fragment((rows,), "uint8") for _ in range(ahead)]
@@ -153,40 +155,53 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
                     if zeros is not None:
                         T.copy(zeros[group, first], zero[n])
 
-                def multiply(n):
+                def fetch(k, piece):
+                    T.copy(A[0, (k * shares + share) * GROUP + piece * width], later)
+
+                def multiply(k, n, more):
+                    """Group k + n; ``more``: there are others behind those whose words are under way."""
                     if zeros is not None:
                         for i in T.Parallel(rows):
                             offset[i] = T.cast(T.cast(zero[n][i], "int32") + base, dtype)
                     for c in range(GROUP // PART):
+                        at = c * PART + (((k + n) * shares + share) * GROUP if whole else 0)
                         for i, p in T.Parallel(rows, PART // 2):
                             pairs[c % 2][i, p] = (words[n][i, p % 4 * 4 + c] >> (p // 4 * 4)) & 0x000F000F | magic
-                        for i, k in T.Parallel(rows, PART):
-                            weights[c % 2][i, k] = weights[c % 2][i, k] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                        T.gemm(weights[c % 2], a[warp, :, c * PART : c * PART + PART], part, transpose_B=True, clear_accum=c == 0)
+                        for i, j in T.Parallel(rows, PART):
+                            weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                        T.gemm(weights[c % 2], a[0 if whole else warp, :, at : at + PART], part, transpose_B=True, clear_accum=c == 0)
+                        if early > 0 and (c + 1) * PART % width == 0:  # the next group's piece takes this one's place
+                            piece = c * PART // width
+                            if more or n + 1 < ahead:
+                                T.copy(later, a[warp, :, piece * width : piece * width + width])
+                            if more or n + 1 + (piece + 1) // early < ahead:
+                                fetch(k + n + 1 + (piece + 1) // early, (piece + 1) % early)
+                                T.barrier()  # ptxas would move the loads behind later products, which saves registers
                     for i, j in T.Parallel(rows, BM):
                         acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
-
-                def groups(k, more):
-                    """Those from k on whose words are under way; ``more``: there are others behind them."""
-                    for n in range(ahead):
-                        multiply(n)
-                        if more or n + 1 < ahead:
-                            T.copy(later if early else A[0, ((k + n + 1) * shares + share) * GROUP], a[warp, :, :])
-                        if early and (more or n + 2 < ahead):
-                            T.copy(A[0, ((k + n + 2) * shares + share) * GROUP], later)
-                        if more:
-                            load(n, k + n + ahead)
-                        T.barrier()  # ptxas would move the loads behind the next products, which saves registers
+                    if early == 0 and (more or n + 1 < ahead):
+                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[warp, :, :])
+                    if more:
+                        load(n, k + n + ahead)
+                        T.barrier()
 
                 T.clear(acc)
                 for n in range(ahead):
                     load(n, n)
-                T.copy(A[0, share * GROUP], a[warp, :, :])
-                if early:
-                    T.copy(A[0, (shares + share) * GROUP], later)
+                if whole:
+                    chunk = held // warps
+                    T.copy(A[0, warp * chunk], a[0, :, warp * chunk : warp * chunk + chunk])
+                    T.signal(ready[0])
+                    T.wait(ready[0], warps)
+                else:
+                    T.copy(A[0, share * GROUP], a[warp, :, :])
+                if early > 0:
+                    fetch(1, 0)
                 for step in T.serial(own // ahead - 1):
-                    groups(step * ahead, True)
-                groups(own - ahead, False)
+                    for n in range(ahead):
+                        multiply(step * ahead, n, True)
+                for n in range(ahead):
+                    multiply(own - ahead, n, False)
                 for i, j in T.Parallel(rows, BM):
                     sums[share, warp % tiles * rows + i, j] = acc[i, j]
             for i, j in T.Parallel(BN, BM):
@@ -223,7 +238,8 @@ class Config:
     """How the work is cut. BN: columns of the result in a tile.
 
     With ``warps``, for at most 16 rows, `streamed`: so many in a block, each with ``rows`` columns, ``ahead`` groups of which it has under
-    way, at least two; ``early``: activations of the next group are under way too; ``pdl``: begins while the launch in front ends.
+    way, at least two; activations come in ``early`` pieces of a group, each while the one before is multiplied (0: when they are
+    needed, -1: all before the first product); ``pdl``: begins while the launch in front ends.
     Else `product`: ``BM`` rows of a in a tile, ``groups`` in a stage (from two on the weights of one are computed under the product of the
     other), stages of the rings, threads of a block, shares of k, blocks of a cluster.
     """
@@ -251,10 +267,10 @@ PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster", "pdl
 def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
     """The configuration for a class of shapes."""
     if M <= 16:
-        rows, most = (16, 32) if M == 1 else (32, 16)
-        BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), rows)
+        BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), 16 if M == 1 else 32)
+        rows, most, early = (16, 32, -1 if K <= 1 << 15 else 1) if M == 1 else (BN, 512 // BN, 2)
         shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
-        return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=int(M == 1))
+        return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=early)
     if M <= 64:
         return Config(BM=32 if M <= 32 else 64, split=2 if K >= 4096 else 1)
     return Config(BM=128, threads=256, groups=4 if K % 512 == 0 else 2, stages=1 if K % 512 == 0 else 2)
@@ -363,8 +379,8 @@ def _cases() -> tuple[Case, ...]:
         {"M": 1, "N": 72, "K": 256},
         {"M": 13, "N": 64, "K": 384, "dtype": "float16", "zeros": True},
         {"M": 5, "N": 40, "K": 128, "zeros": True},
-        {"M": 11, "N": 76, "K": 1152, "warps": 4, "rows": 32, "ahead": 2, "zeros": True, "dtype": "float16"},
-        {"M": 1, "N": 72, "K": 896, "warps": 8, "ahead": 2, "zeros": True},
+        {"M": 11, "N": 76, "K": 1152, "warps": 4, "rows": 32, "early": 2, "zeros": True, "dtype": "float16"},
+        {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},

@@ -187,6 +187,54 @@ def late(A: T.Tensor((8, 32), "int32"), C: T.Tensor((8, 32), "int32")):
 
 
 @T.prim_func
+def around(A: T.Tensor((4, 8, 64), "float32"), C: T.Tensor((4, 8, 64), "float32")):
+    """Tiles go round, one block further in each round; the next one is made of what came."""
+    with T.Kernel(4, cta_cluster=4, threads=64) as b:
+        own, came = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32")
+        T.copy(A[b, 0:8, 0:64], own)
+        with T.Scale("cta_cluster") as (c, n):
+            for k in T.serial(3):
+                T.copy(own, came, dst=(c + 1) % n)
+                T.barrier()
+                for i, j in T.Parallel(8, 64):
+                    own[i, j] = came[i, j] + k
+                T.barrier()
+        T.copy(own, C[b, 0:8, 0:64])
+
+
+@T.prim_func
+def exchange(A: T.Tensor((4, 4, 2, 256), "float16"), C: T.Tensor((4, 4, 2, 256), "float16")):
+    """Each block sends a part to each, whose place is the sender's; and what nobody waits for but the kernel's end."""
+    with T.Kernel(4, cta_cluster=4, threads=64) as b:
+        own, came = T.alloc_shared((4, 2, 256), "float16"), T.alloc_shared((4, 2, 256), "float16")
+        last = T.alloc_shared((8, 256), "float16")
+        for p in T.serial(4):
+            T.copy(A[b, p, 0:2, 0:256], own[p, 0:2, 0:256])
+        with T.Scale("cta_cluster") as (c, n):
+            T.barrier()
+            for k in T.serial(n):
+                T.copy(own[k, 0:2, 0:256], came[c, 0:2, 0:256], dst=k)
+            T.barrier()
+            for p in T.serial(4):
+                T.copy(came[p, 0:2, 0:256], C[b, p, 0:2, 0:256])
+            T.copy(own[0, 0:2, 0:256], last[2 * c : 2 * c + 2, 0:256], dst=(c + 1) % n)
+
+
+@T.prim_func
+def gathered(A: T.Tensor((4, 8, 32), "float32"), C: T.Tensor((4, 32, 32), "float32"), D: T.Tensor((4, 8, 32), "float32")):
+    with T.Kernel(4, cta_cluster=(2, 1), threads=32) as b:
+        own, all_ = T.alloc_shared((8, 32), "float32"), T.alloc_shared((2, 8, 32), "float32")
+        one = T.alloc_shared((8, 32), "float32")
+        T.copy(A[b, 0:8, 0:32], own)
+        with T.Scale("cta_cluster"):
+            T.all_gather(own, all_)
+            for p in T.serial(2):
+                T.copy(all_[p, 0:8, 0:32], C[b, p * 8 : p * 8 + 8, 0:32])
+            T.broadcast(own, one, 1)
+            T.copy(one, D[b, 0:8, 0:32])
+
+
+@T.prim_func
 def reached(C: T.Tensor((4, 512), "float32"), D: T.Tensor((4, 512), "float32")):
     """What a block does behind its last use of a tile does not touch what others still read."""
     with T.Kernel(4, cta_cluster=2, threads=64) as b:
@@ -203,7 +251,12 @@ def reached(C: T.Tensor((4, 512), "float32"), D: T.Tensor((4, 512), "float32")):
             D[b, i] = own_later[511 - i]
 
 
+#: programs whose copies engines make, with how many of them
+PUTS = {"around": 1, "exchange": 2, "gathered": 2}
 PROGRAMS: dict[str, Any] = {
+    "around": (around, {"A": data((4, 8, 64), "float32", 1), "C": empty((4, 8, 64), "float32")}),
+    "exchange": (exchange, {"A": data((4, 4, 2, 256), "float16", 1), "C": empty((4, 4, 2, 256), "float16")}),
+    "gathered": (gathered, {"A": data((4, 8, 32), "float32", 1), "C": empty((4, 32, 32), "float32"), "D": empty((4, 8, 32), "float32")}),
     "reached": (reached, {"C": empty((4, 512), "float32"), "D": empty((4, 512), "float32")}),
     "neighbours": (neighbours, {"C": empty((8, 16), "float32"), "D": empty((8, 2), "int32"), "E": empty((8, 16), "float32")}),
     "signals": (signals, {"C": empty((4, 4, 2), "int32")}),
@@ -218,6 +271,12 @@ def test_blocks_and_executors_reach_each_other(name: str):
     kernel, args = PROGRAMS[name]
     for seed in range(4):
         agree(kernel, args, exact=True, seed=seed)
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_engines_copy_between_blocks(name: str):
+    made, program = lowered(PROGRAMS[name][0])
+    assert not program.notes and print_kernel(made).text.count("ts::copy_to_block(") == PUTS[name]
 
 
 def _without(what: str, number: int | None = None) -> Any:
@@ -256,6 +315,13 @@ FAULTS: dict[str, Any] = {
     "no wait for the puts": ("neighbours", "ts::shared_wait", None),
     "no meeting behind the wait": ("neighbours", "__syncthreads", 2),
     "no signal": ("signals", "ts::shared_signal_add", None),
+    "no proxy fence in front of an engine's copy": ("exchange", "ts::fence_proxy_async", None),
+    "no meeting in front of an engine's copy": ("around", "__syncthreads", None),
+    "no announcement": ("around", "ts::mbarrier_expect_there", 1),
+    "no wait for what was announced": ("around", "ts::mbarrier_wait_cluster", None),
+    "no meeting in front of that wait": ("around", "ts::cluster_sync", 2),
+    "no meeting behind it": ("around", "ts::cluster_sync", 3),
+    "the end does not wait for copies": ("exchange", "ts::mbarrier_wait_cluster", 3),
     "a stage is reused too soon": ("warps", "ts::shared_wait", 2),
     "a stage is read too soon": ("warps", "ts::shared_wait", 1),
     "the counters' zeroes are not awaited": ("warps", "__syncthreads", 1),
@@ -290,3 +356,69 @@ def test_older_architectures_have_no_clusters():
     agree(product(lambda b, r, n, k: (r, b // 2, k), (4,)), args, arch="sm_80")  # it only asks who it is
     with pytest.raises(TileSyntaxError, match="clusters need sm_90"):
         agree(neighbours, PROGRAMS["neighbours"][1], arch="sm_80")
+
+
+def put(body: Any) -> Any:
+    """A kernel in which ``body(own, came, other, rank, count, b)`` sends tiles."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 8, 64), "float32"), C: T.Tensor((2, 8, 64), "float32")):
+        with T.Kernel(2, cta_cluster=2, threads=64) as b:
+            own, came, other = T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32"), T.alloc_shared((8, 64), "float32")
+            seen = T.alloc_signal((1,))
+            T.copy(A[b, 0:8, 0:64], own)
+            T.clear(came)
+            with T.Scale("cta_cluster") as (c, n):
+                T.barrier()
+                body(own, came, other, seen, c, n)
+                T.barrier()
+            T.copy(came, C[b, 0:8, 0:64])
+
+    return kernel
+
+
+@T.macro
+def overwritten(own, came, other, seen, c, n):
+    T.copy(own, came, dst=(c + 1) % n)
+    T.fill(own, 1)
+
+
+@T.macro
+def read_at_once(own, came, other, seen, c, n):
+    T.copy(own, came, dst=c)
+    T.copy(came, other)
+
+
+@T.macro
+def sent_twice(own, came, other, seen, c, n):
+    T.copy(own, other)
+    for _ in T.serial(2):
+        T.copy(own, came, dst=(c + 1) % n)
+
+
+@T.macro
+def signalled(own, came, other, seen, c, n):
+    T.copy(own, came, dst=(c + 1) % n, signal=seen[0])
+    T.wait(seen[0], 1)
+
+
+@T.macro
+def short(own, came, other, seen, c, n):
+    for k in T.serial(8):
+        T.copy(own[k, 0:64], came[k, 0:64], dst=(c + 1) % n)
+
+
+@T.macro
+def aside(own, came, other, seen, c, n):
+    T.copy(own[0:8, 0:60], came[0:8, 2:62], dst=(c + 1) % n)
+
+
+@pytest.mark.parametrize("body, why", [(overwritten, "own is touched"), (read_at_once, "came is touched"), (sent_twice, "came is written again"),
+                                       (signalled, "T.signal may tell"), (short, ""), (aside, "")], ids=lambda x: getattr(x, "__name__", ""))  # fmt: skip
+def test_where_threads_copy(body: Any, why: str):
+    """Where an engine would lose the sender's order, or tell nobody; small copies, and places that are no multiples of 16 bytes."""
+    kernel = put(body)
+    made, program = lowered(kernel)
+    assert "ts::copy_to_block" not in print_kernel(made).text
+    assert [why in note for note in program.notes] == ([True] if why else [])
+    agree(kernel, {"A": data((2, 8, 64), "float32", 1), "C": empty((2, 8, 64), "float32")}, exact=True)

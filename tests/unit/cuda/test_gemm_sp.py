@@ -11,13 +11,14 @@ import tilescale
 import tilescale.language as T
 from tests.gpu.gemms import sparse_gemm, sparse_operand
 from tests.kernels import refused
+from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileTypeError, TileValueError
 
 #: (M, N, K), options
@@ -31,13 +32,28 @@ CASES: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
     ((16, 24, 64), {"dtype": "float32", "out": "float32", "BM": 16, "BN": 32}),
 ]
 
+#: (M, N, K), options: by wgmma.sp, whatever E's dtype
+HOPPER: list[tuple[tuple[int, int, int], dict[str, Any]]] = [
+    ((128, 128, 256), {"BM": 128, "BN": 128, "BK": 128, "threads": 256}),
+    ((72, 72, 384), {"BK": 128, "threads": 128, "dtype": "bfloat16", "places": "uint8", "trans_b": True, "out": "bfloat16", "sums": "float32"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "places": "int32", "trans_a": True, "stages": 2}),
+    ((64, 64, 512), {"BK": 256, "threads": 128, "places": "uint16", "stages": 2}),
+    ((256, 64, 512), {"BM": 256, "BK": 128, "threads": 256, "places": "uint8"}),
+    ((128, 64, 256), {"BM": 128, "BK": 128, "threads": 128, "dtype": "float8_e4m3fn", "trans_b": True, "places": "int32"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "float8_e5m2", "right": "float8_e4m3fn", "trans_b": True, "places": "uint8"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "int8", "trans_b": True, "places": "int16", "out": "int32"}),
+    ((64, 64, 256), {"BK": 128, "threads": 128, "dtype": "uint8", "right": "int8", "trans_b": True, "places": "uint32", "out": "int32"}),
+    ((128, 64, 256), {"BK": 128, "threads": 128, "trans_b": True, "cluster": (1, 2)}),
+    ((200, 128, 256), {"BK": 128, "threads": 128, "trans_b": True, "blocks": 2, "cluster": 2, "panel": 2}),
+]
+
 
 def arguments(shape: tuple[int, int, int], options: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     """The kernel's, and A as a whole."""
     M, N, K = shape
     dtype = options.get("dtype", "float16")
     whole, kept, places = sparse_operand(M, K, dtype, options.get("places", "int16"))
-    b = data((N, K) if options.get("trans_b") else (K, N), dtype, 2)
+    b = data((N, K) if options.get("trans_b") else (K, N), options.get("right", dtype), 2)
     kept = np.ascontiguousarray(kept.T) if options.get("trans_a") else kept
     return {"A": kept, "E": places, "B": b, "C": empty((M, N), options.get("out", "float32"))}, whole
 
@@ -52,6 +68,24 @@ def test_meaning(shape: tuple[int, int, int], options: dict[str, Any]):
     np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3, atol=2e-2)
     for arch in ("sm_80", "sm_90a"):
         agree(kernel, args, arch=arch)
+
+
+@pytest.mark.parametrize("shape, options", HOPPER, ids=str)
+def test_on_hopper(shape: tuple[int, int, int], options: dict[str, Any]):
+    """On emulated threads, which have the places of each instruction as PTX defines them, and the schedule on the simulator."""
+    args, whole = arguments(shape, options)
+    kernel = sparse_gemm(*shape, **options)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    assert not program.notes or program.notes[0].startswith(f"{program.name} has ")
+    assert "ts::wgmma_sp_m64" in text and "E_map" in text
+    b = numerics.decode(args["B"], str(args["B"].dtype)).astype(np.float64)
+    want = numerics.decode(whole, str(whole.dtype)).astype(np.float64) @ (b.T if options.get("trans_b") else b)
+    for seed in range(2):
+        got = agree(kernel, args, seed=seed)["C"]
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=2e-3 if options.get("out") != "bfloat16" else 1e-2, atol=2e-2)
+    found = check(kernel, 1, args, arch="sm_90a")
+    assert not found.findings, found
 
 
 @pytest.mark.parametrize("case", [0, 2, 4], ids=str)
@@ -72,6 +106,30 @@ def test_the_tensor_cores_do_it():
         if toolchain.find_nvcc() is not None:
             made = toolchain.compile_cubin(printed, arch)
             assert made.resources.spill_stores == 0 and "HMMA.SP.16832.F32" in toolchain.sass(made.code)
+
+
+@pytest.mark.skipif(toolchain.find_nvcc() is None or sass.find_nvdisasm() is None, reason="needs nvcc and nvdisasm")
+@pytest.mark.parametrize("options", [{"BN": 256, "stages": 2}, {"BN": 128, "dtype": "int8", "out": "int32"},
+                                     {"BM": 256, "BN": 128, "cluster": (1, 2), "panel": 8}, {"BN": 64, "threads": 128}], ids=str)  # fmt: skip
+def test_products_stay_in_flight(options: dict[str, Any]):
+    """Nothing awaits each product, and no register of places is written while a product may read it."""
+    kernel = sparse_gemm(1024, 1024, 1024, **{"BM": 128, "BK": 128, "threads": 256, "trans_b": True, **options})
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    made = toolchain.compile_cubin(print_kernel(Lowering(program, "sm_90a").run()), "sm_90a")
+    text = sass.disassembled(made.code)
+    assert not made.serialised and made.resources.spill_stores == 0 and "GMMA.SP.64x" in text
+    assert sass.faults(text) == []
+
+
+@pytest.mark.parametrize("options, why", [
+    ({"BK": 64}, "a tile of 64 × 4 has no swizzle"), ({"dtype": "float32"}, "T.gemm_sp of float32"),
+    ({"dtype": "int8", "out": "int32"}, "B as (N, K) alone"), ({"out": "float16"}, "into float16"), ({"BM": 32}, "on 128 threads"),
+], ids=str)  # fmt: skip
+def test_what_keeps_to_one_role_is_said(options: dict[str, Any], why: str):
+    options = {"BK": 128, "threads": 128, **options}
+    kernel = sparse_gemm(64, 64, 256, **options)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert any("without TMA and wgmma" in note and why in note for note in program.notes), program.notes
 
 
 def test_what_is_refused():

@@ -280,3 +280,29 @@ def test_what_tma_cannot_do_is_said():
     program = pipeline.run(gemm(128, 128, 128, dtype="float32").trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
     assert any("T.gemm of float32" in note for note in program.notes)
     assert pipeline.run(gemm(128, 128, 128).trace(), passes=pipeline.gpu_passes("sm_80"))[0].notes == []
+
+
+@pytest.mark.parametrize("dtype, sums", [("float8_e4m3fn", "float32"), ("int8", "int32"), ("bfloat16", "float32")])
+def test_a_left_operand_that_is_read_once_for_two_products(dtype: str, sums: str):
+    """A stage's rows go to registers, from which products of both halves of the columns take them."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((130, 208), dtype), B: T.Tensor((136, 208), dtype), C: T.Tensor((130, 136), sums)):
+        with T.Kernel(T.ceildiv(136, 64), T.ceildiv(130, 64), threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 64), dtype), T.alloc_shared((64, 64), dtype)
+            rows, acc = T.alloc_fragment((64, 64), dtype), [T.alloc_fragment((64, 32), sums) for _ in range(2)]
+            for h in range(2):
+                T.clear(acc[h])
+            for k in T.Pipelined(T.ceildiv(208, 64), num_stages=2):
+                T.copy(A[by * 64, k * 64], a)
+                T.copy(B[bx * 64, k * 64], b)
+                T.copy(a, rows)
+                for h in range(2):
+                    T.gemm(rows, b[h * 32 : (h + 1) * 32, 0:64], acc[h], transpose_B=True)
+            for h in range(2):
+                T.copy(acc[h], C[by * 64, bx * 64 + h * 32])
+
+    made, program = lowered(kernel)
+    assert program.notes == [] and "_r0(" in print_kernel(made).text
+    for seed in (0, 1):
+        agree(kernel, {"A": data((130, 208), dtype, 1), "B": data((136, 208), dtype, 2), "C": empty((130, 136), sums)}, seed=seed)

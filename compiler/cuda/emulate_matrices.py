@@ -1,0 +1,115 @@
+"""A warp's matrices on emulated threads: ldmatrix, stmatrix, products by mma.sync, arithmetic of two 16-bit floats at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.cuda import engines
+from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, encoded, load, store
+from tilescale.compiler.cuda.emulated_threads import whole_warps
+from tilescale.compiler.cuda.engines import WARP, EmulationError
+from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
+from tilescale.compiler.ops.gemm_sp import expanded
+from tilescale.compiler.sim import numerics
+
+
+def _packed(name: str, dtype: str) -> Callable[..., None]:
+    compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[name]
+
+    def run(b: Block, m: Any, to: Pointer, *operands: Pointer) -> None:
+        x, y = (decoded(load(b, m, p.memory, p.index, 2), dtype).astype(np.float32) for p in operands)
+        store(b, m, to.memory, to.index, encoded(compute(x, y), dtype), 2)
+
+    return run
+
+
+def _ldmatrix(trans: bool) -> Callable[..., None]:
+    def run(b: Block, m: Any, to: Pointer, row: Pointer) -> None:
+        whole_warps(b, m, "ldmatrix")
+        if ((row.index * row.memory.size + row.memory.offset) % 16)[m].any():
+            raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
+        each = 4 // row.memory.size
+        rows = load(b, m, row.memory, row.index, 4 * each)
+        lanes = np.arange(b.threads)
+        for j in range(4):
+            for h in range(each):
+                line, col = (each * (lanes % 4) + h, lanes % WARP // 4) if trans else (lanes % WARP // 4, each * (lanes % 4) + h)
+                to.memory.data[lanes[m], to.index[m] + each * j + h] = rows[lanes // WARP * WARP + 8 * j + line, col][m]
+
+    return run
+
+
+def _stmatrix(count: int, trans: bool) -> Callable[..., None]:
+    """The lane that names a row writes it."""
+
+    def run(b: Block, m: Any, row: Pointer, held: Pointer) -> None:
+        whole_warps(b, m, "stmatrix")
+        lanes = np.arange(b.threads)
+        there = m & (lanes % WARP < 8 * count)
+        if ((row.index * row.memory.size + row.memory.offset) % 16)[there].any():
+            raise EmulationError("stmatrix to an address that is no multiple of 16 bytes")
+        matrix, line, first = lanes % WARP // 8 % count, lanes % 8, lanes // WARP * WARP
+        rows = np.zeros((b.threads, 8), row.memory.data.dtype)
+        for col in range(8):
+            r, c = (np.full_like(lanes, col), line) if trans else (line, np.full_like(lanes, col))
+            holder = first + 4 * r + c // 2
+            rows[there, col] = held.memory.data[holder, held.index[holder] + 2 * matrix + c % 2].view(rows.dtype)[there]
+        store(b, there, row.memory, row.index, rows, 8)
+
+    return run
+
+
+def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
+    a_map, b_map, c_map = mma_a(bits), mma_b(bits), mma_accumulator()
+    wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
+
+    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
+        for w in whole_warps(b, m, "mma"):
+            get = lambda f, p, w=w: p.memory.data[  # noqa: E731
+                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
+            ]
+            x, y = (engines.factors(get(f, p), dt).astype(wide) for f, p, dt in ((a_map, pa, a_dtype), (b_map, pb, b_dtype)))
+            made = get(c_map, d).astype(wide) + x @ y
+            at = np.indices(c_map.shape)
+            d.memory.data[w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)] = made.astype(d.memory.data.dtype)
+
+    return run
+
+
+def _mma_sp(dtype: str) -> Callable[..., None]:
+    """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
+    a_map, b_map, c_map = mma_a(16), mma_b(16), mma_accumulator()
+
+    def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
+        words = np.broadcast_to(where, m.shape).astype(np.uint32)
+        for w in whole_warps(b, m, "mma.sp"):
+            get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
+                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
+            ], dtype).astype(np.float64)  # fmt: skip
+            quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
+            rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
+            x = expanded(get(a_map, pa), rows)
+            at = np.indices(c_map.shape)
+            there = w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)
+            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_map, pb), get(b_map, next_)])
+            d.memory.data[there] = made.astype(d.memory.data.dtype)
+
+    return run
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f"ts::{n}2_{k}": _packed(n, d) for n in ("add", "sub", "mul") for k, d in (("f16", "float16"), ("bf16", "bfloat16"))},
+    "ts::ldmatrix_x4": _ldmatrix(False),
+    "ts::ldmatrix_x4_trans": _ldmatrix(True),
+    **{f"ts::stmatrix{'_trans' if trans else ''}_x{n}": _stmatrix(n, trans) for n in (1, 2, 4) for trans in (False, True)},
+    "ts::mma_m16n8k16_f16": _mma("float16", "float16", 16),
+    "ts::mma_m16n8k16_bf16": _mma("bfloat16", "bfloat16", 16),
+    "ts::mma_sp_m16n8k32_f16": _mma_sp("float16"),
+    "ts::mma_sp_m16n8k32_bf16": _mma_sp("bfloat16"),
+    "ts::mma_m16n8k8_tf32": _mma("float32", "float32", 32),
+    **{f"ts::mma_m16n8k32_{x if x == y else f'{x}_{y}'}": _mma(engines.DTYPES[x], engines.DTYPES[y], 8)
+       for kinds in (("s8", "u8"), ("e4m3", "e5m2")) for x in kinds for y in kinds},
+}

@@ -1,0 +1,156 @@
+"""Products of a warpgroup whose left operand keeps two of each four neighbours along k: wgmma.mma_async.sp (PTX ISA 9.0, "Sparse
+wgmma.mma_async", "Sparse matrix storage").
+
+What A keeps lies in shared memory like a dense operand half as deep, B like any other; one instruction takes 32 bytes of A's rows and 64 of
+B's. Where A's numbers belong is a register of each thread, in the rows that its warp has of the accumulator (g = lane / 4, t = lane % 4):
+
+- 16-bit operands, 32 steps of k: of rows g (lower half) and g + 8 (upper half) the 16 places of k from 16 · (t % 2) on. The *selector* says
+  which two threads of each four are asked: 0 the first, 1 the last. So one register serves two instructions, t counting in both.
+- 8-bit operands, 64 steps of k: of row g + 8 · (t % 2) the 32 places of k from 32 · (t / 2) on; all four are asked.
+
+T.gemm_sp's E has four bits for each four places in the order of k, whatever the dtype of its words, so a thread reads its 16 or 32 bits as
+they lie.
+
+The registers of places are read until the product is complete, like those of a left operand, and ptxas (13.0) does not know it: in a loop
+that it did not unroll it wrote the next round's places over them, and results were wrong (in the SASS: PRMT into a product's register in
+front of WARPGROUP.DEPBAR). So in a loop whose products are awaited a round late, those of the round before are awaited in front of the
+reads (`gpu_schedule._late_round`), across which ptxas does not move the wait, and every wait for products is followed by an instruction
+that has the registers as operands (``ts::wgmma_read``), so that nothing else is put there. tests/unit/cuda/sass.py finds what does not
+keep to that.
+
+float32 has no such product: of tf32 the instruction keeps one number in each two, which is another pattern than two in each four.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda import gemm
+from tilescale.compiler.cuda.dtypes import depth, kind_of
+from tilescale.compiler.cuda.kernel import placed
+from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.cuda.rings import at
+from tilescale.compiler.cuda.wgmma import ROWS, WARPGROUP, _leading, _moved, _plain, awaited, linear, parts
+from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.nests import matrix_axes
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.ops.gemm_sp import COVERED, dense_shape
+from tilescale.compiler.tvm_compat import tirx
+
+WARP = 32
+#: steps of k that one register says the places of
+HELD = 64
+
+
+def unfit(call: Any) -> str | None:
+    """Why a product whose dtypes wgmma.sp has is none of its; None where it is one."""
+    a, b, _, _, e = call.args
+    if any(in_registers(r.source) for r in (a, b, e)):
+        return "T.gemm_sp of operands in registers"
+    last = matrix_axes(e)[1]
+    if constant(e.region[last].min) != 0 or constant(e.region[last].extent) != int(e.source.ty.shape[last]):
+        return f"T.gemm_sp with a part of {e.source.name}'s columns"
+    k = dense_shape(call)[1]
+    if k % HELD:
+        return f"T.gemm_sp of {k} steps along k, of which wgmma.sp's places come in {HELD}"
+    layout = gemm.swizzled(b, bool(call.attrs["trans_b"]))
+    if call.attrs["trans_b"] and (layout is None or layout.swizzle < 64):
+        return f"T.gemm_sp of {b.source.name}, whose rows are shorter than the 64 bytes of one product"
+    return None
+
+
+def fragments(call: Any, threads: int) -> list[tuple[Any, int, int]]:
+    """Every way to cut an accumulator among the warpgroups, each of which has rows of its own."""
+    m = dense_shape(call)[0]
+    return [f for f in gemm.wgmma_fragments(call, threads) if f[0].shape[0] == m and not f[0].turn]
+
+
+def emit(cx: Any, call: Any) -> Any:
+    """C += A · op(B): this warpgroup's part, in steps of k; then the wait that the call asks for."""
+    k, n = dense_shape(call)[1], int(call.args[2].region[matrix_axes(call.args[2])[1]].extent)
+    a = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"]))
+    b = gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+    held = cx.places[call.args[2].source]
+    down, across = parts(held.layout)
+    own_m, own_n = held.layout.shape[0] // down, n // across
+    blocks, zero = own_m // ROWS, tirx.IntImm("int32", 0)
+    group = tirx.Var("warpgroup", "int32")
+    binds: list[Any] = []
+    row, col = zero, zero
+    if down * across > 1:
+        if cx.role == "consumer" and cx.executor.name == "block":
+            group = cx.warpgroup()
+        else:
+            binds.append(tirx.Bind(group, cx.thread() // WARPGROUP))
+            cx.bind_range(group, down * across)
+        row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
+    descriptors = []
+    for name, o, first in (("a", a, row), ("b", b, col)):
+        var = tirx.Var(f"{name}_desc", "uint64")
+        start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
+        binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
+        descriptors.append(var)
+    bits = b.place.layout.bits
+    each, words = 2 * depth(bits), k // HELD
+    where = tirx.decl_buffer((blocks * words,), "uint32", "places", scope="local", layout=None)
+    cx.asked.append(where)
+    steps = []
+    for step in range(k // each):
+        word, selector = step * each // HELD, step * each % HELD // each
+        function = f"ts::wgmma_sp_m64n{own_n}k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}_s{selector}"
+        for block in range(blocks):
+            left, right = _moved(cx, descriptors[0], a, block * ROWS, step * each // 2), _moved(cx, descriptors[1], b, 0, step * each)
+            into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
+            keep = tirx.IntImm("int32", 0 if constant(call.args[3]) and step == 0 else 1)
+            places = at(where, tirx.IntImm("int32", block * words + word))
+            steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
+    issued = [*_places(cx, call, where, row, blocks, words), _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
+    pending = int(call.attrs["wgmma"])
+    body = [*binds, *issued]
+    if pending > 0:
+        body.append(_plain(f"wgmma_wait<{pending}>", call.span))
+    elif pending == 0:
+        body.append(awaited(cx, [call.args[2]], 0, call.span))
+    return sequence(body)
+
+
+def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:
+    """A thread's registers of places: for each 64 rows of its warpgroup, and each 64 steps of k. They live through the kernel."""
+    e = call.args[4]
+    place, axes = cx.places[e.source], matrix_axes(e)
+    mins, each = [cx.scalar(r.min) for r in e.region], COVERED[element_dtype(e.source)]
+    wide = 16 if bits_of(call.args[0].source) == 16 else 32  # bits that are read at once
+    dtype = f"uint{wide}"
+    size = place.layout.bytes * 8 // wide
+    view, declared = placed(cx.arena, f"{place.name}_bits", dtype, size, cx.program.arena[e.source][0], call.span)
+    cx.head.append(declared)
+    thread, lane = cx.thread() % WARPGROUP, cx.thread() % WARP
+    block, word = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+    cx.bind_range(block, blocks)
+    cx.bind_range(word, words)
+    first = tirx.Var("row", "int32")
+    begin = row + thread // WARP * 16 + lane // 4 + (lane % 2 * 8 if wide == 32 else tirx.IntImm("int32", 0))
+    cx.bound(first, begin)
+
+    def read(more: int) -> Any:
+        """The bits of a row, from place ``wide · part`` of k on."""
+        part = word * (HELD // wide) + (lane % 4 if wide == 16 else lane % 4 // 2)
+        index = list(mins)
+        index[axes[0]] = index[axes[0]] + first + block * ROWS + more
+        index[axes[1]] = index[axes[1]] + part * wide // each
+        made = place.flat([cx.analyzer.simplify(x) for x in index])
+        made = made * (each // wide) if each >= wide else made // (wide // each)
+        if each > wide:  # one number has several parts
+            made = made + part % (each // wide)
+        return tirx.Cast("uint32", tirx.BufferLoad(view, [cx.analyzer.simplify(made)]))
+
+    value = read(0)
+    if wide == 16:
+        value = tirx.bitwise_or(value, tirx.shift_left(read(8), tirx.const(16, "uint32")))
+    store = tirx.BufferStore(into, value, [block * words + word], call.span)
+    loads = [tirx.Bind(first, begin), gemm.unrolled(block, blocks, gemm.unrolled(word, words, store))]
+    u = tirx.Var("u", "int32")
+    cx.head += [tirx.AllocBuffer(into, {}, call.span),
+                gemm.unrolled(u, blocks * words, tirx.BufferStore(into, tirx.const(0, "uint32"), [u]))]  # fmt: skip
+    return loads

@@ -1,0 +1,72 @@
+"""Which results leave by TMA: on emulated threads against the simulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.passes import pipeline
+
+
+def product(result: Any) -> Any:
+    """A GEMM whose ``result(acc, C, bx, by)`` writes its tile."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 128), "float16"), C: T.Tensor((128, 128), "float16")):
+        with T.Kernel(2, 2, threads=128) as (bx, by):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[by * 64, k * 32], a)
+                T.copy(B[k * 32, bx * 64], b)
+                T.gemm(a, b, acc)
+            result(acc, C, bx, by)
+
+    return kernel
+
+
+@T.macro
+def bound(acc, C, bx, by):
+    col = bx * 64
+    twice = col * 2
+    T.copy(acc, C[by * 64, twice - col])
+
+
+@T.macro
+def branches(acc, C, bx, by):
+    if bx > by:
+        for i, j in T.Parallel(64, 64):
+            acc[i, j] = acc[i, j] * 2
+        T.copy(acc, C[by * 64, bx * 64])
+    else:
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@T.macro
+def twice(acc, C, bx, by):
+    T.copy(acc, C[by * 64, bx * 64])
+    if bx > by:
+        T.copy(acc, C[by * 64, bx * 64])
+
+
+@T.macro
+def aside(acc, C, bx, by):
+    T.copy(acc, C[by * 64, bx * 64 - 60])
+
+
+@pytest.mark.parametrize("result, stores", [(bound, 1), (branches, 2), (twice, 2), (aside, 0)], ids=lambda x: getattr(x, "__name__", ""))
+def test_who_stores(result: Any, stores: int):
+    """A name that stands for a column; a tensor that two branches write, or two statements one behind the other; not a place that is no
+    multiple of 16 bytes."""
+    kernel = product(result)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert print_kernel(Lowering(program, "sm_90a").run()).text.count("ts::tma_store(") == stores
+    args = {"A": data((128, 64), "float16", 1), "B": data((64, 128), "float16", 2), "C": empty((128, 128), "float16")}
+    for seed in (0, 1):
+        agree(kernel, args, seed=seed)
