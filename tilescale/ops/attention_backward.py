@@ -284,10 +284,8 @@ def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 1
 
 def key_tiles(dim: int, added: bool) -> dict[str, int]:
     """What `key_gradients` takes, as registers and shared memory have room."""
-    if dim <= 64:
-        return {"BM": 64, "BN": 128, "stages": 3 if added else 2, "ahead": 2}
     if dim <= 128:
-        return {"BM": 64, "BN": 128, "stages": 2, "ahead": 0 if added else 1}
+        return {"BM": 64, "BN": 128, "stages": 3 if added else 2, "ahead": 2 if dim <= 64 else 0 if added else 1}
     return {"BM": 64, "BN": 64, "stages": 2, "ahead": 2}
 
 
