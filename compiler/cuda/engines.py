@@ -687,7 +687,6 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::mbarrier_init": barrier_init, "ts::mbarrier_expect": barrier_expect, "ts::mbarrier_wait": barrier_wait,
         "ts::mbarrier_arrive": barrier_arrive, "ts::mbarrier_expect_tx": barrier_expect_tx,
         "ts::mbarrier_arrive_warp": barrier_arrive_warp, "ts::fence_mbarrier_init": fence_init, "ts::tma_load": tma_load,
-        "ts::tma_prefetch": lambda b, m, *_: None,
         "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
         "ts::fence_proxy_async_global": lambda b, m: None,  # stores land when they are awaited, which comes before threads' writes
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,

@@ -18,7 +18,6 @@ from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
 from tilescale.compiler.cuda.nests import NestLowering
 from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
-from tilescale.compiler.cuda.prefetch import asked_ahead
 from tilescale.compiler.cuda.ranks import Ranks
 from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
 from tilescale.compiler.cuda.scalars import Scalars
@@ -37,7 +36,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
-from tilescale.compiler.passes.gpu_schedule import ASKING, REGISTERS
+from tilescale.compiler.passes.gpu_schedule import REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
@@ -389,12 +388,10 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         if self.dependent:  # setting up is what may go on before the launch in front has ended
             self.head += [*head, *_awaits_launches()]
             head = []
-        moved, asking = REGISTERS[self.threads], asked_ahead(producer.body, plan.rings)
-        if moved is not None and not asking.same_as(producer.body):
-            moved = ASKING.get(self.threads, moved)
+        moved = REGISTERS[self.threads]
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
-        fills = sequence([self.stmt(asking), *ended(self, producer.body)])
+        fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
         fill: Any = tirx.IfThenElse(tirx.EQ(self.tid, self.threads), fills, None)
         self.role = "consumer"
         rest: Any = self.apart(consumer.body) if apart else self.stmt(consumer.body)

@@ -37,8 +37,6 @@ def load(cx: Any, call: Any) -> Any:
     """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's share, into all of them."""
     src, dst = call.args[:2]
     shared = str(call.attrs.get("multicast", ""))
-    if "prefetch" in call.attrs:
-        return _asked(cx, call, shared)
     function, blocks = ("ts::tma_load_multicast", [cx.cluster_mask(shared)]) if shared else ("ts::tma_load", [])
     stage = cx.scalar(dst.region[0].min)
     full = at(cx.barriers[int(call.attrs["ring"])].full, stage)
@@ -46,14 +44,6 @@ def load(cx: Any, call: Any) -> Any:
     for tile, name, coordinates in boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared):
         out.append(tirx.Evaluate(tirx.call_extern("void", function, tile, name, full, *blocks, *coordinates), call.span))
     return sequence(out)
-
-
-def _asked(cx: Any, call: Any, shared: str) -> Any:
-    """A copy that only asks for its boxes into the L2 cache (cuda/prefetch.py)."""
-    src, dst = call.args[:2]
-    stage = tirx.IntImm("int32", 0)
-    asked = boxes(cx, dst.source, src, [int(e) for e in dst.source.ty.shape[1:]], [stage], shared)
-    return sequence([tirx.Evaluate(tirx.call_extern("void", "ts::tma_prefetch", name, *at), call.span) for _, name, at in asked])
 
 
 def store(cx: Any, call: Any) -> Any:

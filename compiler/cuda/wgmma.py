@@ -21,7 +21,8 @@ from tilescale.compiler.tvm_compat import tirx
 WARPGROUP, ROWS = 128, 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
-#: slots of a fragment behind whose computation a wait is kept: the last ones
+#: slots of a fragment behind whose computation a wait is kept: the last ones, or, where the fragment has several times the slots of the
+#: product that is awaited, so that the product ends long before it is computed, the last of such a part
 PINNED = 4
 
 
@@ -129,10 +130,12 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it.
     ``straight``: what follows reads them in no branch."""
     out = []
+    product = max((cx.places[t.source].layout.slots for t in tiles if isinstance(cx.places[t.source], Registers)), default=0)
     for tile in behind:
         held = cx.places[tile.source]
-        for k in range(min(held.layout.slots, PINNED)):
-            last = at(held.buf, tirx.IntImm("int32", held.layout.slots - 1 - k))
+        slots = held.layout.slots // max(1, held.layout.slots // product if product else 1)
+        for k in range(min(slots, PINNED)):
+            last = at(held.buf, tirx.IntImm("int32", slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
     out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:

@@ -268,7 +268,7 @@ def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
     """The configuration for a class of shapes."""
     if M <= 16:
         BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), 16 if M == 1 else 32)
-        rows, most, early = (16, 32, 1) if M == 1 else (BN, 512 // BN, 0)
+        rows, most, early = (16, 32, -1 if K <= 1 << 15 else 1) if M == 1 else (BN, 512 // BN, 0)
         shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
         return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=early)
     if M <= 64:

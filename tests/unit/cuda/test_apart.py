@@ -99,7 +99,3 @@ def test_a_wait_too_weak_for_its_queue_is_found():
             return
     pytest.fail("no schedule shows it")
 
-
-def test_shallow_rings_are_asked_ahead():
-    asked = [print_kernel(lowered(halves(stages=n))[0]).text.count("ts::tma_prefetch(B_map") for n in (1, 2)]
-    assert asked == [4, 0]
