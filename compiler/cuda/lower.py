@@ -36,7 +36,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
-from tilescale.compiler.passes.gpu_schedule import REGISTERS
+from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
@@ -389,6 +389,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             self.head += [*head, *_awaits_launches()]
             head = []
         moved = REGISTERS[self.threads]
+        if moved is not None and _looks_up(producer.body):
+            moved = LOOKING.get(self.threads, moved)
         self.extra = 32 if moved is None else WIDTHS["warpgroup"]
         self.role = "producer"
         fills = sequence([self.stmt(producer.body), *ended(self, producer.body)])
@@ -569,6 +571,13 @@ def _awaits_launches() -> list[Any]:
 def zeroed(p: Any) -> bool:
     """Whether a parameter is a T.Signal whose counters are zero when a launch begins."""
     return getattr(p.spec, "kind", "") == "signal" and not p.spec.keep
+
+
+def _looks_up(producer: Any) -> bool:
+    """Whether a loop of the producer's reads a tensor for what it copies."""
+    found: list[Any] = []
+    structural_walk(producer, (tirx.For, lambda f: structural_walk(f, (ir.TensorLoad, lambda e: found.append(e.source)))))
+    return any(b.ty.storage_scope == "global" for b in found)
 
 
 def _is_remote(s: Any) -> bool:

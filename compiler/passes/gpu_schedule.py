@@ -43,6 +43,8 @@ FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
+#: the same where the producer looks up in a tensor, round by round, what it copies (pages)
+LOOKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
 #: columns of a product that mma.sync does as well where its left operand lies in registers
 NARROW = 16
 #: bytes of shared memory beside the tiles: barriers
