@@ -166,13 +166,15 @@ class Config:
     stay: int = 0
 
 
-def choose(M: int, N: int, fast: bool, units: int = 132) -> Config:
+def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors (docs/PERFORMANCE.md says what else was measured)."""
     if M <= 64:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
-    return Config(BN=256, stay=units) if fast else Config(BN=192)
+    if blocks:
+        return Config(BN=128, parts=2, stages=3, stay=units)
+    return Config(BN=256 if fast else 192, stay=units)
 
 
 # ---- what people call
@@ -208,7 +210,7 @@ def fp8_matmul(
     if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
         raise TileTypeError(f"scales of {host.dtype_name(scale_a)} and {host.dtype_name(scale_b)}", expected="float32")
     whole = scale_a.numel() == scale_b.numel() == 1
-    how = config or chosen(M, N, fast and whole, host.multiprocessors(a.device))
+    how = config or chosen(M, N, fast and whole, not whole, host.multiprocessors(a.device))
     what = {"M": M, "N": N, "K": K, **asdict(how), "left": left, "right": right, "out": host.dtype_name(c)}
     rows, columns = a.contiguous(), b.T.contiguous()
     if whole:
