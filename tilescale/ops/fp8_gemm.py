@@ -166,14 +166,14 @@ class Config:
     stay: int = 0
 
 
-def choose(M: int, N: int, fast: bool, blocks: bool = False, units: int = 132) -> Config:
+def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors (docs/PERFORMANCE.md says what else was measured)."""
     if M <= 64:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
     if blocks:
-        return Config(BN=128, parts=2, stages=3, panel=16, stay=units)
+        return Config(BN=128, parts=2, stages=3, stay=units)
     return Config(BN=256 if fast else 192, stay=units)
 
 
