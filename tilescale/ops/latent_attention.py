@@ -113,14 +113,10 @@ def decode(
         with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
             q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
             halves = [
-                Half(
-                    [T.alloc_shared((BN, n), dtype) for n in wide],
-                    *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
-                    *(T.alloc_fragment((BH,), "float32") for _ in range(6)),
-                    *(T.alloc_shared((BH,), "float32") for _ in range(3)),
-                )
+                Half([T.alloc_shared((BN, n), dtype) for n in wide], *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
+                     *(T.alloc_fragment((BH,), "float32") for _ in range(6)), *(T.alloc_shared((BH,), "float32") for _ in range(3)))
                 for _ in range(2)
-            ]
+            ]  # fmt: skip
             one, two = halves
             b = Order[place]
             length, first = Lengths[b], part * share
