@@ -16,6 +16,7 @@ from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.tvm_compat import tirx
 
 WARPGROUP, ROWS = 128, 64
@@ -130,7 +131,8 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it.
     ``straight``: what follows reads them in no branch."""
     out = []
-    product = max((cx.places[t.source].layout.slots for t in tiles if isinstance(cx.places[t.source], Registers)), default=0)
+    sums = [t for t in tiles if isinstance(cx.places[t.source], Registers) and bits_of(t.source) == 32]  # other tiles are operands
+    product = max((cx.places[t.source].layout.slots for t in sums), default=0)
     for tile in behind:
         held = cx.places[tile.source]
         slots = held.layout.slots // max(1, held.layout.slots // product if product else 1)
