@@ -146,7 +146,7 @@ class Refusal:
         extent, strides = self.p["shape"][self.axis], self.p["strides"]
         promised = self.meta["multiples"]
         symbol, what = (extent, "extent") if extent in promised or strides is None else (strides[self.axis], "stride")
-        shown = f'T.dynamic("{symbol}", multiple_of={self.expected})'
+        shown = f'T.dynamic("{symbol}", multiple_of={self.expected}), or T.assume'
         return self.error(
             TileValueError, f"{symbol} is {self.got}, the {what} of axis {self.axis} of {self.name}{_given_shape(self.arg)}",
             expected=f"a multiple of {self.expected}, which the kernel was promised: {shown}", hint=f"pad {self.name}, or promise less",

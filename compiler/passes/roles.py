@@ -5,7 +5,7 @@ has the copies into the rings, the waits that guard them, and of the rest only w
 loops, conditions, names and scalar variables, copied under names of their own. The consumer's part is everything but those copies.
 Regions are as large as can be, best the whole kernel, so that the producer runs ahead across tiles.
 
-Why the order of the tile program still holds (DESIGN.md §2):
+Why the order of the tile program still holds (docs/LANGUAGE.md, "Order"):
 
 - What the consumer reads of stage n, and everything behind that, comes after the copies of round n: commit → wait.
 - A copy into a stage comes after its readers of the round before: release → acquire.

@@ -197,7 +197,7 @@ def flash_attention(
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """softmax(scale · q·kᵀ)·v of the inputs' dtype, and the logarithms of the sums of exp(scale · scores), float32, which the gradients
-    need. A query that sees no key gives zeros and -inf.
+    need (`attention_gradients` computes them; torch's autograd does not know this function). A query that sees no key gives zeros and -inf.
 
     Args:
         q: (batch, heads, queries, dim) of bfloat16 or float16. k, v: (batch, kv_heads, keys, dim); each of them serves heads / kv_heads

@@ -260,7 +260,8 @@ def mla_decode(
     Args:
         q: (batch, heads, width) of bfloat16 or float16. cache: (batch, most, width) of q's dtype, or, with ``table``, pages
             (pages, page, width) of a multiple of 64 tokens. What lies in a tile of 64 tokens behind a sequence's last one is read, and must
-            be finite. lengths: (batch,) int32, on the device. table: (batch, most pages) int32, which page has a sequence's next tokens.
+            be finite. lengths: (batch,) int32, on the device; none above what the cache has, which is not looked at. table: (batch, most
+            pages) int32, which page has a sequence's next tokens.
         latent: how many of the width's numbers are values. scale: of the scores; width ** -0.5 without.
         longest: the greatest length, where it is less than the cache has room for (what lies behind it is not read). parts: how many
             parts the longest context has; what fills the GPU where all are equally long, without. ragged: contexts differ much; the
