@@ -35,9 +35,6 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
-    group = tirx.Var("warpgroup", "int32")
-    binds: list[Any] = []
-    row, col = tirx.IntImm("int32", 0), tirx.IntImm("int32", 0)
     with cx.turned(held.layout.turn):
         number = cx.analyzer.simplify(cx.thread() // WARPGROUP)
         skipped = cx.skips(held.layout, (m, n), cx.thread())
@@ -45,21 +42,10 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     cx.computed = cx.computed if skipped else None
     if skipped:
         return sequence([])
-    if down * across > 1:
-        if cx.role == "consumer" and cx.executor.name == "block" and not held.layout.turn:
-            group = cx.warpgroup()
-        else:
-            binds.append(tirx.Bind(group, number))
-            cx.bind_range(group, down * across)
-        row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
-    zero = tirx.IntImm("int32", 0)
-    descriptors = []
+    group, row, col, binds = own_part(cx, held, number, own_m, own_n)
     held_a = isinstance(a, Registers)
-    for name, o, first in (("b", b, col),) if held_a else (("a", a, row), ("b", b, col)):
-        var = tirx.Var(f"{name}_desc", "uint64")
-        start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
-        binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
-        descriptors.append(var)
+    descriptors, named = described(cx, [("b", b, col)] if held_a else [("a", a, row), ("b", b, col)])
+    binds += named
     bits = b.place.layout.bits
     each = depth(bits)
     function = f"ts::wgmma_m64n{own_n}k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
@@ -70,23 +56,53 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
             if held_a:  # a step is four registers, behind those of the steps before
                 left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
             else:
-                left = _moved(cx, descriptors[0], a, block * ROWS, step * each)
-            right = _moved(cx, descriptors[-1], b, 0, step * each)
+                left = moved(cx, descriptors[0], a, block * ROWS, step * each)
+            right = moved(cx, descriptors[-1], b, 0, step * each)
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
-    issued = [_plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
-    pending = int(call.attrs["wgmma"])
+    issued = [plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
     if own_m * down > m and cx.group is None:  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
         mine = digit(group, 1, down, across == 1) < m // own_m
         return sequence([*binds, tirx.IfThenElse(mine, sequence(issued), None)])
-    body = [*binds, *issued]
+    return sequence([*binds, *issued, *wait_asked(cx, call)])
+
+
+def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[Any, Any, Any, list[Any]]:
+    """The number of the thread's warpgroup among those that share an accumulator, the first row and column of its part, and what binds
+    the number, where no one has named it yet. ``number``: its value."""
+    down, across = parts(held.layout)
+    zero = tirx.IntImm("int32", 0)
+    group: Any = tirx.Var("warpgroup", "int32")
+    if down * across == 1:
+        return group, zero, zero, []
+    binds = []
+    if cx.role == "consumer" and cx.executor.name == "block" and not held.layout.turn:
+        group = cx.warpgroup()
+    else:
+        binds.append(tirx.Bind(group, number))
+        cx.bind_range(group, down * across)
+    return group, digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n, binds
+
+
+def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """The matrix descriptors of operands in shared memory, and what binds them: (name, operand, its first row or column)."""
+    descriptors, binds = [], []
+    for name, o, first in operands:
+        var = tirx.Var(f"{name}_desc", "uint64")
+        start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, tirx.IntImm("int32", 0))))
+        binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
+        descriptors.append(var)
+    return descriptors, binds
+
+
+def wait_asked(cx: Any, call: Any) -> list[Any]:
+    """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below 0)."""
+    pending = int(call.attrs["wgmma"])
     if pending > 0:
-        body.append(_plain(f"wgmma_wait<{pending}>", call.span))
-    elif pending == 0:
-        body.append(awaited(cx, [call.args[2]], 0, call.span))
-    return sequence(body)
+        return [plain(f"wgmma_wait<{pending}>", call.span)]
+    return [awaited(cx, [call.args[2]], 0, call.span)] if pending == 0 else []
 
 
 def parts(fragment: Any) -> tuple[int, int]:
@@ -107,7 +123,7 @@ def linear(o: Any, i: Any, k: Any) -> Any:
     return o.place.linear(index)
 
 
-def _moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
+def moved(cx: Any, descriptor: Any, o: Any, i: int, k: int) -> Any:
     """The descriptor of the part of an operand that begins at ``(i, k)``: addresses count 16 bytes. Adding stays within the 14 bits
     of the address, since shared memory ends below 2**18 bytes."""
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
@@ -123,7 +139,7 @@ def _leading(o: Any) -> Any:
     return tirx.IntImm("int32", int(o.place.shape[-2]) * wide * layout.bits // 8 if o.across else 16)
 
 
-def _plain(name: str, span: Any) -> Any:
+def plain(name: str, span: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
 
 
@@ -139,7 +155,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
         for k in range(min(slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
-    out.append(_plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
+    out.append(plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
     for tile in tiles:
         held = cx.places[tile.source]
         if isinstance(held, Registers):
@@ -154,7 +170,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
 def computed(held: Any) -> list[Any]:
     """What keeps everything that follows behind the computation of a tile in registers."""
     named = tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf))
-    return [tirx.Evaluate(named), _plain("block_ends", None)]
+    return [tirx.Evaluate(named), plain("block_ends", None)]
 
 
 def turned(cx: Any, what: str, span: Any) -> Any:

@@ -28,9 +28,8 @@ from typing import Any
 from tilescale.compiler.cuda import gemm
 from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.kernel import placed
-from tilescale.compiler.cuda.places import digit
 from tilescale.compiler.cuda.rings import at
-from tilescale.compiler.cuda.wgmma import ROWS, WARPGROUP, _leading, _moved, _plain, awaited, linear, parts
+from tilescale.compiler.cuda.wgmma import ROWS, WARPGROUP, described, moved, own_part, parts, plain, wait_asked
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import matrix_axes
@@ -74,23 +73,9 @@ def emit(cx: Any, call: Any) -> Any:
     held = cx.places[call.args[2].source]
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
-    blocks, zero = own_m // ROWS, tirx.IntImm("int32", 0)
-    group = tirx.Var("warpgroup", "int32")
-    binds: list[Any] = []
-    row, col = zero, zero
-    if down * across > 1:
-        if cx.role == "consumer" and cx.executor.name == "block":
-            group = cx.warpgroup()
-        else:
-            binds.append(tirx.Bind(group, cx.thread() // WARPGROUP))
-            cx.bind_range(group, down * across)
-        row, col = digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n
-    descriptors = []
-    for name, o, first in (("a", a, row), ("b", b, col)):
-        var = tirx.Var(f"{name}_desc", "uint64")
-        start = at(o.place.buf, cx.analyzer.simplify(linear(o, first, zero)))
-        binds.append(tirx.Bind(var, tirx.call_extern("uint64", f"ts::matrix_descriptor<{o.place.layout.swizzle}>", start, _leading(o))))
-        descriptors.append(var)
+    blocks = own_m // ROWS
+    _, row, col, binds = own_part(cx, held, cx.analyzer.simplify(cx.thread() // WARPGROUP), own_m, own_n)
+    descriptors, named = described(cx, [("a", a, row), ("b", b, col)])
     bits = b.place.layout.bits
     each, words = 2 * depth(bits), k // HELD
     where = tirx.decl_buffer((blocks * words,), "uint32", "places", scope="local", layout=None)
@@ -100,19 +85,13 @@ def emit(cx: Any, call: Any) -> Any:
         word, selector = step * each // HELD, step * each % HELD // each
         function = f"ts::wgmma_sp_m64n{own_n}k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}_s{selector}"
         for block in range(blocks):
-            left, right = _moved(cx, descriptors[0], a, block * ROWS, step * each // 2), _moved(cx, descriptors[1], b, 0, step * each)
+            left, right = moved(cx, descriptors[0], a, block * ROWS, step * each // 2), moved(cx, descriptors[1], b, 0, step * each)
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if constant(call.args[3]) and step == 0 else 1)
             places = at(where, tirx.IntImm("int32", block * words + word))
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
-    issued = [*_places(cx, call, where, row, blocks, words), _plain("wgmma_fence", call.span), *steps, _plain("wgmma_commit", call.span)]
-    pending = int(call.attrs["wgmma"])
-    body = [*binds, *issued]
-    if pending > 0:
-        body.append(_plain(f"wgmma_wait<{pending}>", call.span))
-    elif pending == 0:
-        body.append(awaited(cx, [call.args[2]], 0, call.span))
-    return sequence(body)
+    issued = [*_places(cx, call, where, row, blocks, words), plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
+    return sequence([*binds, *named, *issued, *wait_asked(cx, call)])
 
 
 def _places(cx: Any, call: Any, into: Any, row: Any, blocks: int, words: int) -> list[Any]:

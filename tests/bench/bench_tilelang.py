@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.bench.bench_cold_compile import samples
 from tests.bench.bench_ops import bound
-from tests.bench.gpu import captured, ratios, spread
+from tests.bench.gpu import captured, ratios, spread, timed
 from tests.bench.record import record
 from tilescale.ops import load
 
@@ -63,8 +63,6 @@ class Peer:
 
 def decoding(peer: Peer, example: str, batch: int, rounds: int) -> dict[str, Any]:
     """One batch of MLA decode: ours in float16, which is the example's dtype, and in bfloat16."""
-    import torch
-
     op = load("latent_attention")
     found = peer.ask("mla", example=str(Path(example).resolve()), batch=batch, heads=HEADS, context=CONTEXT, latent=LATENT, rope=ROPE, sets=SETS)
     graphs = {}
@@ -76,15 +74,7 @@ def decoding(peer: Peer, example: str, batch: int, rounds: int) -> dict[str, Any
     times: dict[str, list[float]] = {n: [] for n in names}
     for r in range(-3, rounds):  # three to warm up
         for name in names[r % 3 :] + names[: r % 3]:
-            if name == "TileLang":
-                seconds = peer.ask("time")["seconds"]
-            else:
-                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                begin.record()
-                graphs[name].replay()
-                end.record()
-                end.synchronize()
-                seconds = begin.elapsed_time(end) / 1e3 / SETS
+            seconds = peer.ask("time")["seconds"] if name == "TileLang" else timed(graphs[name], SETS)
             if r >= 0:
                 times[name].append(seconds)
     work = op.flops(batch=batch, heads=HEADS, context=CONTEXT)

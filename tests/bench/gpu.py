@@ -47,6 +47,18 @@ def captured(calls: list[Callable[[], Any]]) -> Captured:
     return Captured(graph, calls)
 
 
+def timed(graph: Captured, launches: int) -> float:
+    """Seconds of one launch, by one replay."""
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / launches
+
+
 def measure(graphs: dict[str, Captured], launches: int, rounds: int = ROUNDS) -> dict[str, list[float]]:
     """Seconds of one launch, for each graph and round; in every round the graphs run in another order."""
     import torch
@@ -58,12 +70,7 @@ def measure(graphs: dict[str, Captured], launches: int, rounds: int = ROUNDS) ->
     torch.cuda.synchronize()
     for r in range(rounds):
         for name in names[r % len(names) :] + names[: r % len(names)]:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) / 1e3 / launches)
+            times[name].append(timed(graphs[name], launches))
     return times
 
 
