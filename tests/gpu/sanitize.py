@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  # so that the record names the GPU
+import torch
 
 from tests.bench.record import record
 
@@ -87,8 +87,6 @@ def launches(most: int, checked: bool) -> dict[str, Callable[[], None]]:
 
 def _of_ops(most: int, checked: bool) -> dict[str, Callable[[], None]]:
     """The small cases of tilescale.ops, ``most`` of each from all over its list."""
-    import torch
-
     from tilescale.ops import MODULES, load
 
     made: dict[str, Callable[[], None]] = {}
@@ -112,8 +110,6 @@ def _of_ops(most: int, checked: bool) -> dict[str, Callable[[], None]]:
 
 def child(only: list[str], most: int, share: int, jobs: int, checked: bool) -> int:
     """All launches (or every ``jobs``-th) in this process; how many went wrong."""
-    import torch
-
     bad = 0
     wanted = [(name, once) for name, once in launches(most, checked).items() if not only or any(text in name for text in only)]
     for name, once in wanted[share::jobs]:
