@@ -95,7 +95,7 @@ class NestLowering:
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
-        if (by := stmatrix.plan(self, nest, loop)) is not None:
+        if not nest.width and (by := stmatrix.plan(self, nest, loop)) is not None:
             with contextlib.suppress(_Guarded):
                 return self._by_matrices(nest, loop, by)
         inner, test = _guarded(nest, loop)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend import builder, source
 from tilescale.compiler.frontend.hooks import LoopNest
 from tilescale.compiler.frontend.values import binary, constant, index_expr, to_expr
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
 def _range(args: tuple[Any, ...], step: Any = None) -> tuple[Any, Any, Any]:
@@ -46,10 +46,52 @@ def vectorized(*args: Any) -> LoopNest:
 
 
 def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any = None) -> LoopNest:
-    """Independent iterations over a rectangle, cut among the executor's threads: ``for i, j in T.Parallel(M, N)``."""
+    """Independent iterations over a rectangle, cut among the executor's threads: ``for i, j in T.Parallel(M, N)``.
+
+    Both words matter where threads share the iterations (GPUs), and change no result:
+
+    Args:
+        loop_layout: a `T.Fragment` of the loop's extents: which thread runs which iteration, and in which round. Without it the tiles
+            that the loop touches decide.
+        coalesced_width: the most neighbours, a power of two, that a thread reads or writes in one access to memory.
+
+    Raises:
+        TileTypeError: no extents, or a layout that is no fragment of them. TileValueError: a width that is none. Where layouts are chosen,
+            a TileValueError shows both demands if tiles that the loop touches lie otherwise.
+    """
     if not extents:
         raise TileTypeError("T.Parallel without extents", loc=source.current(), hint="T.Parallel(M, N)")
-    return LoopNest("parallel", [_range((e,)) for e in extents])
+    ranges, notes = [_range((e,)) for e in extents], {}
+    if loop_layout is not None:
+        notes["ts.layout"] = _loop_layout(loop_layout, [high for _, high, _ in ranges])
+    if coalesced_width is not None:
+        if not isinstance(coalesced_width, int) or coalesced_width < 1 or coalesced_width & (coalesced_width - 1):
+            raise TileValueError(f"coalesced_width={coalesced_width!r}", loc=source.current(), expected="a power of two, in elements")
+        notes["ts.width"] = coalesced_width
+    return LoopNest("parallel", ranges, notes)
+
+
+def _loop_layout(layout: Any, extents: list[Any]) -> str:
+    from tilescale.compiler.layout import Fragment, asked
+
+    loc, shown = source.current(), ", ".join(str(e) for e in extents)
+    if any(frame.kind == "parallel" for frame in builder.current().frames):
+        raise TileSyntaxError(
+            "loop_layout= of a T.Parallel inside another one, whose iterations run it whole", loc=loc, expected="it on the outermost loop",
+            hint="one T.Parallel over all extents",
+        )  # fmt: skip
+    if not all(isinstance(e, int) for e in extents):
+        raise TileTypeError(
+            f"loop_layout= of T.Parallel({shown}), whose extents are known only when the kernel runs", loc=loc, expected="constant extents"
+        )
+    fits = isinstance(layout, Fragment) and len(layout.shape) == len(extents)
+    if not fits or any(e > w for e, w in zip(extents, layout.shape, strict=True)):
+        given = f"one of {layout.shape}" if isinstance(layout, Fragment) else repr(layout)
+        raise TileTypeError(
+            f"loop_layout= of T.Parallel({shown}) is {given}", loc=loc, expected=f"a T.Fragment of ({shown})",
+            hint=f"T.Fragment(({shown}), lambda {', '.join('ijklmnpq'[: len(extents)])}: (thread, round))",
+        )  # fmt: skip
+    return asked.written(layout)
 
 
 def Pipelined(
