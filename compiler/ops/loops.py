@@ -61,7 +61,8 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     """
     if not extents:
         raise TileTypeError("T.Parallel without extents", loc=source.current(), hint="T.Parallel(M, N)")
-    ranges, notes = [_range((e,)) for e in extents], {}
+    ranges = [_range((e,)) for e in extents]
+    notes: dict[str, Any] = {}
     if loop_layout is not None:
         notes["ts.layout"] = _loop_layout(loop_layout, [high for _, high, _ in ranges])
     if coalesced_width is not None:
@@ -95,13 +96,57 @@ def _loop_layout(layout: Any, extents: list[Any]) -> str:
 
 
 def Pipelined(
-    start: Any, stop: Any = None, num_stages: int = 1, order: Any = None, stage: Any = None, sync: Any = None, group: Any = None
+    start: Any, stop: Any = None, num_stages: int | None = None, order: Any = None, stage: Any = None, sync: Any = None, group: Any = None
 ) -> LoopNest:
-    """A loop whose copies run ahead of the computation through a ring of ``num_stages`` buffers, where the target has such rings."""
-    if not isinstance(num_stages, int) or num_stages < 0:
+    """A loop whose copies run ahead of the computation through a ring of ``num_stages`` buffers (one), where the target has such rings.
+
+    Args:
+        order, stage: a schedule by hand, an entry for each statement of the body, names of values aside: copies of an earlier stage run
+            ahead of those of the latest, by as many rounds as the stages lie apart at least; within a stage statements run in their order.
+            -1 in both leaves a copy to the compiler. Without ``num_stages`` there is room for as many rounds as the stages need.
+        group: the numbers of the statements that share an entry, a list for each entry.
+
+    Raises:
+        TileValueError: numbers that are none; what the schedule asks for and cannot be done (passes/manual_stages.py).
+    """
+    if num_stages is not None and (not isinstance(num_stages, int) or num_stages < 0):
         raise TileValueError(f"num_stages={num_stages!r}", loc=source.current(), expected="an int ≥ 0")
+    if sync:
+        raise TileValueError(
+            f"sync={sync!r}", loc=source.current(), expected="no sync=: what waits for what follows from what statements read and write",
+            hint="order=… and stage=…",
+        )  # fmt: skip
     args = (start,) if stop is None else (start, stop)
-    return LoopNest("pipelined", [_range(args)], {"ts.num_stages": num_stages})
+    notes: dict[str, Any] = {"ts.num_stages": 1 if num_stages is None else num_stages}
+    if order or stage or group:
+        notes = _by_hand(order, stage, group)
+        stages = [s for s in stage if s >= 0] or [0]
+        notes["ts.num_stages"] = 1 + max(stages) - min(stages) if num_stages is None else num_stages
+        notes["ts.as_needed"] = num_stages is None
+    return LoopNest("pipelined", [_range(args)], notes)
+
+
+def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
+    """A schedule by hand as annotations."""
+    loc, number = source.current(), lambda x: isinstance(x, int) and not isinstance(x, bool)
+    given = {"order": order, "stage": stage}
+    for name, entries in given.items():
+        if not isinstance(entries, (list, tuple)) or not all(number(x) and x >= -1 for x in entries):
+            raise TileValueError(
+                f"{name}={entries!r} of T.Pipelined", loc=loc, expected="order= and stage=, a list of numbers each, an entry a statement",
+                hint="order=[0, 1, 2], stage=[0, 0, 1]",
+            )  # fmt: skip
+    if len(order) != len(stage) or any((o < 0) != (s < 0) for o, s in zip(order, stage, strict=True)):
+        raise TileValueError(
+            f"order={list(order)} and stage={list(stage)}", loc=loc, expected="as many entries in both, and -1 at the same places"
+        )
+    places = [o for o in order if o >= 0]
+    if len(set(places)) != len(places):
+        raise TileValueError(f"order={list(order)} has two statements in one place", loc=loc, expected="a place of its own for each")
+    groups = group or []
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, (list, tuple)) and g and all(map(number, g)) for g in groups):
+        raise TileValueError(f"group={group!r}", loc=loc, expected="a list of statements' numbers for each entry")
+    return {"ts.order": list(order), "ts.stage": list(stage), "ts.group": [list(g) for g in groups]}
 
 
 def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> LoopNest:
