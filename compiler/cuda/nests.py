@@ -19,13 +19,13 @@ from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_re
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
 from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
+from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
 UNROLLED = 16
 #: rounds from which on a branch is worth its while
 DECIDED = 8
-WARP = 32
 
 
 class _Guarded(Exception):

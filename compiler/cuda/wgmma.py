@@ -18,8 +18,9 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.widths import WARPGROUP
 
-WARPGROUP, ROWS = 128, 64
+ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
 #: slots of a fragment behind whose computation a wait is kept: the last ones, or, where the fragment has several times the slots of the

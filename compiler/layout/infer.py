@@ -26,6 +26,7 @@ from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.layout.viewed import viewed
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import Loc, TileValueError
 
 #: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
@@ -34,7 +35,6 @@ REPLICATED = 16
 TRIES = 64
 #: what asks where a loop is fixed
 FIXED = "T.Parallel(loop_layout=…)"
-WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
 
 
 @dataclass(frozen=True)

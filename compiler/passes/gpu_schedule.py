@@ -36,8 +36,9 @@ from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_produ
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.compiler.widths import WARPGROUP
 
-WARPGROUP, ROWS = 128, 64
+ROWS = 64
 #: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
 FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
