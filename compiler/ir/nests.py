@@ -140,11 +140,11 @@ def reads(e: Any, conditional: bool = False) -> Iterator[Element]:
     yield from found
 
 
-def element_nest(shape: list[Any], make: Any, node: Any, what: str) -> Nest:
+def element_nest(shape: list[Any], make: Any, node: Any, what: str, layout: str = "", width: int = 0) -> Nest:
     """``make(indices)`` for every index of ``shape``."""
     names = "ijklmnpq"
     vars_ = tuple(tirx.Var(names[k % len(names)], "int32") for k in range(len(shape)))
-    return Nest(vars_, tuple(constant_extent(e) for e in shape), make(list(vars_)), node, what)
+    return Nest(vars_, tuple(constant_extent(e) for e in shape), make(list(vars_)), node, what, layout=layout, width=width)
 
 
 def indexed(region: Any, indices: list[Any], kept: list[int]) -> list[Any]:

@@ -33,8 +33,6 @@ from tilescale.errors import Loc, TileValueError
 REPLICATED = 16
 #: combinations of the operations' choices that are tried
 TRIES = 64
-#: what asks where a loop is fixed
-FIXED = "T.Parallel(loop_layout=…)"
 
 
 @dataclass(frozen=True)
@@ -231,7 +229,7 @@ class Solver:
                 for a in fragments_of(nest):
                     made = self._as_it_runs(u, a, loop) if (a.mode == "read") == reads_ else None
                     if made is not None and (not reads_ or made.copies == loop.fragment.copies):
-                        self.demand(Demand(a.buffer, made, FIXED, loc_of(nest.node.span)))
+                        self.demand(Demand(a.buffer, made, f"{nest.what}(loop_layout=…)", loc_of(nest.node.span)))
 
     def _through_nest(self, u: Use) -> None:
         assert u.nest is not None
@@ -378,12 +376,12 @@ def _check_fixed_loops(found: Solver) -> None:
         if u.nest is None or loop is None:
             continue
         for a, why in loops.choose(u.nest, found.known, u.executor.threads)[1]:
-            b, loc, held = a.buffer, loc_of(u.stmt.span), found.known[a.buffer]
+            b, loc, held, what = a.buffer, loc_of(u.stmt.span), found.known[a.buffer], f"{u.nest.what}(loop_layout=…)"
             made = loops.from_loop(u.nest, a, loop)
             if made is not None:
-                raise conflict(b, found.demands.get(b, Demand(b, held, "what else touches it", None)), Demand(b, made, FIXED, loc))
+                raise conflict(b, found.demands.get(b, Demand(b, held, "what else touches it", None)), Demand(b, made, what, loc))
             raise TileValueError(
-                f"{b.name} lies as {shown(held)}, and {FIXED} runs its iterations as {shown(loop.fragment)}: {why}", loc=loc,
+                f"{b.name} lies as {shown(held)}, and {what} runs its iterations as {shown(loop.fragment)}: {why}", loc=loc,
                 expected="iterations where the elements lie", hint=f"no loop_layout, or {b.name} in shared memory",
             )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 from tilescale.compiler.frontend import builder, source
 from tilescale.compiler.frontend.hooks import LoopNest
 from tilescale.compiler.frontend.values import binary, constant, index_expr, to_expr
+from tilescale.compiler.ops import by_hand
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
@@ -64,35 +65,15 @@ def Parallel(*extents: Any, coalesced_width: int | None = None, loop_layout: Any
     ranges = [_range((e,)) for e in extents]
     notes: dict[str, Any] = {}
     if loop_layout is not None:
-        notes["ts.layout"] = _loop_layout(loop_layout, [high for _, high, _ in ranges])
+        if any(frame.kind == "parallel" for frame in builder.current().frames):
+            raise TileSyntaxError(
+                "loop_layout= of a T.Parallel inside another one, whose iterations run it whole", loc=source.current(),
+                expected="it on the outermost loop", hint="one T.Parallel over all extents",
+            )  # fmt: skip
+        notes["ts.layout"] = by_hand.layout(loop_layout, [high for _, high, _ in ranges], "T.Parallel")
     if coalesced_width is not None:
-        if not isinstance(coalesced_width, int) or coalesced_width < 1 or coalesced_width & (coalesced_width - 1):
-            raise TileValueError(f"coalesced_width={coalesced_width!r}", loc=source.current(), expected="a power of two, in elements")
-        notes["ts.width"] = coalesced_width
+        notes["ts.width"] = by_hand.width(coalesced_width)
     return LoopNest("parallel", ranges, notes)
-
-
-def _loop_layout(layout: Any, extents: list[Any]) -> str:
-    from tilescale.compiler.layout import Fragment, asked
-
-    loc, shown = source.current(), ", ".join(str(e) for e in extents)
-    if any(frame.kind == "parallel" for frame in builder.current().frames):
-        raise TileSyntaxError(
-            "loop_layout= of a T.Parallel inside another one, whose iterations run it whole", loc=loc, expected="it on the outermost loop",
-            hint="one T.Parallel over all extents",
-        )  # fmt: skip
-    if not all(isinstance(e, int) for e in extents):
-        raise TileTypeError(
-            f"loop_layout= of T.Parallel({shown}), whose extents are known only when the kernel runs", loc=loc, expected="constant extents"
-        )
-    fits = isinstance(layout, Fragment) and len(layout.shape) == len(extents)
-    if not fits or any(e > w for e, w in zip(extents, layout.shape, strict=True)):
-        given = f"one of {layout.shape}" if isinstance(layout, Fragment) else repr(layout)
-        raise TileTypeError(
-            f"loop_layout= of T.Parallel({shown}) is {given}", loc=loc, expected=f"a T.Fragment of ({shown})",
-            hint=f"T.Fragment(({shown}), lambda {', '.join('ijklmnpq'[: len(extents)])}: (thread, round))",
-        )  # fmt: skip
-    return asked.written(layout)
 
 
 def Pipelined(

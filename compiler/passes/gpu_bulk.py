@@ -80,6 +80,8 @@ def gpu_bulk(program: Any, arch: str) -> Any:
 def _is_put(call: Any) -> bool:
     if call.op.name != "ts.copy" or str(call.attrs["side"]) != "dst" or str(call.attrs["reach"]) != "cta_cluster":
         return False
+    if "by_threads" in call.attrs:
+        return False
     both = [r.source for r in call.args[:2]]
     return str(call.attrs["executor"]) == "block" and len(call.args) == 3 and all(b.ty.storage_scope == "shared" for b in both)
 

@@ -191,6 +191,8 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any]) -> str | None:
     """Why TMA cannot make a copy into a tile of these extents; None where it can."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
+    if "by_threads" in call.attrs:
+        return f"T.copy(…, disable_tma=True) of {name}"
     if str(call.attrs["side"]):
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):

@@ -462,7 +462,7 @@ def filled_tile(stmt: Any) -> Any:
         return None
     call = stmt.value
     src, dst = call.args[:2]
-    if "stays" in call.attrs or str(call.attrs["side"]) == "dst":
+    if "stays" in call.attrs or "layout" in call.attrs or str(call.attrs["side"]) == "dst":
         return None
     if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
         return None

@@ -27,10 +27,15 @@ def scheduled(kernel: Any) -> Any:
     return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
 
 
-def loops_of(program: Any) -> list[Any]:
-    """The layouts of a program's T.Parallel nests, in the order of the text."""
+def every_loop(program: Any) -> list[tuple[str, Any]]:
+    """A program's loops over elements in the order of the text: what they are, and their layouts."""
     nests = [(nest_of(s), ex) for s, ex in walk(program.func.body, Executor("block", program.launch.threads))]
-    return [choose(n, program.layouts, ex.threads)[0].fragment for n, ex in nests if n is not None and n.what == "T.Parallel"]
+    return [(n.what, choose(n, program.layouts, ex.threads)[0].fragment) for n, ex in nests if n is not None]
+
+
+def loops_of(program: Any) -> list[Any]:
+    """The layouts of its T.Parallel nests."""
+    return [layout for what, layout in every_loop(program) if what == "T.Parallel"]
 
 
 @pytest.mark.parametrize("layout", [ROWS, COLUMNS, TWICE], ids=["rows", "columns", "copies"])
@@ -179,6 +184,88 @@ def test_elements_that_no_layout_of_the_tile_brings_to_the_loop():
         scheduled(kernel)
 
 
+def copies(src: str, dst: str, **words: Any) -> Any:
+    """A to B through shared memory, the first or the second copy with words of its own."""
+    first, second = (words, {}) if src == "A" else ({}, words)
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            s = T.alloc_shared((64, 64), "float16")
+            T.copy(A, s, **first)
+            T.copy(s, B, **second)
+
+    return kernel
+
+
+@pytest.mark.parametrize("ends", [("A", "s"), ("s", "B")], ids="".join)
+@pytest.mark.parametrize("layout", [ROWS, COLUMNS], ids=["rows", "columns"])
+def test_copies_run_where_the_author_says(layout: Any, ends: tuple[str, str]):
+    program = scheduled(copies(*ends, loop_layout=layout))
+    made = [f for _, f in every_loop(program)]
+    assert made[ends[0] == "s"] == layout != made[ends[0] == "A"]
+    agree(copies(*ends, loop_layout=layout), {"A": data((64, 64), "float16"), "B": empty((64, 64), "float16")}, exact=True)
+
+
+@pytest.mark.parametrize(("width", "access"), [(8, "uint4"), (4, "uint2"), (2, "uint32_t"), (1, "")])
+def test_copies_are_no_wider_than_asked(width: int, access: str):
+    text = print_kernel(Lowering(scheduled(copies("A", "s", coalesced_width=width))).run()).text
+    first = text[text.index("T.copy(A, s") : text.index("T.copy(s, B")]
+    assert (access in first) if access else not any(w in first for w in ("uint4", "uint2", "uint32_t")), first
+    agree(copies("A", "s", coalesced_width=width), {"A": data((64, 64), "float16"), "B": empty((64, 64), "float16")}, exact=True)
+
+
+def pipelined(**words: Any) -> Any:
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 32], a, **words)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C)
+
+    return kernel
+
+
+PIPELINED = {"A": data((64, 256), "float16", 1), "B": data((256, 64), "float16", 2), "C": empty((64, 64), "float32")}
+
+
+def test_what_goes_without_an_engine():
+    """Without TMA where the author says so, by cp.async still, in parts of 8 bytes; by threads, and not ahead, where they have a layout."""
+    spread = T.Fragment((64, 32), lambda i, j: (i * 2 + j // 16, j % 16))
+    for words, has, lacks in (
+        ({}, ("tma_load",), ("cp_async<",)), ({"disable_tma": True}, ("cp_async<16>",), ("tma_load",)),
+        ({"loop_layout": spread}, ("tma_load",), ("cp_async<",)), ({"coalesced_width": 4, "disable_tma": True}, ("cp_async<8>",), ("tma_load",)),
+    ):  # fmt: skip
+        program = scheduled(pipelined(**words))
+        text = print_kernel(Lowering(program).run()).text
+        assert all(w in text for w in has) and not any(w in text for w in lacks), (words, text)
+        assert bool(program.notes) == ("disable_tma" in words), program.notes
+        agree(pipelined(**words), PIPELINED)
+    (ring,) = scheduled(pipelined(loop_layout=spread)).schedule.rings
+    assert ring.buffers == ["b"]
+
+
+def test_results_go_out_by_threads_where_asked():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 256), "float16"), B: T.Tensor((256, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            a, b, c = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.clear(c)
+            for k in T.Pipelined(8, num_stages=2):
+                T.copy(A[0, k * 32], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, c)
+            T.copy(c, C, disable_tma=True)
+
+    text = print_kernel(Lowering(scheduled(kernel)).run()).text
+    assert "tma_load" in text and "tma_store" not in text
+    agree(kernel, PIPELINED | {"C": empty((64, 64), "float16")})
+
+
 def test_what_the_words_refuse():
     def refuse(kind: Any, message: str, make: Any, **more: Any) -> None:
         @T.prim_func
@@ -206,7 +293,7 @@ def test_what_the_words_refuse():
             for i, j in T.Parallel(64, 64, loop_layout=ROWS):
                 B[i, j] = 1
 
-    half = T.Fragment((64, 64), lambda i, j: (i, j))
+    half, half1 = T.Fragment((64, 64), lambda i, j: (i, j)), T.Fragment((64,), lambda i: (i, 0))
     refuse(TileTypeError, "T.Parallel(64, 32) is one of (64, 64, 2)", expected="a T.Fragment of (64, 32)", write="lambda i, j: (thread, round)",
            make=lambda B, n: nest(B, 64, 32, loop_layout=T.Fragment((64, 64, 2), lambda i, j, k: (i * 2 + k, j))))  # fmt: skip
     refuse(TileTypeError, "T.Parallel(64, 64) is 7", lambda B, n: nest(B, 64, 64, loop_layout=7))
@@ -216,3 +303,6 @@ def test_what_the_words_refuse():
     refuse(TileValueError, "over 128 threads, and the warp here has 32", of_a_warp, expected="over all 32 threads")
     for width in (0, 3, -4, 2.0, "4"):
         refuse(TileValueError, f"coalesced_width={width!r}", lambda B, n, w=width: nest(B, 64, 64, coalesced_width=w), expected="a power of two")
+    refuse(TileTypeError, "T.copy(64, 64) is one of (64,)", lambda B, n: T.copy(T.alloc_shared((64, 64), "float32"), B, loop_layout=half1),
+           expected="a T.Fragment of (64, 64)")  # fmt: skip
+    refuse(TileValueError, "eviction_policy='sometimes'", lambda B, n: T.copy(T.alloc_shared((64, 64), "float32"), B, eviction_policy="sometimes"))
