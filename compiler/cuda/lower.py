@@ -483,6 +483,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             head = [tirx.Bind(count, widened(extent, dt)), some]
         # a producer has few registers, and waits most of the time
         notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
+        if "ts.unroll" in (s.annotations or {}):
+            notes = {"unroll": int(s.annotations["ts.unroll"])}
         return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), annotations=notes, span=s.span)])
 
     def bind_range(self, var: Any, extent: Any) -> None:

@@ -241,7 +241,7 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
 
 
 def annotate_l2_hit_ratio(ratios: dict[Any, float]) -> None:
-    """A cache hint for GPUs; without effect on the CPU."""
+    """A cache hint, which is not given yet."""
     _hint("l2", ratios)
 
 

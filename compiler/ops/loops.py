@@ -32,13 +32,32 @@ def _range(args: tuple[Any, ...], step: Any = None) -> tuple[Any, Any, Any]:
 
 
 def serial(*args: Any, step: Any = None, annotations: dict[str, Any] | None = None) -> LoopNest:
-    """A plain loop on the device: ``for i in T.serial(n)``, ``T.serial(start, stop, step)``."""
+    """A plain loop on the device: ``for i in T.serial(n)``, ``T.serial(start, stop, step)``.
+
+    Raises:
+        TileValueError: annotations, of which a plain loop has none.
+    """
+    if annotations:
+        raise TileValueError(
+            f"annotations={annotations!r} of T.serial", loc=source.current(), expected="none",
+            hint="T.Pipelined(n, order=[…], stage=[…]) for a schedule by hand",
+        )  # fmt: skip
     return LoopNest("serial", [_range(args, step)])
 
 
 def unroll(*args: Any, step: Any = None, explicit: bool = False, unroll_factor: int | None = None) -> LoopNest:
-    """A loop whose body the compiler lays out once an iteration where the count is known."""
-    return LoopNest("unroll", [_range(args, step)])
+    """A loop whose body the compiler lays out once an iteration where the count is known (``explicit`` or not), or, on GPUs,
+    ``unroll_factor`` iterations at a time.
+
+    Raises:
+        TileValueError: a factor that is no positive number, or one together with ``explicit``.
+    """
+    if unroll_factor is None:
+        return LoopNest("unroll", [_range(args, step)])
+    if not isinstance(unroll_factor, int) or unroll_factor < 1 or explicit:
+        what = f"unroll_factor={unroll_factor!r}{', explicit=True' if explicit else ''}"
+        raise TileValueError(what, loc=source.current(), expected="a positive number, or explicit=True for all iterations")
+    return LoopNest("unroll", [_range(args, step)], {"ts.unroll": unroll_factor})
 
 
 def vectorized(*args: Any) -> LoopNest:
@@ -132,7 +151,7 @@ def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
 
 def Persistent(domain: Any, wave_size: Any, index: Any, group_size: int = 8) -> LoopNest:
     """The tiles of ``domain`` (extents) that fall to block ``index`` of ``wave_size`` resident ones, in row-major order:
-    ``for bm, bn in T.Persistent((M_tiles, N_tiles), blocks, block_id)``. Yields one index an axis."""
+    ``for bm, bn in T.Persistent((M_tiles, N_tiles), blocks, block_id)``. Yields one index an axis. ``group_size`` changes nothing."""
     extents = [to_expr(e, "an extent") for e in (domain if isinstance(domain, (tuple, list)) else (domain,))]
     total: Any = 1
     for e in extents:
