@@ -19,12 +19,12 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
+from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import canonical
 
 POINTS = 512
 _STEPS = [(root**0.5) % 1.0 for root in (5, 2, 3, 7, 11, 13, 17, 19)]
-_WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
     "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne, "And": np.logical_and, "Or": np.logical_or, "Min": np.minimum,
@@ -350,9 +350,9 @@ class _Counting:
 
     def _s_AttrStmt(self, s: Any, weight: Any, work: Work) -> None:
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
-        if name not in _WIDTHS:
+        if name not in WIDTHS:
             return self.stmt(s.body, weight, work)
-        was, self.executors = self.executors, max(1, self.program.launch.threads // _WIDTHS[name])
+        was, self.executors = self.executors, max(1, self.program.launch.threads // WIDTHS[name])
         self.stmt(s.body, weight * (self.executors / was), work)
         self.executors = was
 

@@ -9,9 +9,7 @@ from tilescale.compiler.cpu.memory import narrow, pointer, size_of
 from tilescale.compiler.cpu.view import widened
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
-
-#: threads of each executor below the block
-WIDTHS = {"warp": 32, "warpgroup": 128, "thread": 1}
+from tilescale.compiler.widths import WIDTHS
 
 
 class Scales:

@@ -26,8 +26,8 @@ from tilescale.compiler.ops import base
 from tilescale.compiler.passes.products import flat, name_of, touched
 from tilescale.compiler.passes.roles import calls, inside
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.compiler.widths import WARP, WARPGROUP
 
-WARP, WARPGROUP = 32, 128
 #: slots of a tile in registers whose computation takes long
 LARGE = 64
 

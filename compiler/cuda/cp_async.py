@@ -47,7 +47,8 @@ def chunk(copy: Any, definitions: Mapping[Any, Any]) -> int:
     analyzer = sym.Analyzer()
     one = multiple(analyzer, strides[-1] - 1, 1 << 20)
     whole = [*strides[:-1], shape[-1], int(dst.region[to_axes[-1]].extent), spelt_out(src.region[last].min, definitions)]
-    return next((n for n in SIZES if one and n % size == 0 and all(multiple(analyzer, e, n // size) for e in whole)), 0)
+    most = size * int(copy.attrs["width"]) if "width" in copy.attrs else SIZES[0]
+    return next((n for n in SIZES if n <= most and one and n % size == 0 and all(multiple(analyzer, e, n // size) for e in whole)), 0)
 
 
 def _product(extents: list[Any]) -> Any:

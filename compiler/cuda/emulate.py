@@ -23,9 +23,9 @@ from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
+from tilescale.compiler.widths import WARP, WARPGROUP
 from tilescale.errors import InternalError, TileValueError
 
-WARP, WARPGROUP = 32, 128
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
 #: those of warpgroups' turns (`wgmma.TURNS`)

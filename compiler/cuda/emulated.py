@@ -9,8 +9,8 @@ import numpy as np
 
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.sim import numerics
+from tilescale.compiler.widths import WARP, WARPGROUP
 
-WARP, WARPGROUP = 32, 128
 #: readers of a cell: several threads of more than one block (-2 - n: of block n alone)
 OF_SEVERAL = -(1 << 20)
 

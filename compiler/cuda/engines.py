@@ -22,8 +22,8 @@ from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics, tiles
+from tilescale.compiler.widths import WARP, WARPGROUP
 
-WARP, WARPGROUP = 32, 128
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 #: an instruction's word for an operand's dtype
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}

@@ -22,12 +22,13 @@ from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.instructions import WARP, accumulator, mma_a, mma_accumulator, wgmma_operand
+from tilescale.compiler.layout.instructions import accumulator, mma_a, mma_accumulator, wgmma_operand
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
+from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)

@@ -28,10 +28,9 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ir.multiples import promise
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.layout import Fragment
-from tilescale.compiler.layout.infer import WIDTHS, Executor
+from tilescale.compiler.layout.infer import Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
@@ -39,6 +38,7 @@ from tilescale.compiler.passes.fences import published
 from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
+from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
 _HUGE = 1 << 40
@@ -109,7 +109,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             made = tirx.Var(name, "int32")
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
-            promise(made, self.program.multiples.get(name, 1))
+            self.program.multiples.of(made, name)
             symbols.append((made, Source("symbol", k)))
         for k, p in enumerate(self.program.params):
             if hasattr(p.spec, "shape"):
@@ -483,6 +483,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             head = [tirx.Bind(count, widened(extent, dt)), some]
         # a producer has few registers, and waits most of the time
         notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
+        if "ts.unroll" in (s.annotations or {}):
+            notes = {"unroll": int(s.annotations["ts.unroll"])}
         return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), annotations=notes, span=s.span)])
 
     def bind_range(self, var: Any, extent: Any) -> None:

@@ -19,13 +19,13 @@ from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_re
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
 from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
+from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops
 UNROLLED = 16
 #: rounds from which on a branch is worth its while
 DECIDED = 8
-WARP = 32
 
 
 class _Guarded(Exception):
@@ -95,7 +95,7 @@ class NestLowering:
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
-        if (by := stmatrix.plan(self, nest, loop)) is not None:
+        if not nest.width and (by := stmatrix.plan(self, nest, loop)) is not None:
             with contextlib.suppress(_Guarded):
                 return self._by_matrices(nest, loop, by)
         inner, test = _guarded(nest, loop)

@@ -18,8 +18,8 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.widths import WARP
 
-WARP = 32
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
 WAYS = 4
 _FLOATS = ("float", "bfloat")

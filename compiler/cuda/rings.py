@@ -22,8 +22,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.passes.release_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-
-WARP, WARPGROUP = 32, 128
+from tilescale.compiler.widths import WARP, WARPGROUP
 
 
 class Barriers:

@@ -13,13 +13,11 @@ from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout import Shared
-from tilescale.compiler.layout.infer import WIDTHS
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.widths import WARPGROUP
 from tilescale.errors import InternalError
-
-WARPGROUP = WIDTHS["warpgroup"]
 
 
 def box_rows(rows: int, shares: int = 1) -> int:

@@ -80,7 +80,7 @@ def _width(cx: Any, nest: Nest, loop: Loop, axis: int, count: int, a: Element) -
         return 1  # an element may be read that another one of the group writes
     if a.mode != "read" and (len(others) > 1 or not _on_top(nest.body, a.node)):
         return 1
-    width = min(count, widest)
+    width = min(count, widest, nest.width or widest)
     while width > 1 and not _aligned(cx, nest, axis, count, place, a, width):
         width //= 2
     return width

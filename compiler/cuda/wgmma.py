@@ -18,13 +18,16 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.widths import WARPGROUP
 
-WARPGROUP, ROWS = 128, 64
+ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it
 TURNS = 8
 #: slots of a fragment behind whose computation a wait is kept: the last ones, or, where the fragment has several times the slots of the
 #: product that is awaited, so that the product ends long before it is computed, the last of such a part
 PINNED = 4
+#: registers of a multiprocessor, and those that ptxas wants beside an instruction's accumulator
+BLOCK_REGISTERS, BESIDE = 65536, 26
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -48,7 +51,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     binds += named
     bits = b.place.layout.bits
     each = depth(bits)
-    function = f"ts::wgmma_m64n{own_n}k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
+    kinds = f"k{each}_{kind_of(call)}_{'r' if held_a else int(a.across)}{int(b.across)}"
     clear = bool(constant(call.args[3]))
     steps = []
     for step in range(k // each):
@@ -57,10 +60,11 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
                 left = at(a.buf, tirx.IntImm("int32", (block * (k // each) + step) * (4 * 32 // bits)))
             else:
                 left = moved(cx, descriptors[0], a, block * ROWS, step * each)
-            right = moved(cx, descriptors[-1], b, 0, step * each)
-            into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
-            steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
+            for first, wide in columns(cx, own_n):
+                right = moved(cx, descriptors[-1], b, first, step * each)
+                into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
+                steps.append(tirx.Evaluate(tirx.call_extern("void", f"ts::wgmma_m64n{wide}{kinds}", into, left, right, keep), call.span))
     issued = [plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
     if own_m * down > m and cx.group is None:  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
@@ -84,6 +88,16 @@ def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[A
         binds.append(tirx.Bind(group, number))
         cx.bind_range(group, down * across)
     return group, digit(group, 1, down, across == 1) * own_m, digit(group, down, across, True) * own_n, binds
+
+
+def columns(cx: Any, n: int) -> list[tuple[int, int]]:
+    """The columns that one instruction each takes of a warpgroup's part of n, (first, how many): all, or equal parts where the registers
+    that a thread has at launch do not hold an accumulator of all (ptxas C7602): 128 of three warpgroups and a producer's. What
+    `more_registers` adds counts for the kernel's allocation, not for an instruction's."""
+    at_launch = BLOCK_REGISTERS // (cx.threads + cx.extra) // 8 * 8
+    count = -(-(n // 2) // (at_launch - BESIDE))
+    wide = n if count == 1 else -(-n // count // 16) * 16  # integers take multiples of 16
+    return [(first, min(wide, n - first)) for first in range(0, n, wide)]
 
 
 def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any]]:

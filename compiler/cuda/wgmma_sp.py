@@ -23,21 +23,22 @@ float32 has no such product: of tf32 the instruction keeps one number in each tw
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from tilescale.compiler.cuda import gemm
 from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.kernel import placed
 from tilescale.compiler.cuda.rings import at
-from tilescale.compiler.cuda.wgmma import ROWS, WARPGROUP, described, moved, own_part, parts, plain, wait_asked
+from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, plain, wait_asked
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops.gemm_sp import COVERED, dense_shape
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.widths import WARP, WARPGROUP
 
-WARP = 32
 #: steps of k that one register says the places of
 HELD = 64
 
@@ -83,12 +84,13 @@ def emit(cx: Any, call: Any) -> Any:
     steps = []
     for step in range(k // each):
         word, selector = step * each // HELD, step * each % HELD // each
-        function = f"ts::wgmma_sp_m64n{own_n}k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}_s{selector}"
-        for block in range(blocks):
-            left, right = moved(cx, descriptors[0], a, block * ROWS, step * each // 2), moved(cx, descriptors[1], b, 0, step * each)
-            into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
+        kinds = f"k{each}_{kind_of(call)}_{int(a.across)}{int(b.across)}_s{selector}"
+        for block, (first, wide) in itertools.product(range(blocks), columns(cx, own_n)):
+            left, right = moved(cx, descriptors[0], a, block * ROWS, step * each // 2), moved(cx, descriptors[1], b, first, step * each)
+            into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
             keep = tirx.IntImm("int32", 0 if constant(call.args[3]) and step == 0 else 1)
             places = at(where, tirx.IntImm("int32", block * words + word))
+            function = f"ts::wgmma_sp_m64n{wide}{kinds}"
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
     issued = [*_places(cx, call, where, row, blocks, words), plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
     return sequence([*binds, *named, *issued, *wait_asked(cx, call)])

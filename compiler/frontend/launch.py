@@ -8,13 +8,13 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Buffer, as_expr, constant, index_expr
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
+from tilescale.compiler.widths import WARP, WARPGROUP
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.language.symbolic import SymExpr, settle
 
 AXES = "xyz"
 SCALES = (*bld.EXECUTORS, *bld.REACHES)
-WARP, WARPGROUP = 32, 128
 
 register_op("ts.scale_index", pure=True)
 register_op("ts.scale_count", pure=True)
@@ -241,7 +241,7 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
 
 
 def annotate_l2_hit_ratio(ratios: dict[Any, float]) -> None:
-    """A cache hint for GPUs; without effect on the CPU."""
+    """A cache hint, which is not given yet."""
     _hint("l2", ratios)
 
 

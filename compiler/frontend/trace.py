@@ -15,7 +15,7 @@ from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
 from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, dtype_of, symbol_expr
-from tilescale.compiler.ir.multiples import promise
+from tilescale.compiler.ir.multiples import Promises
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
@@ -50,7 +50,7 @@ class TileProgram:
     hints: dict[str, Any] = field(default_factory=dict)
     returns: list[int] = field(default_factory=list)
     #: symbol → what its value is a multiple of in every call, which the launcher checks
-    multiples: dict[str, int] = field(default_factory=dict)
+    multiples: Promises = field(default_factory=Promises)
     schedule: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict)
     #: the GPU architecture that a program is compiled for; empty on other targets
@@ -268,9 +268,9 @@ def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> T
     hints = dict(builder.launch.hints)
     if "layouts" in hints:  # by the variables that the program has
         hints["layouts"] = {renames.get(b.var, b.var): (layout, at) for b, (layout, at) in hints["layouts"].items()}
-    multiples = {n: k for n, k in builder.multiples.items() if n in builder.symbols}
-    for symbol_name, k in multiples.items():
-        promise(builder.symbols[symbol_name], k)
+    multiples = Promises({n: k for n, k in builder.multiples.items() if n in builder.symbols})
+    for symbol_name in multiples:
+        multiples.of(builder.symbols[symbol_name], symbol_name)
     return TileProgram(name, func, params, dict(builder.symbols), builder.launch, loc, hints, multiples=multiples)
 
 

@@ -1,11 +1,12 @@
 """What integers are known to be multiples of: by their form, by what names stand for, and by what calls are promised to bring.
 
-A promise (``T.dynamic("n", multiple_of=8)``) is kept beside the IR, by variable: what asks about an index or an extent does not have the
-program at hand, and an expression is what it is in every program.
+A promise (``T.dynamic("n", multiple_of=8)``) is kept beside the IR, by variable, for as long as its program's `Promises` live: what asks
+about an index or an extent does not have the program at hand.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +16,14 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, s
 _promised: dict[Any, Any] = {}
 
 
-def promise(var: Any, of: int) -> None:
-    """A variable's value is a multiple of a number, wherever it is looked at."""
-    if of > 1:
-        _promised[var] = tirx.Var(f"{var.name}_units", str(var.ty)) * tirx.IntImm(str(var.ty), of)
+class Promises(dict[str, int]):
+    """What a program's symbols are promised to be multiples of, by name. All that is made of the program shares it."""
+
+    def of(self, var: Any, name: str) -> None:
+        """A variable has the value of a symbol, wherever it is looked at."""
+        if (of := self.get(name, 1)) > 1:
+            _promised[var] = tirx.Var(f"{var.name}_units", str(var.ty)) * tirx.IntImm(str(var.ty), of)
+            weakref.finalize(self, _promised.pop, var, None).atexit = False
 
 
 def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:

@@ -35,6 +35,10 @@ class Nest:
     what: str = "T.Parallel"
     #: an iteration may run only once: its values come from what it does to memory, or it reads what it writes
     alone: bool = False
+    #: which thread runs which iteration, where the author fixed it (layout/asked.py)
+    layout: str = ""
+    #: the most neighbours that one access to memory may take, where the author bounds them
+    width: int = 0
     accesses: list[Element] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,10 +80,13 @@ def nest_of(s: Any) -> Nest | None:
     change and are compared by identity, and every pass asks again, so the answer is kept; nobody writes to it."""
     if is_nest(s):
         loops = [s]
-        depth = int(s.annotations.get("ts.depth", 1)) if s.annotations else 1
+        notes = s.annotations or {}
+        depth = int(notes.get("ts.depth", 1))
         while len(loops) < depth and isinstance(loops[-1].body, tirx.For):
             loops.append(loops[-1].body)
-        return Nest(tuple(loop.loop_var for loop in loops), tuple(constant_extent(loop.extent) for loop in loops), loops[-1].body, s)
+        extents = tuple(constant_extent(loop.extent) for loop in loops)
+        asked: dict[str, Any] = {"layout": str(notes.get("ts.layout", "")), "width": int(notes.get("ts.width", 0))}
+        return Nest(tuple(loop.loop_var for loop in loops), extents, loops[-1].body, s, **asked)
     if isinstance(s, tirx.BufferStore):
         return Nest((), (), s, s, "the assignment")
     if isinstance(s, tirx.Evaluate):
@@ -133,11 +140,11 @@ def reads(e: Any, conditional: bool = False) -> Iterator[Element]:
     yield from found
 
 
-def element_nest(shape: list[Any], make: Any, node: Any, what: str) -> Nest:
+def element_nest(shape: list[Any], make: Any, node: Any, what: str, layout: str = "", width: int = 0) -> Nest:
     """``make(indices)`` for every index of ``shape``."""
     names = "ijklmnpq"
     vars_ = tuple(tirx.Var(names[k % len(names)], "int32") for k in range(len(shape)))
-    return Nest(vars_, tuple(constant_extent(e) for e in shape), make(list(vars_)), node, what)
+    return Nest(vars_, tuple(constant_extent(e) for e in shape), make(list(vars_)), node, what, layout=layout, width=width)
 
 
 def indexed(region: Any, indices: list[Any], kept: list[int]) -> list[Any]:

@@ -15,22 +15,24 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
-from tilescale.compiler.layout import loops
+from tilescale.compiler.layout import asked, loops
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, fragments_of, in_registers
 from tilescale.compiler.layout.made import shown
+from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.layout.viewed import viewed
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import Loc, TileValueError
 
 #: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
 REPLICATED = 16
 #: combinations of the operations' choices that are tried
 TRIES = 64
-WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Solver:
         for b in self.free:
             if b.ty.storage_scope == "local.var":
                 self.known.setdefault(b, replicated(_shape(b), self.uses.owners[b].threads))
+        self._follow_fixed_loops()
         self.propagate()
         for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
             for a in u.reads:
@@ -218,19 +221,36 @@ class Solver:
         if made is not None:
             self.known[view] = made
 
+    def _follow_fixed_loops(self) -> None:
+        """Tiles that nobody else decides lie as the loops run that the author fixed: what they write, then what they read once."""
+        fixed = [(u, u.nest, loop) for u in self.uses.items if u.nest is not None and (loop := asked.loop_of(u.nest)) is not None]
+        for reads_ in (False, True):
+            for u, nest, loop in fixed:
+                for a in fragments_of(nest):
+                    made = self._as_it_runs(u, a, loop) if (a.mode == "read") == reads_ else None
+                    if made is not None and (not reads_ or made.copies == loop.fragment.copies):
+                        self.demand(Demand(a.buffer, made, f"{nest.what}(loop_layout=…)", loc_of(nest.node.span)))
+
     def _through_nest(self, u: Use) -> None:
         assert u.nest is not None
         accesses = fragments_of(u.nest)
         unknown = [a for a in accesses if a.buffer not in self.known and self._mine(a.buffer, u)]
-        if not unknown or not any(a.buffer in self.known and _decides(self.known[a.buffer]) for a in accesses):
+        decided = u.nest.layout or any(a.buffer in self.known and _decides(self.known[a.buffer]) for a in accesses)
+        if not unknown or not decided:
             return
         loop, _ = loops.choose(u.nest, self.known, u.executor.threads)
         if loop is None:
             return
         for a in unknown:
-            made = loops.from_loop(u.nest, a, loop)
-            if made is not None and a.buffer not in self.known and made.threads == self.uses.owners[a.buffer].threads:
+            if (made := self._as_it_runs(u, a, loop)) is not None:
                 self.known[a.buffer] = made
+
+    def _as_it_runs(self, u: Use, a: Element, loop: Loop) -> Fragment | None:
+        """The layout of a tile that has none yet, by a loop that touches it."""
+        if a.buffer in self.known or not self._mine(a.buffer, u):
+            return None
+        made = loops.from_loop(u.nest, a, loop) if u.nest is not None else None
+        return made if made is not None and made.threads == self.uses.owners[a.buffer].threads else None
 
     def _mine(self, buffer: Any, u: Use) -> bool:
         return buffer in self.uses.owners and self.uses.owners[buffer] == u.executor
@@ -290,6 +310,7 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
         TileValueError: two statements demand different layouts of one tile, and neither has another choice.
     """
     uses = gather(program)
+    _check_threads(uses)
     fixed = dict(annotated or {})
     choices: list[list[list[Demand]]] = []
     asking = Solver(uses, fixed)
@@ -326,7 +347,43 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
                 loc=program.loc, expected="a view that changes the last axis alone, of a tile whose neighbours lie in one thread",
                 hint="T.alloc_shared, or T.reinterpret of each element",
             )  # fmt: skip
+    _check_fixed_loops(found)
     return found.known
+
+
+def _check_threads(uses: Uses) -> None:
+    """Every loop that the author fixed is spread over the threads that run it."""
+    for u in uses.items:
+        loop = asked.loop_of(u.nest) if u.nest is not None else None
+        if loop is None or loop.fragment.threads == u.executor.threads:
+            continue
+        times, over = divmod(u.executor.threads, loop.fragment.threads)
+        raise TileValueError(
+            f"loop_layout is over {loop.fragment.threads} threads, and the {u.executor.name} here has {u.executor.threads}",
+            loc=loc_of(u.stmt.span), expected=f"a T.Fragment over all {u.executor.threads} threads",
+            hint=f"T.Fragment(…, replicate={times}), whose copies run the same iterations" if times > 1 and not over else None,
+        )  # fmt: skip
+
+
+def _check_fixed_loops(found: Solver) -> None:
+    """Every loop that the author fixed finds what it touches in its own threads.
+
+    Raises:
+        TileValueError: shows what the loop and what the tile's other statements ask for.
+    """
+    for u in found.uses.items:
+        loop = asked.loop_of(u.nest) if u.nest is not None else None
+        if u.nest is None or loop is None:
+            continue
+        for a, why in loops.choose(u.nest, found.known, u.executor.threads)[1]:
+            b, loc, held, what = a.buffer, loc_of(u.stmt.span), found.known[a.buffer], f"{u.nest.what}(loop_layout=…)"
+            made = loops.from_loop(u.nest, a, loop)
+            if made is not None:
+                raise conflict(b, found.demands.get(b, Demand(b, held, "what else touches it", None)), Demand(b, made, what, loc))
+            raise TileValueError(
+                f"{b.name} lies as {shown(held)}, and {what} runs its iterations as {shown(loop.fragment)}: {why}", loc=loc,
+                expected="iterations where the elements lie", hint=f"no loop_layout, or {b.name} in shared memory",
+            )  # fmt: skip
 
 
 def _combinations(choices: list[list[list[Demand]]]) -> Iterator[tuple[list[Demand], ...]]:

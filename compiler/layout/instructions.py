@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece
+from tilescale.compiler.widths import WARP
 from tilescale.errors import TileValueError
-
-WARP, WARPGROUP = 32, 128
 
 
 def mma_accumulator() -> Fragment:

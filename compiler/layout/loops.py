@@ -10,6 +10,7 @@ from typing import Any
 
 from tilescale.compiler.ir.multiples import is_multiple
 from tilescale.compiler.ir.nests import Element, Nest
+from tilescale.compiler.layout.asked import loop_of
 from tilescale.compiler.layout.fragment import Fragment, packed
 from tilescale.compiler.layout.match import Loop, is_replicated, match, seen_by
 from tilescale.compiler.layout.mixed import from_mixed
@@ -188,7 +189,7 @@ def contiguous(nest: Nest) -> tuple[int, int]:
     if not votes:
         return len(nest.vars) - 1, 1
     k = max(votes, key=lambda k: (len(votes[k]), k))
-    return k, min(votes[k])
+    return k, min(*votes[k], nest.width or max(votes[k]))
 
 
 def _steps(e: Any, variables: Sequence[Any]) -> int:
@@ -218,7 +219,7 @@ def from_memory(nest: Nest, threads: int) -> Loop | None:
 
 def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop | None, list[tuple[Element, str]]]:
     """The loop of a nest whose fragments all have layouts, and the accesses that do not fit it (each with the reason): the loop with the
-    fewest of those; among equals one that follows a fragment that is written, then one that reads most."""
+    fewest of those; among equals one that follows a fragment that is written, then one that reads most. The author's, if any."""
     known = [a for a in fragments_of(nest) if isinstance(layouts.get(a.buffer), Fragment)]
     layouts = {a.buffer: seen_by(layouts[a.buffer], threads) if a.mode == "read" else layouts[a.buffer] for a in known}
     tries: list[Loop] = []
@@ -233,7 +234,8 @@ def choose(nest: Nest, layouts: Mapping[Any, Any], threads: int) -> tuple[Loop |
     found: tuple[Loop | None, list[tuple[Element, str]]] = None, []
     # numbers that every thread has say nothing about who runs what: memory does then
     alone = all(a.mode == "read" and prod(layouts[a.buffer].shape) == 1 for a in known)
-    for loop in _and_free([] if alone else tries, nest, threads):
+    asked = loop_of(nest)
+    for loop in _and_free([] if alone else tries, nest, threads) if asked is None else (asked,):
         bad = []
         for a in known:
             fits = match(loop, a.indices, layouts[a.buffer], a.mode != "read")

@@ -25,8 +25,8 @@ from tilescale.compiler.layout.loops import in_registers, plain_index
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.shared import Shared
 from tilescale.compiler.tvm_compat import sym, tirx
+from tilescale.compiler.widths import WARP
 
-WARP = 32
 #: rows of a matrix, and elements of a row
 SIDE = 8
 #: matrices of one instruction

@@ -7,9 +7,9 @@ from math import prod
 
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece
+from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
-WARP = 32
 #: bytes of global memory that are fetched together, and of a line of the cache
 SECTOR, LINE = 32, 128
 

@@ -39,23 +39,37 @@ def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
     return buffer
 
 
+def _check_scope(what: str, scope: str, *known: str) -> None:
+    """The scope is what the function's name says.
+
+    Raises:
+        TileValueError: another one is asked for.
+    """
+    if scope not in known:
+        raise TileValueError(f"T.{what} with scope={scope!r}", loc=source.current(), expected=" or ".join(known))
+
+
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Buffer:
     """A tile in the block's shared memory, seen by all its executors; contents undefined."""
+    _check_scope("alloc_shared", scope, "shared", "shared.dyn")
     return _allocate(shape, dtype, "shared", "alloc_shared")
 
 
 def alloc_fragment(shape: Any, dtype: Any = "float32", scope: str = "local.fragment") -> Buffer:
     """A tile distributed over the registers of the executor's threads; contents undefined."""
+    _check_scope("alloc_fragment", scope, "local.fragment")
     return _allocate(shape, dtype, "local.fragment", "alloc_fragment")
 
 
 def alloc_local(shape: Any, dtype: Any = "float32", scope: str = "local") -> Buffer:
     """Memory of one thread (of one iteration of a T.Parallel loop, where allocated in it)."""
+    _check_scope("alloc_local", scope, "local")
     return _allocate(shape, dtype, "local", "alloc_local")
 
 
 def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variable:
     """One mutable scalar: assigning to its name stores. Zero, or ``init``, to begin with."""
+    _check_scope("alloc_var", scope, "local.var")
     buffer = _allocate((1,), dtype, "local.var", "alloc_var")
     made = Variable(buffer)
     b = bld.current()

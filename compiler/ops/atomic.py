@@ -14,6 +14,7 @@ from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 
 KINDS = ("add", "max", "min", "load", "store")
+ORDERS = (None, "relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
@@ -48,6 +49,16 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
     return None
 
 
+def _check_order(order: str | None) -> None:
+    """Every atomic operation acquires and releases (docs/LANGUAGE.md, "Order"), whatever weaker order is asked for.
+
+    Raises:
+        TileTypeError: an order that there is not.
+    """
+    if order not in ORDERS:
+        raise TileTypeError(f"memory_order={order!r}", loc=source.current(), expected="one of " + ", ".join(str(o) for o in ORDERS if o))
+
+
 def _own(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Refuses ``dst=`` and ``src=`` naming a rank, which would else be Python's "multiple values for argument"."""
 
@@ -66,19 +77,23 @@ def _own(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @_own
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False) -> Any:
-    """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before."""
+    """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before. TMA adds
+    tiles where it can, whether it is asked to (``use_tma``) or not."""
+    _check_order(memory_order)
     return _atomic("add", dst, value, return_prev)
 
 
 @_own
 def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """The greater of an element and a value (a region and a tile)."""
+    _check_order(memory_order)
     return _atomic("max", dst, value, return_prev)
 
 
 @_own
 def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """The lesser of an element and a value (a region and a tile)."""
+    _check_order(memory_order)
     return _atomic("min", dst, value, return_prev)
 
 
@@ -125,12 +140,14 @@ def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
 @_own
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
     """Reads an element at once, after everything that its writer released."""
+    _check_order(memory_order)
     return _atomic("load", src, 0, True)
 
 
 @_own
 def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
     """Writes an element at once, releasing what was written before."""
+    _check_order(memory_order)
     _atomic("store", dst, value, False)
 
 

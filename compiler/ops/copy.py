@@ -8,10 +8,13 @@ from typing import Any
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Region, as_expr, constant, index_expr
-from tilescale.compiler.ops import base
+from tilescale.compiler.ops import base, by_hand
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+
+#: what T.copy may say of the cache
+POLICIES = ("evict_normal", "evict_first", "evict_last")
 
 
 def copy(
@@ -36,6 +39,10 @@ def copy(
             or, given memory instead of an integer, the operands themselves.
         signal: a counter of the destination's rank that is signalled when the copy is complete (with ``dst``).
         value, signal_op: what is done to it, as in ``T.signal``.
+        coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside. A layout says that threads copy, no
+            engine beside them; a width bounds what threads move (cp.async too), not TMA.
+        disable_tma: TMA does not make this copy.
+        eviction_policy: a hint for the cache, which is not given yet.
 
     Raises:
         TileValueError: shapes that differ, both sides remote, a rank that cannot be.
@@ -76,7 +83,19 @@ def copy(
         if signal_op not in OPS:
             raise TileValueError(f"signal_op={signal_op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
         extra = [counter(signal, "signal").ir(), as_expr(value, "int64")]
-    emit("copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, "signal_op": signal_op if extra else ""})
+    words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
+    emit("copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, "signal_op": signal_op if extra else "", **words})
+
+
+def _by_hand(frm: Region, to: Region, width: Any, layout: Any, disable_tma: bool, eviction: Any) -> dict[str, Any]:
+    """What the author says of how threads copy, as attributes."""
+    if eviction not in (None, *POLICIES):
+        raise TileValueError(f"eviction_policy={eviction!r}", loc=source.current(), expected="one of " + ", ".join(POLICIES))
+    made: dict[str, Any] = {} if width is None else {"width": by_hand.width(width)}
+    if layout is not None:
+        sizes = [[constant(e) if constant(e) is not None else e for e in r.shape if constant(e) != 1] for r in (frm, to)]
+        made["layout"] = by_hand.layout(layout, [a if isinstance(a, int) else b for a, b in zip(*sizes, strict=True)], "T.copy")
+    return made | ({"by_threads": True} if disable_tma or layout is not None else {})
 
 
 def check_peer(peer: Any, owned: Region, side: str) -> Any:
@@ -146,7 +165,8 @@ class Copy(TileOp):
             value = value if str(value.ty) == kind else tirx.Cast(kind, value)
             return tirx.BufferStore(dst.source, value, indexed(dst, at, to_axes), call.span)
 
-        return element_nest(sizes, element, call, "T.copy")
+        asked = {"layout": str(call.attrs["layout"])} if "layout" in call.attrs else {}
+        return element_nest(sizes, element, call, "T.copy", width=int(call.attrs["width"]) if "width" in call.attrs else 0, **asked)
 
     def stops(self, call: Any) -> bool:
         return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it

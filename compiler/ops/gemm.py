@@ -77,10 +77,11 @@ def gemm(
         wg_wait: -1 on sm_90a: the product runs beside the executor, whose threads are warpgroups, until ``T.wait_wgmma`` says that it is
             complete; its tiles in shared memory stay as they are until then, and C is not touched. Elsewhere it is complete at once.
         clear_accum: C starts from zero instead of its contents.
+        k_pack: of AMD's matrix units; changes nothing.
         precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor cores multiply.
 
     Raises:
-        TileValueError: shapes that do not fit, a precision that there is not. TileTypeError: dtypes that have no product.
+        TileValueError: shapes that do not fit, a precision that there is not, ``mbar``. TileTypeError: dtypes that have no product.
     """
     a, b, c = region(A, "A"), region(B, "B"), region(C, "C")
     loc = source.current()
@@ -105,6 +106,11 @@ def gemm(
         raise TileValueError(
             f"precision={precision!r} in T.gemm of {a.dtype}", loc=loc, expected='nothing, or "tf32" for operands of float32'
         )
+    if mbar is not None:
+        raise TileValueError(
+            "T.gemm with mbar=: no product here signals a barrier", loc=loc, expected="no mbar=",
+            hint="wg_wait=-1 and T.wait_wgmma behind it",
+        )  # fmt: skip
     flags = [as_expr(clear_accum, "bool")]
     if wg_wait not in (-1, 0):
         raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")

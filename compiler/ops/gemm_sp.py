@@ -47,6 +47,8 @@ def gemm_sp(
     """
     a, e, b, c = region(A_sparse, "A"), region(E, "E"), region(B, "B"), region(C, "C")
     loc = source.current()
+    if wg_wait:
+        raise TileValueError(f"T.gemm_sp with wg_wait={wg_wait}", loc=loc, expected="0: it is complete where it stands")
     for r, what in ((a, "A"), (e, "E"), (b, "B"), (c, "C")):
         if len(r.shape) != 2 or any(constant(x) is None for x in r.shape):
             raise TileValueError(f"{what} of T.gemm_sp is {r.name}, a tile of {show(r.shape)}", loc=loc, expected="two constant extents")

@@ -15,13 +15,12 @@ from tilescale.compiler.frontend.values import as_expr, constant, dtype_of, inde
 from tilescale.compiler.ops.alloc import alloc_var
 from tilescale.compiler.ops.base import Access, TileOp, emit, register
 from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.widths import WARP, WIDTHS
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
-WARP, EVERYONE = 32, 0xFFFFFFFF
+EVERYONE = 0xFFFFFFFF
 #: barriers that a block has (PTX ISA, "bar, barrier"), and the number under which the runtime knows warps' own
 BARRIERS, OF_WARPS = 16, 16
-#: threads of an executor
-WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
 
 
 # ---- shuffles

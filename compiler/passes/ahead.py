@@ -72,7 +72,9 @@ def ahead(loop: Any, before: list[Any], fill: list[Any], awaited: Any, compute: 
     plain = {"ts.kind": "serial"}
     prologue = tirx.For(first, loop.min, tirx.min(distance, count), loop.kind, fetch(first), annotations=plain, span=loop.span)
     later = loop.loop_var + distance
-    body = [*before, awaited, tirx.IfThenElse(later < count, fetch(later), None, loop.span), *compute]
+    place = int(loop.annotations.get("ts.issue", 0))  # where the author issues them (passes/manual_stages.py)
+    issued = tirx.IfThenElse(later < count, fetch(later), None, loop.span)
+    body = [*before, awaited, *compute[:place], issued, *compute[place:]]
     main = tirx.For(loop.loop_var, loop.min, count, loop.kind, sequence(body), annotations=dict(loop.annotations), span=loop.span)
     return sequence([tirx.Bind(count, loop.extent, loop.span), prologue, main])
 

@@ -23,7 +23,7 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
-from tilescale.compiler.layout.infer import WIDTHS, Executor, scalar_reads
+from tilescale.compiler.layout.infer import Executor, scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
@@ -31,11 +31,10 @@ from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.compiler.widths import WARPGROUP, WIDTHS
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
-#: threads of a warpgroup
-WARPGROUP = WIDTHS["warpgroup"]
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.layout.infer import WIDTHS
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.layout.spread import replicated
@@ -37,6 +36,7 @@ from tilescale.compiler.ops.puts import await_puts
 from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls, polls
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+from tilescale.compiler.widths import WIDTHS
 
 #: bits that an engine moves at least, and of which a place is a multiple
 CHUNK = 128
@@ -79,6 +79,8 @@ def gpu_bulk(program: Any, arch: str) -> Any:
 
 def _is_put(call: Any) -> bool:
     if call.op.name != "ts.copy" or str(call.attrs["side"]) != "dst" or str(call.attrs["reach"]) != "cta_cluster":
+        return False
+    if "by_threads" in call.attrs:
         return False
     both = [r.source for r in call.args[:2]]
     return str(call.attrs["executor"]) == "block" and len(call.args) == 3 and all(b.ty.storage_scope == "shared" for b in both)

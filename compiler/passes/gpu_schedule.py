@@ -36,8 +36,9 @@ from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_produ
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.compiler.widths import WARPGROUP
 
-WARPGROUP, ROWS = 128, 64
+ROWS = 64
 #: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
 FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
@@ -190,6 +191,8 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any]) -> str | None:
     """Why TMA cannot make a copy into a tile of these extents; None where it can."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
+    if "by_threads" in call.attrs:
+        return f"T.copy(…, disable_tma=True) of {name}"
     if str(call.attrs["side"]):
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):

@@ -129,7 +129,8 @@ def _leaves(call: Any) -> bool:
     if call.op.name == "ts.atomic":
         kind, tile = str(call.attrs["kind"]), call.args[1]
         return isinstance(tile, ir.TensorRegion) and element_dtype(call.args[0].source) in REDUCTIONS.get(kind, ())
-    return call.op.name == "ts.copy" and not str(call.attrs["side"]) and "ring" not in call.attrs and len(call.args) <= 3
+    free = call.op.name == "ts.copy" and "ring" not in call.attrs and "by_threads" not in call.attrs
+    return free and not str(call.attrs["side"]) and len(call.args) <= 3
 
 
 def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:

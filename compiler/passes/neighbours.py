@@ -11,6 +11,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import is_nest
+from tilescale.compiler.layout import asked
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
@@ -30,7 +31,7 @@ def _count(call: Any) -> int:
 
 def _rewritten(s: Any) -> Any:
     """A nest's outermost loop made longer; None where the nest does something else as well, or where an index is not a multiple."""
-    if not is_nest(s):
+    if not is_nest(s) or "ts.kind" not in (s.annotations or {}):  # inner loops go with the outermost one
         return None
     loops = [s]
     while is_nest(loops[-1].body):
@@ -78,5 +79,7 @@ def _around(loops: list[Any], longer: Any, count: int, body: Any) -> Any:
     for loop in reversed(loops):
         extent = loop.extent * tirx.IntImm(str(loop.extent.ty), count) if loop.same_as(longer) else loop.extent
         notes = dict(loop.annotations) if loop.annotations else {}
+        if "ts.layout" in notes:
+            notes["ts.layout"] = asked.longer(str(notes["ts.layout"]), next(k for k, x in enumerate(loops) if x.same_as(longer)), count)
         body = tirx.For(loop.loop_var, loop.min, extent, loop.kind, body, annotations=notes, span=loop.span)
     return body

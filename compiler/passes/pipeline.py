@@ -22,6 +22,7 @@ from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
+from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.release_fences import release_fences
 from tilescale.compiler.passes.remove_unused import remove_unused
@@ -43,9 +44,11 @@ class Pass:
 
 #: Tile IR → tile IR → scheduled tile IR. What follows is the target's: compiler/cpu/lower.py makes thread IR of it.
 PASSES: tuple[Pass, ...] = (
-    # Collectives first: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
+    # The author's own schedule first: its entries count the statements as they are written.
+    Pass("manual_stages", manual_stages, spec.TILE),
+    # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
     Pass("expand_collectives", expand_collectives, spec.TILE),
-    # Exits next: the passes behind it may cut, guard and move statements of a loop without minding jumps.
+    # Exits: the passes behind it may cut, guard and move statements of a loop without minding jumps.
     Pass("structured_exits", structured_exits, spec.TILE),
     # Names bound to a tile's base (`tile = A[i, 0]`) leave a load behind that nobody reads and that may lie outside.
     Pass("remove_unused", remove_unused, spec.TILE),

@@ -133,7 +133,7 @@ class _Draft:
         if str(notes.get("ts.kind", "")) != "pipelined" or int(notes.get("ts.num_stages", 0)) < 1:
             return loop
         by_reader = self.by_reader and loop.loop_var not in self.reasons
-        pipeline = _pipeline(loop, self.uses, self.views, by_reader)
+        pipeline = pipeline_of(loop, self.uses, self.views, by_reader)
         if pipeline is not None:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if self.wanted != TURN:
@@ -207,7 +207,7 @@ class _Draft:
         for k, buffers in enumerate(groups):
             ring, staged = self._new_ring(p, buffers)
             filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
-            mine = [s for s in copies if _filled(s) in buffers or k == 0 and _filled(s) not in p.fills]
+            mine = [s for s in copies if filled_tile(s) in buffers or k == 0 and filled_tile(s) not in p.fills]
             fill += [
                 token("acquire", ring.number, now(filled), span),
                 *[_in_stage(_asynchronous(s, p, ring.number), staged, _stage(filled, ring.depth)) for s in mine],
@@ -235,7 +235,7 @@ class _Draft:
             return s
         stmts = [self.singles(x, alone, aside, again) for x in s.seq]
         for k in reversed(range(len(stmts))):
-            buffer = _filled(stmts[k])
+            buffer = filled_tile(stmts[k])
             if buffer is not None and buffer not in self.views and alone(stmts[k].value) and self._only_products(stmts[k:], buffer):
                 stmts[k:] = self._single(stmts[k], stmts[k + 1 :], buffer, aside if again else 1)
         return sequence(stmts)
@@ -332,14 +332,14 @@ class Pipeline:
         return Pipeline(self.loop, self.stmts, self.fills, first, self.last)
 
 
-def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False) -> Pipeline | None:
+def pipeline_of(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool = False) -> Pipeline | None:
     """The ring that a loop can be; None where its copies fill nothing that fits. A view, another's memory, has no stages of its own.
     ``by_reader``: readers may stand among the copies, since each has a ring of its own."""
     stmts = list(loop.body.seq) if isinstance(loop.body, tirx.SeqStmt) else [loop.body]
     inside = buffer_uses(loop.body)
     fills: dict[Any, int] = {}
     for k, s in enumerate(stmts):
-        buffer = _filled(s)
+        buffer = filled_tile(s)
         # used in this loop alone, written once, and read by no statement before: the previous round's value is never wanted
         if buffer is not None and buffer not in fills and buffer not in views and inside[buffer] == uses[buffer]:
             if not any(buffer in _touches(t) for t in stmts[:k]) and not any(_writes(t, buffer) for t in stmts[k + 1 :]):
@@ -347,7 +347,7 @@ def _pipeline(loop: Any, uses: dict[Any, int], views: set[Any], by_reader: bool 
     if not fills:
         return None
     first, last = min(fills.values()), max(fills.values())
-    if not by_reader and any(fills.keys() & _touches(s) for s in stmts[first:last] if _filled(s) not in fills):
+    if not by_reader and any(fills.keys() & _touches(s) for s in stmts[first:last] if filled_tile(s) not in fills):
         return None  # a reader stands between the copies: the stage would be committed too late for it
     return Pipeline(loop, stmts, fills, first, last)
 
@@ -381,7 +381,7 @@ def _stage(counter: Any, depth: int) -> Any:
 
 def _consumed(stmt: Any, p: Pipeline) -> bool:
     """Whether a statement among the copies is none of them, nor what they need."""
-    return _filled(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
+    return filled_tile(stmt) not in p.fills and not splitting.is_guard(stmt) and not isinstance(stmt, tirx.Bind)
 
 
 def _sets_variables(stmt: Any) -> bool:
@@ -393,7 +393,7 @@ def _sets_variables(stmt: Any) -> bool:
 
 def _asynchronous(stmt: Any, p: Pipeline, ring: int) -> Any:
     """A copy into a ring's stage, marked as one that is complete only where its round is awaited."""
-    if _filled(stmt) not in p.fills:
+    if filled_tile(stmt) not in p.fills:
         return stmt
     call = stmt.value
     attrs = {**dict(call.attrs), "ring": ring}
@@ -455,13 +455,16 @@ def _touches(stmt: Any) -> set[Any]:
     return found
 
 
-def _filled(stmt: Any) -> Any:
-    """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else."""
+def filled_tile(stmt: Any) -> Any:
+    """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else,
+    and for copies that the author keeps where they stand."""
     if not isinstance(stmt, tirx.Evaluate) or base.find(stmt.value) is None or stmt.value.op.name != "ts.copy":
         return None
     call = stmt.value
     src, dst = call.args[:2]
-    if str(call.attrs["side"]) == "dst" or dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
+    if "stays" in call.attrs or "layout" in call.attrs or str(call.attrs["side"]) == "dst":
+        return None
+    if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
         return None
     shape = list(dst.source.ty.shape)
     whole = all(

@@ -12,9 +12,10 @@ from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.infer import Executor, walk
 from tilescale.compiler.layout.loops import choose
 from tilescale.compiler.ops import base
-from tilescale.compiler.passes.fences import COORDINATE, WARPGROUP, owners_of
+from tilescale.compiler.passes.fences import COORDINATE, owners_of
 from tilescale.compiler.passes.gpu_stage import again
 from tilescale.compiler.tvm_compat import structural_map, tirx
+from tilescale.compiler.widths import WARPGROUP
 
 #: rows of a swizzle's pattern, which a warpgroup's share consists of
 PATTERN = 8

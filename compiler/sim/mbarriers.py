@@ -12,8 +12,7 @@ import numpy as np
 
 from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.sim.memory import Site
-
-WIDTHS = {"thread": 1, "warp": 32, "warpgroup": 128}
+from tilescale.compiler.widths import WIDTHS
 
 
 @dataclass

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cpu.scales import WIDTHS
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
@@ -24,6 +23,7 @@ from tilescale.compiler.sim.memory import Site
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.sim.view import BufferInfo, View
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
 

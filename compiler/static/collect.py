@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilescale.compiler.cpu.scales import WIDTHS
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
@@ -19,6 +18,7 @@ from tilescale.compiler.static.prove import Clock
 from tilescale.compiler.static.reading import Reading
 from tilescale.compiler.static.terms import FALSE, ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
 

@@ -68,14 +68,15 @@ def measured(shape: tuple[int, ...], configs: list[tuple[int, ...]], rounds: int
     import torch
 
     import tilescale
-    from tests.bench.bench_hopper_gemm import TRAFFIC, captured, measure, spread
+    from tests.bench.gpu import captured, copies, measure, over, spread
     from tests.gpu.gemms import gemm
 
     M, N, K = shape
-    copies = max(2, -(-TRAFFIC // (2 * (M * K + K * N + M * N))))
+    count = copies(2 * (M * K + K * N + M * N))
     sets = [tuple(torch.randn(s, device="cuda").bfloat16() for s in ((M, K), (K, N))) + (torch.empty(M, N, device="cuda").bfloat16(),)
-            for _ in range(copies)]  # fmt: skip
-    want, graphs, kernels = torch.mm(*sets[0][:2]).float(), {"torch.mm": captured(lambda a, b, c: torch.mm(a, b, out=c), sets)}, {}
+            for _ in range(count)]  # fmt: skip
+    want, kernels = torch.mm(*sets[0][:2]).float(), {}
+    graphs = {"torch.mm": captured(over(lambda a, b, c: torch.mm(a, b, out=c), sets))}
     for config in configs:
         made = tilescale.compile(gemm(M, N, K, *config[:5], panel=config[5], blocks=config[6]), target="cuda")
         sets[0][2].fill_(float("nan"))
@@ -84,9 +85,9 @@ def measured(shape: tuple[int, ...], configs: list[tuple[int, ...]], rounds: int
         if not error < 2e-2:
             print(f"{shape} {name_of(config)} is wrong by {error}", flush=True)
             continue
-        graphs[name_of(config)], kernels[name_of(config)] = captured(made, sets), made
+        graphs[name_of(config)], kernels[name_of(config)] = captured(over(made, sets)), made
     out = {}
-    for name, seconds in measure(graphs, copies, rounds).items():
+    for name, seconds in measure(graphs, count, rounds).items():
         found = spread(seconds)
         out[name] = {"us": found["median"] * 1e6, "p10": found["p10"] * 1e6, "p90": found["p90"] * 1e6}
         if name in kernels:

@@ -14,8 +14,8 @@ import argparse
 import sys
 from typing import Any
 
-from tests.bench.bench_hopper_gemm import numbers, over
-from tests.bench.gpu import captured, copies, measure, ratios, spread
+from tests.bench.bench_hopper_gemm import numbers
+from tests.bench.gpu import captured, copies, measure, over, ratios, spread
 from tests.bench.record import record
 
 SHAPES = ("8192,8192,8192", "4096,4096,4096")

@@ -12,11 +12,10 @@ blocks, and a cluster's blocks along M where there are more), ``--rounds 40``,
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from typing import Any
 
-from tests.bench.gpu import captured, copies, measure, ratios, spread
+from tests.bench.gpu import captured, copies, measure, over, ratios, spread
 from tests.bench.record import record
 
 SHAPES = ("8192,8192,8192", "4096,4096,4096", "8192,7168,8192")
@@ -25,11 +24,6 @@ TILES = ("128,256,64,4,256,0,0", "128,256,64,4,256,8,0", "128,256,64,4,256,16,0"
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(","))
-
-
-def over(call: Any, sets: list[tuple[Any, ...]]) -> list[Any]:
-    """A call for each set of arguments."""
-    return [functools.partial(call, *s) for s in sets]
 
 
 def one(shape: tuple[int, ...], tiles: list[tuple[int, ...]], rounds: int, transposed: bool, dtype: str) -> dict[str, Any]:

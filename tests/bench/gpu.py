@@ -6,6 +6,7 @@ every round the graphs run in another order; ratios are taken round by round.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,11 @@ def captured(calls: list[Callable[[], Any]]) -> Captured:
         for call in calls:
             call()
     return Captured(graph, calls)
+
+
+def over(call: Any, sets: list[tuple[Any, ...]]) -> list[Any]:
+    """A call for each set of arguments."""
+    return [functools.partial(call, *s) for s in sets]
 
 
 def timed(graph: Captured, launches: int) -> float:

@@ -29,6 +29,7 @@ GEMMS: dict[str, dict[str, Any]] = {
     "A transposed": {"trans_a": True, "out": "float32"},
     "one warpgroup": {"BM": 128, "BN": 128, "threads": 128},
     "three warpgroups": {"BM": 192, "BN": 128, "threads": 384, "stages": 3},
+    "three warpgroups, wide": {"BM": 192, "threads": 384, "stages": 3},
     "warpgroups side by side": {"BM": 64, "BN": 128, "stages": 2},
     "narrow": {"BM": 64, "BN": 48, "BK": 32, "threads": 128, "stages": 3},
     "one stage": {"BM": 128, "BN": 128, "stages": 1},

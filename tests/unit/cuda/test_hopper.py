@@ -34,6 +34,8 @@ CASES = [
     ((70, 136, 208), {"BM": 64, "BN": 96, "BK": 64, "stages": 3, "trans_b": True, "dtype": "uint8", "right": "int8", "out": "int32", "threads": 128}, 3),
     ((70, 136, 100), {"BM": 64, "BN": 128, "BK": 32, "stages": 3, "trans_b": True, "dtype": "float32", "precision": "tf32"}, 3),
     ((200, 40, 264), {"BM": 192, "BN": 48, "BK": 128, "stages": 3, "threads": 384}, 6),
+    ((200, 264, 136), {"BM": 192, "BN": 256, "BK": 64, "stages": 2, "threads": 384}, 7),
+    ((70, 250, 144), {"BM": 192, "BN": 240, "BK": 64, "stages": 2, "threads": 384, "trans_b": True, "dtype": "int8", "out": "int32"}, 8),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.ir import multiples
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.jit import frozen
@@ -118,6 +120,18 @@ def test_strides_may_be_promised_too():
 def test_the_checker_refuses_them():
     with refused(TileValueError, "an axis of B has extent 60", expected="a multiple of 8"):
         product(8).check(args=args(n=60))
+
+
+def test_promises_live_as_long_as_their_program():
+    gc.collect()
+    before = dict(multiples._promised)
+    program, _ = pipeline.run(product(8).trace(), passes=pipeline.gpu_passes("sm_90a"))
+    lowered = Lowering(program, "sm_90a")
+    lowered.run()
+    assert len(multiples._promised) == len(before) + 4  # n and k, in the program and in the lowering
+    del program, lowered
+    gc.collect()
+    assert dict(multiples._promised) == before
 
 
 def test_what_is_no_promise():

@@ -27,7 +27,7 @@ def missing_nvrtc() -> str | None:
         nvrtc.version()
     except TileError as error:
         return error.message
-    return None
+    return None if toolchain.headers() is not None else "there are no headers of CUDA's own"
 
 
 needs_nvrtc = pytest.mark.skipif(missing_nvrtc() is not None, reason=f"no NVRTC: {missing_nvrtc()}")
