@@ -118,3 +118,38 @@ def test_tiles_of_one_element_are_copied_in_a_parallel_loop():
     a, b = torch.randn(8, 8), torch.zeros(8, 8, dtype=torch.float16)
     run(kernel)(a, b)
     assert torch.equal(b, a.T.half())
+
+
+def test_names_that_do_not_fit_a_loop():
+    def refuse(message, kernel, **more):
+        with refused(TileSyntaxError, message, **more):
+            T.prim_func(kernel).trace()
+
+    def few(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, j in T.Parallel(2, 2, 2):
+                A[i] = j
+
+    def many(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, j in T.serial(2):
+                A[i] = j
+
+    def persistent(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as b:
+            for i, j, k in T.Persistent((2, 2), 1, b):
+                A[i] = j + k
+
+    def rest(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, *others in T.Parallel(2, 2, 2):
+                A[i * 4 + others[0] * 2 + others[1]] = 1
+            for at in T.grid(2, 4):
+                A[at[0] * 4 + at[1]] += 1
+
+    refuse("T.Parallel has 3 indices, and 2 names take them: i, j", few, at="T.Parallel(2, 2, 2)", write="for i, j, i2 in T.Parallel(…):")
+    refuse("T.serial has 1 index, and 2 names take it: i, j", many, write="for i in T.serial(…):")
+    refuse("T.Persistent has 2 indices, and 3 names take them", persistent, write="for i, j in T.Persistent(…):")
+    a = torch.zeros(8)
+    run(T.prim_func(rest))(a)
+    assert a.tolist() == [2] * 8
