@@ -153,3 +153,14 @@ def test_names_that_do_not_fit_a_loop():
     a = torch.zeros(8)
     run(T.prim_func(rest))(a)
     assert a.tolist() == [2] * 8
+
+
+@pytest.mark.parametrize("of_device", [False, True])
+def test_a_quotient_rounded_up_by_zero(of_device: bool):
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(1):
+            A[0] = T.ceildiv(n if of_device else 8, 0)
+
+    with refused(TileValueError, f"T.ceildiv({'n' if of_device else 8}, 0)", at="T.ceildiv(n if of_device else 8, 0)", expected="than zero"):
+        kernel.trace()
