@@ -43,7 +43,9 @@ def stored(A: T.Tensor((64, 64), "float16"), C: T.Tensor((ROWS, 64), "float32"))
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_loop_without_rounds(options: dict[str, Any]):
-    made = tilescale.compile(gemm(128, 128, T.dynamic("k"), BM=64, BN=64, BK=32, stages=3, threads=128, out="float32", **options), target="cuda")
+    k = T.dynamic("k", multiple_of=8)
+    made = tilescale.compile(gemm(128, 128, k, BM=64, BN=64, BK=32, stages=3, threads=128, out="float32", **options), target="cuda")
+    assert "ts::wgmma_m64" in made.get_kernel_source()
     for k in (72, 0, 8, 0, 104):
         a, b = (torch.randn(s, device="cuda", dtype=torch.bfloat16) for s in ((128, k), (k, 128)))
         c = torch.full((128, 128), 7.0, device="cuda")

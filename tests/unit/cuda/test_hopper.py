@@ -102,7 +102,9 @@ def test_a_loop_without_rounds(K: int, arch: str, options: dict[str, Any]):
     """Both roles go by it, products of a tile in front and behind stay what they are, and what the block had is stored."""
     options = {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 128, "out": "float32"} | options
     args = arguments(128, 128, K, options)
-    got = agree(gemm(128, 128, T.dynamic("k"), **options), args, arch=arch)
+    kernel = gemm(128, 128, T.dynamic("k", multiple_of=8), **options)
+    assert "ts::wgmma_m64" in print_kernel(lowered(kernel)[0]).text
+    got = agree(kernel, args, arch=arch)
     assert K or not got["C"].any()
 
 
