@@ -16,6 +16,7 @@ from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.products import flat, name_of
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
+from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
 
@@ -209,3 +210,14 @@ def test_words_that_are_no_schedule():
         ({"sync": [[0, 1]]}, "sync=[[0, 1]]"), ({"num_stages": -1}, "num_stages=-1"),
     ):  # fmt: skip
         refuse(product(**words), message, at="T.Pipelined(8, **words)")
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("words", [
+    {"order": [1, 0, 2, 4, 3], "stage": [0, 0, 2, 2, 2]}, {"order": [3, 4, 0, 1, 2], "stage": [0, 0, 1, 1, 1], "num_stages": 3},
+    {"order": [0, 1, 2, 3, 4], "stage": [0, 1, 1, 1, 1]},
+])  # fmt: skip
+def test_the_simulator_finds_nothing(words: dict[str, Any], arch: str):
+    """The schedule that it becomes leaves the bits of the program as written, and nothing in flight is touched."""
+    report = check(scaled(**words), 1, SUMS, level="both", seeds=2, arch=arch)
+    assert report, report
