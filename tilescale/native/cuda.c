@@ -34,7 +34,8 @@ enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_M
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
        CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2,
-       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
+       CU_SHAREDMEM_CARVEOUT_MAX_SHARED = 100, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
 
@@ -219,6 +220,19 @@ static CUresult make_records(ts_gpu* G) {
   return 0;
 }
 
+/* The kernels around a launch, and how all three are placed. A multiprocessor splits its memory into L1 and shared memory for the blocks that
+ * it holds, and only while it holds none can that be changed: the driver gives a kernel that needs little shared memory little, and behind
+ * blocks of it that wait for other ranks no block that needs more finds a place. Where ranks share a GPU that block may be what the waiting
+ * ones wait for: so whatever may wait for other ranks asks for all the shared memory that there is. */
+static CUresult make_team_ready(ts_gpu* G, int device) {
+  CUresult code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
+  if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
+  void* waits[] = {G->kernel, G->enter, G->leave};
+  for (int k = 0; k < 3 && !code && (G->flags & FLAG_DEVICE || G->K->nsymm); k++)
+    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, waits[k], device);
+  return code;
+}
+
 /* Loads the code and sets the kernel's attributes on a device: once each. */
 static int make_ready(ts_gpu* G, int device) {
   pthread_mutex_lock(&G->loading);
@@ -241,9 +255,8 @@ static int make_ready(ts_gpu* G, int device) {
     code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, G->kernel, device);
   }
   if (!code && G->flags & FLAG_TEAM) {
-    what = "finding the kernels around a launch (cuLibraryGetKernel)";
-    code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
-    if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
+    what = "preparing the kernels of a launch on a team (cuLibraryGetKernel, cuKernelSetAttribute)";
+    code = make_team_ready(G, device);
   }
   if (!code && G->flags & FLAG_COOPERATIVE) {
     int blocks = 0, processors = 0;

@@ -135,6 +135,10 @@ def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
     assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], "the others wait for this rank all the same"
 
 
+def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any]):
+    assert seen["team"]["carveouts"] == [100, 100, 100]  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED
+
+
 def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):
     got = seen["team"]
     assert got["other stream"] == [["record", 0], ["wait", 0x77], ["enter", 0x77], ["kernel", 0x77], ["leave", 0x77]]
