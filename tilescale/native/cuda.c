@@ -220,16 +220,16 @@ static CUresult make_records(ts_gpu* G) {
   return 0;
 }
 
-/* The kernels around a launch, and how all three are placed. A multiprocessor splits its memory into L1 and shared memory for the blocks that
- * it holds, and only while it holds none can that be changed: the driver gives a kernel that needs little shared memory little, and behind
- * blocks of it that wait for other ranks no block that needs more finds a place. Where ranks share a GPU that block may be what the waiting
- * ones wait for: so whatever may wait for other ranks asks for all the shared memory that there is. */
+/* The kernels around a launch, and how those that wait for other ranks are placed. A multiprocessor splits its memory into L1 and shared
+ * memory for the blocks that it holds, and changes that only while it holds none: the driver gives a kernel that needs little shared memory
+ * little, and beside blocks of it that wait no block finds a place that needs more. Where ranks share a GPU that one may be what the others
+ * wait for: so what waits asks for all the shared memory that there is. */
 static CUresult make_team_ready(ts_gpu* G, int device) {
   CUresult code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
   if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
-  void* waits[] = {G->kernel, G->enter, G->leave};
-  for (int k = 0; k < 3 && !code && (G->flags & FLAG_DEVICE || G->K->nsymm); k++)
-    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, waits[k], device);
+  void* waiting[] = {G->kernel, G->leave};
+  for (int k = 0; k < 2 && !code && (G->flags & FLAG_DEVICE || G->K->nsymm); k++)
+    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, waiting[k], device);
   return code;
 }
 

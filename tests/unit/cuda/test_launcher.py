@@ -136,7 +136,7 @@ def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
 
 
 def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any]):
-    assert seen["team"]["carveouts"] == [100, 100, 100]  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED
+    assert seen["team"]["carveouts"] == [100, 100]  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED
 
 
 def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):
