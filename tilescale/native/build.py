@@ -26,7 +26,10 @@ from tilescale import env
 from tilescale.errors import TileError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_team.c", "heap.c", "team.c", "atomics.c")
+SOURCES = (
+    "report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_graph.c", "gpu_team.c", "heap.c", "team.c",
+    "atomics.c",
+)  # fmt: skip
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)

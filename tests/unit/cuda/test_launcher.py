@@ -95,6 +95,25 @@ def test_refusals_of_the_driver(seen: dict[str, Any]):
     assert seen["load fails"] == f"RuntimeError: TS:run:-1:loading the code (cuLibraryLoadData): {image}"
 
 
+def test_launches_that_come_again_become_graphs(seen: dict[str, Any]):
+    got = seen["repeated"]  # launches; graphs made, given other arguments, launched, destroyed; whether the last call's arguments arrived
+    assert got["twice"] == [2, [0, 0, 0, 0], True]
+    assert got["often"] == [2, [1, 0, 2, 0], True]
+    assert got["in turn"] == [8, [1, 0, 6, 0], True]
+    assert got["again"] == [3, [1, 0, 1, 0], True]
+    assert got["destroyed"] == 4
+
+
+def test_launches_with_other_arguments_are_launches(seen: dict[str, Any]):
+    got = seen["repeated"]
+    assert got["other number"] == [1, [0, 0, 0, 0], True]
+    assert got["other stream"] == [4, [1, 0, 2, 0], True, 0x77]
+    assert got["captured"] == [1, [0, 0, 0, 0], True], "a capture holds the kernel itself"
+    assert got["other shape"] == [1, [0, 0, 0, 0], True, [2, 1, 1]]
+    assert got["too many"] == [27, [0, 0, 0, 0], True]
+    assert got["refused"] == [5, [0, 0, 0, 0], True], "where the driver makes no graph"
+
+
 def test_tensor_maps_and_attributes(seen: dict[str, Any]):
     got = seen["mapped"]
     assert got["of A"] and got["grid"] == [2, 4, 3] and got["shared"] == 100_000
