@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ import torch
 import tilescale
 from tests.gpu.test_launch import add, normal
 from tests.gpu.test_streams import agrees, checked, operands, product
+from tilescale import native
 from tilescale.cuda import synchronize
+
+
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patch:
+        patch.setenv("TILESCALE_LAUNCH_GRAPHS", "1")
+        native.configure()
+        yield
+    native.configure()
 
 
 def sets(count: int) -> list[tuple[Any, Any, Any]]:

@@ -566,7 +566,7 @@ static void remember_repeated(ts_gpu* G) {
   uint8_t sizes[TS_MAX_SLOTS];
   for (int32_t k = 0; k < G->nargs; k++)
     sizes[k] = G->args[k].form == FORM_MAP ? sizeof(CUtensorMap) : G->args[k].form == FORM_FLOAT ? sizeof(float) : sizeof(int64_t);
-  if (!(G->flags & (FLAG_TEAM | FLAG_DEPENDENT | FLAG_COOPERATIVE)) && !getenv("TILESCALE_NO_GRAPHS"))
+  if (ts_launch_graphs && !(G->flags & (FLAG_TEAM | FLAG_DEPENDENT | FLAG_COOPERATIVE)))
     G->repeated = ts_repeated_new(sizes, G->nargs);
 }
 

@@ -28,7 +28,7 @@ def build(folder: Path) -> None:
 
 def run(folder: Path, env: dict[str, str], **more: str) -> Any:
     path = os.pathsep.join(filter(None, [str(folder), env.get("LD_LIBRARY_PATH", "")]))
-    done = subprocess.run([sys.executable, "-m", "tests.unit.cuda.launches"], env=env | {"LD_LIBRARY_PATH": path} | more, check=False,
+    done = subprocess.run([sys.executable, "-m", "tests.unit.cuda.launches"], env=env | {"LD_LIBRARY_PATH": path, "TILESCALE_LAUNCH_GRAPHS": "1"} | more, check=False,
                           capture_output=True, text=True, timeout=120, cwd=HERE.parent.parent.parent)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
