@@ -216,3 +216,11 @@ TRACE: Var[Path | None] = Var(
 ALL: tuple[Var, ...] = (
     CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, CC, CUDA_COMPILER, LAUNCH_GRAPHS, JOB, TARGET, TRACE,
 )  # fmt: skip
+
+
+def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables that begin with TILESCALE_ and that nothing reads: most likely misspelt."""
+    known = {var.name for var in ALL}
+    return sorted(
+        name for name in (os.environ if environ is None else environ) if name.startswith(PREFIX) and name not in known
+    )
