@@ -148,9 +148,9 @@ static _Atomic int told; /* whether a failure was raised */
 /* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
+  ts_repeated_free(G->repeated);
   if (G->records || G->flags & FLAG_TEAM) return; /* what a failed launch says is looked up in its kernel */
   if (G->K) ts_kernel_free(G->K);
-  ts_repeated_free(G->repeated);
   free(G->code);
   free(G->symbol);
   free(G->words);
