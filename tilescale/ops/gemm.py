@@ -39,7 +39,8 @@ IN_TORCH: dict[str, Callable[[Any], Any]] = {
 class Config:
     """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
     ``blocks``: so many that take one tile after another, 0: a block for each tile; ``stream``: they share tiles too, so that all have
-    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many of them fetch b's tiles together."""
+    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many of them fetch b's tiles together; ``pdl``:
+    blocks begin while the launch in front ends (not with ``stream``)."""
 
     BM: int = 128
     BN: int = 256
@@ -52,6 +53,7 @@ class Config:
     blocks: int = 0
     stream: bool = False
     cluster: int = 1
+    pdl: bool = True
 
 
 #: rows and columns of a tile → microseconds that 64 steps of k take on an H200, threads and stages
@@ -151,6 +153,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
         partial = torch.empty(blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device)
         ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
         cut["panel"] = max(1, how.panel)
+        del cut["pdl"]
         host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail)
     elif blocks:
         host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
@@ -159,7 +162,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
     else:
         partial = torch.empty(split, *c.shape, dtype=torch.float32, device=c.device)
         host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, **{**tail, "bias": False, "activation": ""})
-        host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, **tail)
+        host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, pdl=how.pdl, **tail)
 
 
 chosen = functools.lru_cache(maxsize=None)(choose)
