@@ -39,8 +39,8 @@ IN_TORCH: dict[str, Callable[[Any], Any]] = {
 class Config:
     """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
     ``blocks``: so many that take one tile after another, 0: a block for each tile; ``stream``: they share tiles too, so that all have
-    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many of them fetch b's tiles together; ``pdl``:
-    blocks begin while the launch in front ends (not with ``stream``)."""
+    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many blocks fetch b's tiles together where
+    they stay, otherwise a's; ``pdl``: blocks begin while the launch in front ends (not with ``stream``)."""
 
     BM: int = 128
     BN: int = 256
@@ -146,7 +146,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
     blocks, stream, split, swap, cluster = (cut.pop(name) for name in ("blocks", "stream", "split", "swap", "cluster"))
     if blocks and (split > 1 or swap and not stream) or stream and not blocks:
         raise TileValueError(f"{how}", expected="blocks=0 with split, and with swap where it is not stream; blocks with stream")
-    if cluster > 1 and (stream or not blocks or blocks % cluster):
+    if cluster > 1 and (stream or blocks % cluster):
         raise TileValueError(f"{how}", expected="cluster=1, or blocks in whole clusters, without stream")
     if stream:
         blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))  # a step for each, however few rows
@@ -158,10 +158,11 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
     elif blocks:
         host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
     elif split == 1:
-        host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, **tail)
+        host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, cluster=cluster, **tail)
     else:
         partial = torch.empty(split, *c.shape, dtype=torch.float32, device=c.device)
-        host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, **{**tail, "bias": False, "activation": ""})
+        plain = {**tail, "bias": False, "activation": ""}
+        host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, cluster=cluster, **plain)
         host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, pdl=how.pdl, **tail)
 
 
@@ -223,6 +224,8 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "activation": act, "dtype": "float16"} for act in ACTIVATIONS]
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
+    pair = {**tail, "M": 70, "N": 200, "swap": True, "BM": 64, "BN": 64, "threads": 128, "cluster": 2}
+    small += [{**pair, "pdl": pdl} for pdl in (False, True)]
     stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
     small += [{**stay, "trans_a": ta} for ta in (False, True)] + [{**stay, "M": 136, "blocks": 4, "cluster": 2}]
     share: dict[str, Any] = {**stay, "K": 200, "stream": True}
@@ -238,6 +241,7 @@ def _cases() -> tuple[Case, ...]:
     both = [(ta, tb) for ta in (False, True) for tb in (False, True)]
     gpu += [{**stay, "trans_a": ta, "trans_b": tb, "bias": ta, "activation": "gelu" if tb else ""} for ta, tb in both]
     gpu += [{"M": m, **cut, "swap": swap} for m in (64, 70) for swap in (False, True)]
+    gpu += [{"M": 650, "N": 1000, "K": 520, "BM": 320, "BN": 128, "swap": True, "cluster": 2, "trans_b": tb} for tb in (False, True)]
     share = {**stay, "blocks": 132, "stream": True, "panel": 16}
     gpu += [{**share, "M": m, "K": k, "trans_b": tb, "bias": tb} for m in (256, 1000, 3000) for k in (520, 8192) for tb in (False, True)]
     gpu += [{**stay, "blocks": 132, "cluster": 2, "trans_b": tb, "BN": n} for tb in (False, True) for n in (128, 192)]

@@ -77,13 +77,14 @@ def panelled(tile: Any, high: Any, wide: Any, panel: int):
 
 
 def product(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, pdl: bool,
-    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, cluster: int,
+    pdl: bool, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``.
 
     ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
-    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles.
+    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles. The ``cluster``
+    blocks of a cluster have tiles side by side, and fetch A's tile together.
     """
     M = T.dynamic("M") if M is None else M
     a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
@@ -92,7 +93,8 @@ def product(
 
     @T.macro
     def body(A, B, bias, C):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads, pdl=pdl) as (bx, by, bz):
+        wide = T.ceildiv(N, BN * cluster) * cluster
+        with T.Kernel(wide, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster, pdl=pdl) as (bx, by, bz):
             T.use_swizzle(panel, enable=panel > 0)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BN, BM) if swap else (BM, BN), "float32")
