@@ -10,6 +10,9 @@ from typing import Any
 
 import tilescale.language as T
 
+#: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns
+WHOLE, PART = 64, 64
+
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
@@ -58,7 +61,14 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
         for i, j in T.Parallel(*acc.shape):
             x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
             acc[i, j] = activated(x, activation)
-    if swap:
+    if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0:
+        tile = T.alloc_shared((acc.shape[1], PART + 8), C.dtype)  # eight neighbours of a column lie in all banks
+        for part in range(0, acc.shape[0], PART):
+            for i, j in T.Parallel(PART, acc.shape[1]):
+                tile[j, i] = acc[part + i, j]
+            for j, i in T.Parallel(acc.shape[1], PART):
+                C[row + j, col + part + i] = tile[j, i]
+    elif swap:
         for i, j in T.Parallel(*acc.shape):
             C[row + j, col + i] = acc[i, j]
     else:
