@@ -691,6 +691,6 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::fence_proxy_async_global": lambda b, m: None,  # stores land when they are awaited, which comes before threads' writes
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
         "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing, "ts::block_ends": _nothing,
-        "ts::wgmma_read": _nothing, "ts::tma_prefetch": _nothing,
+        "ts::wgmma_read": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

@@ -13,7 +13,6 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
-from tilescale.compiler.cuda.asked import asked
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -387,7 +386,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             self.barriers[number].bytes += prod(shape) * bits_of(b) // 8
         head = initialised(self)
         if self.dependent:  # setting up is what may go on before the launch in front has ended
-            self.head += [*asked(self, producer.body, plan.rings), *head, *_awaits_launches()]
+            self.head += [*head, *_awaits_launches()]
             head = []
         moved = REGISTERS[self.threads]
         if moved is not None and _looks_up(producer.body):

@@ -46,14 +46,6 @@ def load(cx: Any, call: Any) -> Any:
     return sequence(out)
 
 
-def ask(cx: Any, call: Any) -> Any:
-    """What `load` would fetch, asked into the L2 cache (PTX ISA, "cp.async.bulk.prefetch.tensor"; cuda/asked.py)."""
-    src, dst = call.args[:2]
-    shape, stage = [int(e) for e in dst.source.ty.shape[1:]], [tirx.IntImm("int32", 0)]
-    found = boxes(cx, dst.source, src, shape, stage, str(call.attrs.get("multicast", "")))
-    return sequence([tirx.Evaluate(tirx.call_extern("void", "ts::tma_prefetch", name, *where), call.span) for _, name, where in found])
-
-
 def store(cx: Any, call: Any) -> Any:
     """One store for each box of the tile, all by one thread, as one group; or those of its rows by each warpgroup's first
     (passes/stores_apart.py)."""

@@ -40,7 +40,7 @@ class Config:
     """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
     ``blocks``: so many that take one tile after another, 0: a block for each tile; ``stream``: they share tiles too, so that all have
     equally many steps of k (no more blocks than are resident at once); ``cluster``: so many blocks fetch b's tiles together where
-    they stay, otherwise a's; ``pdl``: blocks begin while the launch in front ends (not with ``stream``)."""
+    they stay, otherwise a's."""
 
     BM: int = 128
     BN: int = 256
@@ -53,18 +53,19 @@ class Config:
     blocks: int = 0
     stream: bool = False
     cluster: int = 1
-    pdl: bool = True
 
 
 #: rows and columns of a tile → microseconds that 64 steps of k take on an H200, threads and stages
 TILES = {(128, 256): (0.66, 256, 4), (128, 192): (0.52, 256, 4), (128, 128): (0.38, 256, 6), (128, 64): (0.25, 256, 8)}
+#: the same of tiles that are only taken whole: by blocks that stay, or as Cᵀ's, two blocks together, where all of them run at once
+LARGE = {(192, 192): (0.76, 384, 4), (320, 128): (0.86, 256, 4)}
 #: microseconds of 128 steps of a tile of 64 columns of Cᵀ
 NARROW = 0.3
 #: bytes that memory gives in a microsecond; microseconds that a kernel takes to add shares of k, and bytes of them in one
 MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
 
-def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
+def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or in shares of k,
     those that take the least time by what was measured on an H200 (docs/PERFORMANCE.md). Blocks that share tiles (`Config.stream`) were
     never the fastest there."""
@@ -80,11 +81,22 @@ def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
         time, split = shares(M, N, K, tiles, 64, step, units)
         how = Config(BM=BM, BN=BN, threads=threads, stages=stages, split=split)
         if split == 1 and (tiles > units or BN > 128):
-            how = replace(how, panel=16, blocks=units)
-            if (N % 64 or K % 64) and M > BM and units % 2 == 0:
-                how = replace(how, cluster=2)  # rows that begin within a line of the L2 cache take twice its accesses: half are saved
+            how = replace(how, panel=16, blocks=units, cluster=together(M, N, K, BM, units))
         found.append((time, how))
+    for (BM, BN), (step, threads, stages) in LARGE.items():
+        tiles = ceil_div(M, BM) * ceil_div(N, BN)
+        time = max(ceil_div(tiles, units) * ceil_div(K, 64) * step, (M + N) * K * 2 / MEMORY)
+        how = Config(BM=BM, BN=BN, threads=threads, stages=stages, panel=16)
+        if BM == 192:
+            found.append((time, replace(how, blocks=units, cluster=together(M, N, K, BM, units))))
+        elif tiles <= units and not trans_a:  # halves of 160 columns begin within a swizzled box of a transposed operand
+            found.append((time, replace(how, panel=0, swap=True, cluster=2)))
     return min(found, key=lambda f: f[0])[1]
+
+
+def together(M: int, N: int, K: int, BM: int, units: int) -> int:
+    """Blocks that fetch b's tiles together. Rows that begin within a line of the L2 cache take twice its accesses: half are saved."""
+    return 2 if (N % 64 or K % 64) and M > BM and units % 2 == 0 else 1
 
 
 def shares(M: int, N: int, K: int, tiles: int, BK: int, step: float, units: int) -> tuple[float, int]:
@@ -133,7 +145,7 @@ def matmul(
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
-    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device))
+    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a)
     what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
     tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
     run(a, b, () if bias is None else (bias,), c, how, what, tail)
@@ -153,7 +165,6 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
         partial = torch.empty(blocks, *((how.BN, how.BM) if swap else (how.BM, how.BN)), dtype=torch.float32, device=c.device)
         ready = torch.zeros(blocks, dtype=torch.int32, device=c.device)
         cut["panel"] = max(1, how.panel)
-        del cut["pdl"]
         host.launch(streamed, (a, b, *bias, partial, ready, c), **what, **cut, blocks=blocks, swap=swap, **tail)
     elif blocks:
         host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
@@ -163,7 +174,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
         partial = torch.empty(split, *c.shape, dtype=torch.float32, device=c.device)
         plain = {**tail, "bias": False, "activation": ""}
         host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, cluster=cluster, **plain)
-        host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, pdl=how.pdl, **tail)
+        host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, **tail)
 
 
 chosen = functools.lru_cache(maxsize=None)(choose)
@@ -225,7 +236,7 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
     pair = {**tail, "M": 70, "N": 200, "swap": True, "BM": 64, "BN": 64, "threads": 128, "cluster": 2}
-    small += [{**pair, "pdl": pdl} for pdl in (False, True)] + [{**pair, "M": 100, "BM": 96, "BN": 128, "threads": 256, "out": "float32"}]
+    small += [pair, {**pair, "M": 100, "BM": 96, "BN": 128, "threads": 256, "out": "float32"}]
     stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
     small += [{**stay, "trans_a": ta} for ta in (False, True)] + [{**stay, "M": 136, "blocks": 4, "cluster": 2}]
     share: dict[str, Any] = {**stay, "K": 200, "stream": True}
@@ -245,6 +256,7 @@ def _cases() -> tuple[Case, ...]:
     share = {**stay, "blocks": 132, "stream": True, "panel": 16}
     gpu += [{**share, "M": m, "K": k, "trans_b": tb, "bias": tb} for m in (256, 1000, 3000) for k in (520, 8192) for tb in (False, True)]
     gpu += [{**stay, "blocks": 132, "cluster": 2, "trans_b": tb, "BN": n} for tb in (False, True) for n in (128, 192)]
+    gpu += [{**stay, "blocks": 132, "cluster": c, "BM": 192, "BN": 192, "threads": 384, "trans_b": c > 1} for c in (1, 2)]
     gpu += [{**share, "M": 1000, "K": 4104, "trans_a": True, "BN": 256, "stages": 4, "activation": "gelu"}]
     gpu += [{**share, "M": 16, "N": 4096, "K": 4096, "BM": 16, "BN": 64, "BK": 128, "threads": 128, "swap": True}]
     large = [(8192, 8192, 8192), (4096, 4096, 4096), (8192, 7168, 8192), (16384, 16384, 8192), (4096, 22016, 4096)]

@@ -88,7 +88,7 @@ def panelled(tile: Any, high: Any, wide: Any, panel: int):
 
 def product(
     M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, cluster: int,
-    pdl: bool, dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``.
 
@@ -104,7 +104,7 @@ def product(
     @T.macro
     def body(A, B, bias, C):
         wide = T.ceildiv(N, BN * cluster) * cluster
-        with T.Kernel(wide, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster, pdl=pdl) as (bx, by, bz):
+        with T.Kernel(wide, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster) as (bx, by, bz):
             T.use_swizzle(panel, enable=panel > 0)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BN, BM) if swap else (BM, BN), "float32")
@@ -132,8 +132,8 @@ def product(
 
 
 def persistent(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, cluster: int, pdl: bool,
-    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, cluster: int, dtype: str,
+    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles. The ``cluster`` blocks
     of a cluster have tiles one below the other, and fetch B's tile together."""
@@ -142,7 +142,7 @@ def persistent(
 
     @T.macro
     def body(A, B, bias, C):
-        with T.Kernel(blocks, threads=threads, cta_cluster=cluster, pdl=pdl) as block:
+        with T.Kernel(blocks, threads=threads, cta_cluster=cluster) as block:
             high, wide = T.ceildiv(M, BM * cluster), ceil_div(N, BN)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BM, BN), "float32")
@@ -240,15 +240,13 @@ def streamed(
     return gemm_bias if bias else gemm
 
 
-def combine(
-    M: int | None, N: int, split: int, out: str, bias: bool, activation: str, pdl: bool = False, columns: int = 256, threads: int = 64,
-) -> Any:  # fmt: skip
+def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation: str, columns: int = 256, threads: int = 64) -> Any:
     """C = act(the sum of ``split`` partial sums (split, M, N), in order, + bias)."""
     M = T.dynamic("M") if M is None else M
 
     @T.macro
     def body(P, bias, C):
-        with T.Kernel(T.ceildiv(N, columns), M, threads=threads, pdl=pdl) as (bx, by):
+        with T.Kernel(T.ceildiv(N, columns), M, threads=threads) as (bx, by):
             for j in T.Parallel(columns):
                 x = P[0, by, bx * columns + j]
                 for s in range(1, split):

@@ -104,22 +104,6 @@ __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_
                "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v)
                : "memory");
 }
-// PTX ISA, "cp.async.bulk.prefetch.tensor": the box is asked into the L2 cache.
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x) {
-  asm volatile("cp.async.bulk.prefetch.tensor.1d.L2.global [%0, {%1}];" ::"l"(&map), "r"(x) : "memory");
-}
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(x), "r"(y) : "memory");
-}
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y, int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
-}
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y, int z, int w) {
-  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
-}
-__device__ __forceinline__ void tma_prefetch(const TensorMap& map, int x, int y, int z, int w, int v) {
-  asm volatile("cp.async.bulk.prefetch.tensor.5d.L2.global [%0, {%1, %2, %3, %4, %5}];" ::"l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(v) : "memory");
-}
 // The same box into each block of the cluster that `blocks` has a bit for, at the same place; each one's `barrier` counts the bytes.
 __device__ __forceinline__ void tma_load_multicast(void* to, const TensorMap& map, uint64_t* barrier, int blocks, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%4, %5}], [%2], %3;" ::"r"(
