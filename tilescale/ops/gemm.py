@@ -236,7 +236,7 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
     pair = {**tail, "M": 70, "N": 200, "swap": True, "BM": 64, "BN": 64, "threads": 128, "cluster": 2}
-    small += [pair, {**pair, "M": 100, "BM": 96, "BN": 128, "threads": 256, "out": "float32"}]
+    small += [pair, *({**pair, "M": 100, "BM": 96, "BN": 128, "threads": 256, "out": out} for out in ("", "float32"))]
     stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
     small += [{**stay, "trans_a": ta} for ta in (False, True)] + [{**stay, "M": 136, "blocks": 4, "cluster": 2}]
     share: dict[str, Any] = {**stay, "K": 200, "stream": True}

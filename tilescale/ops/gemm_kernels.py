@@ -10,7 +10,8 @@ from typing import Any
 
 import tilescale.language as T
 
-#: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns
+#: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns. Eight lanes of a warp hold
+#: neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they are float32
 WHOLE, PART = 64, 64
 
 
@@ -61,7 +62,7 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
         for i, j in T.Parallel(*acc.shape):
             x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
             acc[i, j] = activated(x, activation)
-    if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0:
+    if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0 and str(C.dtype) != "float32":
         tile = T.alloc_shared((acc.shape[1], PART + 8), C.dtype)  # eight neighbours of a column lie in all banks
         for part in range(0, acc.shape[0], PART):
             for i, j in T.Parallel(PART, acc.shape[1]):
