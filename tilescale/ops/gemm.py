@@ -65,7 +65,7 @@ NARROW = 0.3
 MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
 
-def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False) -> Config:
+def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False, trans_b: bool = False) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or in shares of k,
     those that take the least time by what was measured on an H200 (docs/PERFORMANCE.md). Blocks that share tiles (`Config.stream`) were
     never the fastest there."""
@@ -74,7 +74,10 @@ def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool =
     if M <= 64:
         BM = 16 if M <= 16 else 32 if M <= 32 else 64
         narrow = Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-        return replace(narrow, split=shares(M, N, K, ceil_div(N, 64), 128, NARROW, units)[1])
+        split = shares(M, N, K, ceil_div(N, 64), 128, NARROW, units)[1]
+        # as many of a's bytes as of b's: two blocks fetch them together
+        pairs = BM == 64 and not trans_b and split == 1 and ceil_div(N, 64) % 2 == 0
+        return replace(narrow, split=split, cluster=2 if pairs else 1)
     found: list[tuple[float, Config]] = []
     for (BM, BN), (step, threads, stages) in TILES.items():
         tiles = ceil_div(M, BM) * ceil_div(N, BN)
@@ -145,7 +148,7 @@ def matmul(
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
-    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a)
+    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b)
     what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
     tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
     run(a, b, () if bias is None else (bias,), c, how, what, tail)
