@@ -182,7 +182,7 @@ class _Counting:
             number = (np.arange(POINTS) * _STEPS[-1] % 1.0 * blocks).astype(np.int64)
         self.points = np.arange(len(number))
         for var, extent in zip(launch.block_vars, grid, strict=True):
-            self.env[var], number = number % extent, number // extent
+            self.env[var], number = number % max(extent, 1), number // max(extent, 1)
         tensors = {p.name: self.bytes_of(p) for p in self.program.params if hasattr(p.spec, "shape")}
         work = Work()
         self.stmt(self.program.func.body, 1.0, work)

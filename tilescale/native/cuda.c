@@ -318,13 +318,43 @@ static int plan(const ts_gpu* G, const int64_t* slots, CUlaunchConfig* c) {
   return empty;
 }
 
+/* Where the tensor map of an empty tensor points, since the driver encodes no extent of zero: a first element that reads zero, as what lies
+ * outside a tensor does, or, of a tensor that the kernel writes, one that nobody else reads. One page for all kernels and GPUs. */
+static CUresult nowhere(int written, void** at) {
+  enum { PART = 256 };
+  static _Atomic(char*) page;
+  char* made = atomic_load_explicit(&page, memory_order_acquire);
+  if (!made) {
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a stream that is being captured does not mind */
+    cu.ThreadExchangeStreamCaptureMode(&mode);
+    void* fresh = NULL;
+    CUresult code = cu.MemHostAlloc(&fresh, 2 * PART, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    cu.ThreadExchangeStreamCaptureMode(&mode);
+    if (code) return code;
+    memset(fresh, 0, 2 * PART);
+    if (atomic_compare_exchange_strong(&page, &made, fresh)) made = fresh; /* else another thread's, whose page `made` is now */
+  }
+  *at = made + (written ? PART : 0);
+  return 0;
+}
+
 static int encode(const ts_gpu* G, const gpu_map* m, const DLTensor* t, const char* data, const int64_t* stride, gpu_cached* out) {
   int64_t size = G->K->params[m->param].bits / 8;
   uint64_t dims[MAX_BOX], strides[MAX_BOX];
   uint32_t box[MAX_BOX], steps[MAX_BOX];
+  void* base = (void*)data;
+  int empty = 0;
+  for (int32_t d = 0; d < m->rank; d++) empty |= t->shape[d] == 0;
+  CUresult code = TS_UNLIKELY(empty) ? nowhere(G->K->params[m->param].written, &base) : 0;
+  if (code) return failed("memory for an empty tensor's map (cuMemHostAlloc)", code);
   for (int32_t k = 0; k < m->rank; k++) { /* the driver counts from the innermost axis */
     int32_t d = m->rank - 1 - k;
     dims[k] = (uint64_t)t->shape[d], box[k] = (uint32_t)m->box[d], steps[k] = 1;
+    if (TS_UNLIKELY(empty)) {
+      dims[k] = 1;
+      if (k) strides[k - 1] = 16;
+      continue;
+    }
     if (k == 0) {
       if (stride[d] != 1 && t->shape[d] > 1)
         return ts_error("ValueError", "TS:tma:%d:%d:1:%lld", m->param, d, (long long)stride[d]);
@@ -334,7 +364,7 @@ static int encode(const ts_gpu* G, const gpu_map* m, const DLTensor* t, const ch
     if (stride[d] < 0 || stride[d] * size % 16) /* CUDA Driver API, cuTensorMapEncodeTiled: globalStrides */
       return ts_error("ValueError", "TS:tma:%d:%d:%lld:%lld", m->param, d, (long long)(16 / size), (long long)stride[d]);
   }
-  CUresult code = cu.TensorMapEncodeTiled(&out->map, m->type, (uint32_t)m->rank, (void*)data, dims, strides, box, steps, 0, m->swizzle,
+  code = cu.TensorMapEncodeTiled(&out->map, m->type, (uint32_t)m->rank, base, dims, strides, box, steps, 0, m->swizzle,
                                           m->l2, 0);
   if (code) return failed("encoding a tensor map (cuTensorMapEncodeTiled)", code);
   out->data = data, out->valid = 1;

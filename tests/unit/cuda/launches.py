@@ -363,6 +363,10 @@ def main() -> dict[str, Any]:
         maps(OnGpu(each), OnGpu(C))
         counts.append(fake.seen()["encodes"] - before)
     out["encodes"], out["grids"] = counts, fake.seen()["grid"]
+    nothing = np.zeros((5, 0), "float32")
+    out["empty map"] = [said(lambda: maps(OnGpu(nothing), OnGpu(np.lib.stride_tricks.as_strided(C, (64, 32), (0, 4))))), *fake.map]
+    base = struct.unpack("<q", fake.bytes(0)[:8])[0]
+    out["empty map"] += [base % 16, list((ctypes.c_float * 4).from_address(base))]
     odd = np.zeros((5, 70), "float32")[:, :66]
     out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))

@@ -130,6 +130,13 @@ def test_tensor_maps_are_kept_by_address_and_shape(seen: dict[str, Any]):
     assert seen["grids"] == [2, 4, 3]
 
 
+def test_an_empty_tensor_has_a_map(seen: dict[str, Any]):
+    """The driver encodes no extent of zero: the map is of one element, which is zero."""
+    said, *rest = seen["empty map"]
+    words, at, there = rest[:19], rest[19], rest[20]
+    assert said == "nothing" and (words[:2], words[5], words[10:12]) == ([1, 1], 16, [32, 64]) and at == 0 and there == [0.0] * 4
+
+
 def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
     assert seen["tma"] == "ValueError: TS:tma:0:0:4:63"
     assert seen["align"] == "ValueError: TS:align:0:-1:16:4"
