@@ -39,6 +39,8 @@ class Half(NamedTuple):
     kv: Any
     o: Any
     s: Any
+    #: the exponentials of its tile, as a product has them
+    w: Any
     #: the exponentials' sum, column by column
     mass: Any
     #: the greatest score before this tile and with it, times the scale; how much what was summed before shrinks by it, and by the other's
@@ -55,16 +57,21 @@ class Half(NamedTuple):
 
 
 @T.macro
-def rise(h, before, at, length, factor):
-    """The greatest score so far, of those of ``length`` tokens, and how much what was summed before shrinks by it."""
-    rows, tokens = h.s.shape
+def hide(s, at, length):
+    """Scores of tokens behind the last count for nothing."""
+    rows, tokens = s.shape
     if at + tokens > length:
         for i, j in T.Parallel(rows, tokens):
-            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
+            s[i, j] = T.if_then_else(at + j < length, s[i, j], -T.infinity("float32"))
+
+
+@T.macro
+def rise(h, before, factor):
+    """The greatest score so far, and how much what was summed before shrinks by it."""
     T.copy(before.most, h.was)
     T.copy(h.was, h.top)
     T.reduce_max(h.s, h.top, dim=1, clear=False)
-    for i in T.Parallel(rows):
+    for i in T.Parallel(h.s.shape[0]):
         h.shift[i] = h.top[i] * factor
         h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
         h.fall[i] = h.shrink[i]
@@ -84,9 +91,7 @@ def shrink(o, by):
 
 
 @T.macro
-def add(h, p, o):
-    for n in range(2):
-        T.gemm(p, h.kv[n], o[n], policy=T.GemmWarpPolicy.FullRow)
+def add(h):
     for i, j in T.Parallel(*h.s.shape):
         h.mass[i, j] = h.mass[i, j] * (h.shrink[i] * h.heard[i]) + h.s[i, j]
 
@@ -113,7 +118,7 @@ def decode(
         with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
             q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
             halves = [
-                Half([T.alloc_shared((BN, n), dtype) for n in wide], *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
+                Half([T.alloc_shared((BN, n), dtype) for n in wide], *(T.alloc_fragment((BH, n), kind) for n, kind in ((half, "float32"), (BN, "float32"), (BN, dtype), (BN, "float32"))),
                      *(T.alloc_fragment((BH,), "float32") for _ in range(6)), *(T.alloc_shared((BH,), "float32") for _ in range(3)))
                 for _ in range(2)
             ]  # fmt: skip
@@ -129,28 +134,35 @@ def decode(
                 T.fill(h.heard, 1.0)
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
-                for k in range(2):
+                for k, n in ((0, 2), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1)):  # in the order in which their memory is free
                     at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
                     where, row = (Table[b, at // page], at % page) if page else (b, at)
-                    for n in range(3):
-                        T.copy(KV[where, row, n * half], halves[k].kv[n])
+                    T.copy(KV[where, row, n * half], halves[k].kv[n])
                 for h in halves:
-                    for n in range(3):
-                        T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 0)
-                rise(one, two, now, length, factor)
+                    for n in (2, 0, 1):
+                        T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 2)
+                hide(one.s, now, length)
+                hide(two.s, now + BN, length)
+                rise(one, two, factor)
                 weigh(one.s, one.shift, factor)
-                T.copy(one.s, p)
+                T.copy(one.s, one.w)
+                T.copy(one.w, p)
                 shrink(one.o, one.shrink)
-                rise(two, one, now + BN, length, factor)
+                T.gemm(one.w, one.kv[0], one.o, policy=alone)
+                add(one)
+                rise(two, one, factor)
                 T.copy(one.fall, two.heard)
                 shrink(two.o, two.heard)
-                add(one, p, [one.o, two.o])
-                T.copy(two.fall, one.heard)
+                T.gemm(p, one.kv[1], two.o, policy=alone)
                 weigh(two.s, two.shift, factor)
-                T.copy(two.s, p)
+                T.copy(two.s, two.w)
+                T.copy(two.w, p)
+                T.copy(two.fall, one.heard)
                 shrink(one.o, one.heard)
+                T.gemm(p, two.kv[0], one.o, policy=alone)
                 shrink(two.o, two.shrink)
-                add(two, p, [one.o, two.o])
+                T.gemm(two.w, two.kv[1], two.o, policy=alone)
+                add(two)
                 T.barrier()  # p and the greatest scores may be written again
             for h in halves:
                 T.reduce_sum(h.mass, h.total, dim=1)
