@@ -26,6 +26,8 @@ DTYPES = ("bfloat16", "float16")
 #: tokens of a tile, of which a round has two; half as many where a block has less shared memory than a Hopper's
 TILE = 64
 ENOUGH = 227 << 10
+#: exponents of two are counted from a score that was greatest once, as long as none exceeds it by more: exponentials stay below 2^8
+SLACK = 8.0
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 2
 
@@ -67,11 +69,12 @@ def hide(s, at, length):
 
 @T.macro
 def rise(h, before, factor):
-    """The greatest score so far, and how much what was summed before shrinks by it."""
+    """The score from which exponents count, about the greatest so far, and how much what was summed before shrinks by it."""
     T.copy(before.most, h.was)
     T.copy(h.was, h.top)
     T.reduce_max(h.s, h.top, dim=1, clear=False)
     for i in T.Parallel(h.s.shape[0]):
+        h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
         h.shift[i] = h.top[i] * factor
         h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
         h.fall[i] = h.shrink[i]
@@ -87,7 +90,8 @@ def weigh(s, shift, factor):
 @T.macro
 def shrink(o, by):
     for i, j in T.Parallel(*o.shape):
-        o[i, j] *= by[i]
+        if by[i] != 1.0:
+            o[i, j] *= by[i]
 
 
 @T.macro
