@@ -111,12 +111,14 @@ def awaited(program: Any, body: Any) -> Any:
     """The body with every product awaited."""
     bases: dict[Any, Any] = {}
     structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
-    return _Awaiting(program.schedule.ring_of, bases).around(body)
+    single = {k for k, r in enumerate(program.schedule.rings) if r.depth == 1}
+    return _Awaiting(program.schedule.ring_of, bases, single).around(body)
 
 
 class _Awaiting:
-    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any]):
-        self.rings, self.bases = rings, bases
+    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any], single: set[int]):
+        """``single``: rings of one stage."""
+        self.rings, self.bases, self.single = rings, bases, single
 
     def around(self, s: Any) -> Any:
         """A statement at whose ends nothing is in flight."""
@@ -167,6 +169,8 @@ class _Awaiting:
             return len(flying)
         if name_of(s) == "barrier":  # what stands in front of a meeting that the author wrote is done there
             return len(flying)
+        if (nest := nest_of(s)) is not None and any(a.conditional and a.mode == "write" for a in nest.accesses):  # a branch
+            return len(flying)
         read, written = ({self._root(b) for b in buffers} for buffers in touched(s))
         if is_product(s):  # products into one accumulator follow one another by themselves
             own = s.value.args[2].source
@@ -188,11 +192,27 @@ class _Awaiting:
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
-        tiles = list({f.result: f.call.args[2] for f in done}.values())
-        operands = list({r.source: r for f in done for r in operands_of(f.call) if r.source not in self.rings}.values())
-        beside = [] if flying else _beside(since)
-        out.append(await_products(tiles, done[-1].call.span, operands, len(flying), [whole(b) for b in beside], _is_straight(s)))
-        out += [s for f in done for s in f.held]
+        beside = [] if flying else [whole(b) for b in _beside(since)]
+        parts = self._apart(done)
+        for k, part in enumerate(parts):
+            later = [f for p in parts[k + 1 :] for f in p] + flying
+            tiles = list({f.result: f.call.args[2] for f in part}.values())
+            kept = {*self.rings, *(b for f in later for b in f.operands)}
+            operands = list({r.source: r for f in part for r in operands_of(f.call) if r.source not in kept}.values())
+            straight = part is parts[-1] and _is_straight(s)
+            out.append(await_products(tiles, part[-1].call.span, operands, len(later), [] if k else beside, straight))
+            out += [s for f in part for s in f.held]
+
+    def _apart(self, done: list[Flight]) -> list[list[Flight]]:
+        """Products that end here, in parts that are awaited one by one: a stage that the next copy waits for, since its ring has no other,
+        is free as soon as it has been read."""
+        parts: list[list[Flight]] = [[]]
+        for k, f in enumerate(done):
+            parts[-1].append(f)
+            free = any(int(s.value.attrs["ring"]) in self.single for s in f.held if name_of(s) == "ring_release")
+            if free and k + 1 < len(done) and not {x.result for x in done[: k + 1]} & {x.result for x in done[k + 1 :]}:
+                parts.append([])
+        return parts
 
 
 def _beside(stmts: list[Any]) -> list[Any]:

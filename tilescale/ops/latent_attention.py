@@ -30,6 +30,8 @@ ENOUGH = 227 << 10
 SLACK = 8.0
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 2
+#: the order in which the quarters of a round's tiles are free again
+ORDERS = (0, 1, 2, 3), (0, 2, 1, 3)
 
 
 # ---- kernels
@@ -38,66 +40,81 @@ CLUSTER = 2
 class Half(NamedTuple):
     """What a block has for one of a round's two tiles, and for one half of the result's columns."""
 
+    #: quarters of its tile's values, and the rotary part
     kv: Any
+    #: its half of the result, in two quarters
     o: Any
     s: Any
-    #: the exponentials of its tile, as a product has them
+    #: the exponentials of its tile as its own products have them, and as the other half's do
     w: Any
-    #: the exponentials' sum, column by column
-    mass: Any
-    #: the greatest score before this tile and with it, times the scale; how much what was summed before shrinks by it, and by the other's
+    p: Any
+    #: the rotary part of the queries
+    turned: Any
+    #: the score from which exponents count, before this tile and with it; how much what was summed before shrinks by it, and by the
+    #: other's; the exponentials' sum
     was: Any
     top: Any
-    shift: Any
     shrink: Any
     heard: Any
     total: Any
-    #: for the other half, in shared memory: the greatest score, ``shrink``, the whole sum
+    #: for the other half, in shared memory: ``top``, ``shrink``, the whole sum
     most: Any
     fall: Any
     sums: Any
 
 
+def half(BH: int, BN: int, wide: int, rope: int, dtype: str) -> Half:
+    kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, wide, wide, rope)]
+    o, s = [T.alloc_fragment((BH, wide), "float32") for _ in range(2)], T.alloc_fragment((BH, BN), "float32")
+    w, p, turned = T.alloc_fragment((BH, BN), dtype), T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype)
+    rows = (make((BH,), "float32") for make, count in ((T.alloc_fragment, 5), (T.alloc_shared, 3)) for _ in range(count))
+    return Half(kv, o, s, w, p, turned, *rows)
+
+
 @T.macro
-def hide(s, at, length):
-    """Scores of tokens behind the last count for nothing."""
-    rows, tokens = s.shape
+def rise(h, before, at, length, factor):
+    """From which score exponents count, those of ``length`` tokens, and how much what was summed before shrinks by it."""
+    rows, tokens = h.s.shape
     if at + tokens > length:
         for i, j in T.Parallel(rows, tokens):
-            s[i, j] = T.if_then_else(at + j < length, s[i, j], -T.infinity("float32"))
-
-
-@T.macro
-def rise(h, before, factor):
-    """The score from which exponents count, about the greatest so far, and how much what was summed before shrinks by it."""
+            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
     T.copy(before.most, h.was)
-    T.copy(h.was, h.top)
-    T.reduce_max(h.s, h.top, dim=1, clear=False)
-    for i in T.Parallel(h.s.shape[0]):
+    T.reduce_max(h.s, h.top, dim=1)
+    for i in T.Parallel(rows):
         h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
-        h.shift[i] = h.top[i] * factor
-        h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
+        h.shrink[i] = T.__exp2((h.was[i] - h.top[i]) * factor)
         h.fall[i] = h.shrink[i]
         h.most[i] = h.top[i]
 
 
 @T.macro
-def weigh(s, shift, factor):
-    for i, j in T.Parallel(*s.shape):
-        s[i, j] = T.__exp2(s[i, j] * factor - shift[i])
+def weigh(h, factor):
+    for i, j in T.Parallel(*h.s.shape):
+        h.s[i, j] = T.__exp2(h.s[i, j] * factor - h.top[i] * factor)
+    T.copy(h.s, h.w)
+    T.copy(h.w, h.p)
 
 
 @T.macro
 def shrink(o, by):
-    for i, j in T.Parallel(*o.shape):
-        if by[i] != 1.0:
-            o[i, j] *= by[i]
+    for x in o:
+        for i, j in T.Parallel(*x.shape):
+            if by[i] != 1.0:
+                x[i, j] *= by[i]
 
 
 @T.macro
-def add(h):
-    for i, j in T.Parallel(*h.s.shape):
-        h.mass[i, j] = h.mass[i, j] * (h.shrink[i] * h.heard[i]) + h.s[i, j]
+def add(p, kv, h, by):
+    shrink(h.o, by)
+    for n in range(2):
+        T.gemm(p, kv[n], h.o[n], policy=T.GemmWarpPolicy.FullRow)
+
+
+@T.macro
+def count(h):
+    for i in T.Parallel(h.s.shape[0]):
+        h.total[i] *= h.shrink[i] * h.heard[i]
+    T.reduce_sum(h.s, h.total, dim=1, clear=False)
 
 
 def decode(
@@ -108,8 +125,7 @@ def decode(
     rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total, (parts, batch, heads,
     latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, half, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
-    wide = half, half, rope
+    factor, wide, alone = scale * LOG2_E, latent // 4, T.GemmWarpPolicy.FullRow
     held = (rows, page, width) if page else (batch, rows, width)
     made, made_type = ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
 
@@ -119,67 +135,53 @@ def decode(
         Lengths: T.Tensor((batch,), "int32"), Order: T.Tensor((batch,), "int32"), O: T.Tensor(made, made_type),
         Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
     ):  # fmt: skip
-        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
-            q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
-            halves = [
-                Half([T.alloc_shared((BN, n), dtype) for n in wide], *(T.alloc_fragment((BH, n), kind) for n, kind in ((half, "float32"), (BN, "float32"), (BN, dtype), (BN, "float32"))),
-                     *(T.alloc_fragment((BH,), "float32") for _ in range(6)), *(T.alloc_shared((BH,), "float32") for _ in range(3)))
-                for _ in range(2)
-            ]  # fmt: skip
-            one, two = halves
-            b = Order[place]
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, turn):
+            q = T.alloc_shared((BH, latent), dtype)
+            one, two = halves = [half(BH, BN, wide, rope, dtype) for _ in range(2)]
+            b = Order[turn]
             length, first = Lengths[b], part * share
             rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
             T.fill(two.most, -T.infinity("float32"))
             for h in halves:
-                T.clear(h.o)
-                T.clear(h.mass)
+                T.copy(Q[b, group * BH, latent], h.turned)
+                for sums in (*h.o, h.total):
+                    T.clear(sums)
                 T.fill(h.heard, 1.0)
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
-                for k, n in ((0, 2), (1, 2), (0, 0), (0, 1), (1, 0), (1, 1)):  # in the order in which their memory is free
+                for k, n in ((0, 4), (1, 4), *((i, m) for i in range(2) for m in ORDERS[i])):
                     at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
                     where, row = (Table[b, at // page], at % page) if page else (b, at)
-                    T.copy(KV[where, row, n * half], halves[k].kv[n])
-                for h in halves:
-                    for n in (2, 0, 1):
-                        T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 2)
-                hide(one.s, now, length)
-                hide(two.s, now + BN, length)
-                rise(one, two, factor)
-                weigh(one.s, one.shift, factor)
-                T.copy(one.s, one.w)
-                T.copy(one.w, p)
-                shrink(one.o, one.shrink)
-                T.gemm(one.w, one.kv[0], one.o, policy=alone)
-                add(one)
-                rise(two, one, factor)
+                    T.copy(KV[where, row, n * wide], halves[k].kv[n])
+                for h, order in zip(halves, ORDERS, strict=True):
+                    T.gemm(h.turned, h.kv[4], h.s, transpose_B=True, policy=alone, clear_accum=True)
+                    for n in order:
+                        T.gemm(q[:, n * wide : n * wide + wide], h.kv[n], h.s, transpose_B=True, policy=alone)
+                rise(one, two, now, length, factor)
+                weigh(one, factor)
+                add(one.w, one.kv[:2], one, one.shrink)
+                count(one)
+                rise(two, one, now + BN, length, factor)
                 T.copy(one.fall, two.heard)
-                shrink(two.o, two.heard)
-                T.gemm(p, one.kv[1], two.o, policy=alone)
-                weigh(two.s, two.shift, factor)
-                T.copy(two.s, two.w)
-                T.copy(two.w, p)
+                add(one.p, one.kv[2:4], two, two.heard)
+                weigh(two, factor)
                 T.copy(two.fall, one.heard)
-                shrink(one.o, one.heard)
-                T.gemm(p, two.kv[0], one.o, policy=alone)
-                shrink(two.o, two.shrink)
-                T.gemm(two.w, two.kv[1], two.o, policy=alone)
-                add(two)
-                T.barrier()  # p and the greatest scores may be written again
+                add(two.p, two.kv[:2], one, one.heard)
+                add(two.w, two.kv[2:4], two, two.shrink)
+                count(two)
+                T.barrier()  # what the other half has read may be written again
             for h in halves:
-                T.reduce_sum(h.mass, h.total, dim=1)
                 for i in T.Parallel(BH):
                     h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
             for i in T.Parallel(BH):  # nothing for a sequence without tokens
                 one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
+            place = (b,) if parts == 1 else (part, b)
             for k in range(2):
                 shrink(halves[k].o, one.fall)
-                if parts == 1:
-                    T.copy(halves[k].o, O[b, group * BH, k * half])
-                elif rounds > 0:
-                    T.copy(halves[k].o, O[part, b, group * BH, k * half])
+                for n in range(2):
+                    if parts == 1 or rounds > 0:
+                        T.copy(halves[k].o[n], O[(*place, group * BH, (2 * k + n) * wide)])
             if parts > 1 and rounds > 0:
                 for i in T.Parallel(BH):
                     Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor
@@ -287,10 +289,10 @@ def mla_decode(
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
     dtype = host.dtype_name(q)
-    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1] or latent % 2:
+    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1] or latent % 4:
         raise TileValueError(
             f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, latent={latent}",
-            expected="(batch, heads, width), (batch or pages, tokens, width), an even number of values",
+            expected="(batch, heads, width), (batch or pages, tokens, width), values in fours",
         )
     if dtype not in DTYPES or cache.dtype != q.dtype:
         raise TileTypeError(f"mla_decode of {dtype} over {host.dtype_name(cache)}", expected="both bfloat16 or both float16")
