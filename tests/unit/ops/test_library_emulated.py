@@ -50,3 +50,14 @@ def test_on_the_emulator(module: str, shape: dict[str, Any], monkeypatch: pytest
     arguments = op.draw(**shape)
     for k, (g, w) in enumerate(zip(as_tuple(op.run(**arguments)), op.reference(**arguments), strict=True)):
         assert worst(g, w) <= 1, f"result {k}: {worst(g, w)} times what rounding explains"
+
+
+def test_scores_that_rise_from_tile_to_tile(monkeypatch: pytest.MonkeyPatch):
+    """What latent attention summed before has to shrink by more than the slack, in either half and in some rows alone."""
+    monkeypatch.setattr(host, "launch", emulated)
+    op = load("latent_attention")
+    arguments = op.draw(batch=1, heads=64, context=400, latent=64, rope=64)
+    steps = torch.tensor([1.0, 4.0, 4.5, 9.0, 9.0, 16.0, 24.0])
+    arguments["cache"][0] *= steps[torch.arange(400) // 64][:, None].to(arguments["cache"].dtype)
+    (want,) = op.reference(**arguments)
+    assert worst(op.run(**arguments), want) <= 1
