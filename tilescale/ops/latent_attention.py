@@ -181,7 +181,7 @@ def decode(
                 shrink(halves[k].o, one.fall)
                 for n in range(2):
                     if parts == 1 or rounds > 0:
-                        T.copy(halves[k].o[n], O[(*place, group * BH, (2 * k + n) * wide)])
+                        T.copy(halves[k].o[n], O[place + (group * BH, (2 * k + n) * wide)])
             if parts > 1 and rounds > 0:
                 for i in T.Parallel(BH):
                     Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor
