@@ -112,13 +112,14 @@ def awaited(program: Any, body: Any) -> Any:
     bases: dict[Any, Any] = {}
     structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
     single = {k for k, r in enumerate(program.schedule.rings) if r.depth == 1}
-    return _Awaiting(program.schedule.ring_of, bases, single).around(body)
+    turns = {c.args[2].source: int(c.attrs["turn"]) for c in calls(body) if "turn" in c.attrs}
+    return _Awaiting(program.schedule.ring_of, bases, single, turns).around(body)
 
 
 class _Awaiting:
-    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any], single: set[int]):
-        """``single``: rings of one stage."""
-        self.rings, self.bases, self.single = rings, bases, single
+    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any], single: set[int], turns: dict[Any, int]):
+        """``single``: rings of one stage. ``turns``: accumulators that one warpgroup alone has."""
+        self.rings, self.bases, self.single, self.turns = rings, bases, single, turns
 
     def around(self, s: Any) -> Any:
         """A statement at whose ends nothing is in flight."""
@@ -169,8 +170,8 @@ class _Awaiting:
             return len(flying)
         if name_of(s) == "barrier":  # what stands in front of a meeting that the author wrote is done there
             return len(flying)
-        if (nest := nest_of(s)) is not None and any(a.conditional and a.mode == "write" for a in nest.accesses):  # a branch
-            return len(flying)
+        if (nest := nest_of(s)) is not None and any(a.conditional and a.mode == "write" for a in nest.accesses):
+            return self._branching(flying, {a.buffer for a in nest.accesses})
         read, written = ({self._root(b) for b in buffers} for buffers in touched(s))
         if is_product(s):  # products into one accumulator follow one another by themselves
             own = s.value.args[2].source
@@ -180,6 +181,12 @@ class _Awaiting:
             if f.result in read | written or written & f.operands or (read | written) & f.counters:
                 return k + 1
         return 0
+
+    def _branching(self, flying: list[Flight], buffers: set[Any]) -> int:
+        """In front of a branch: all, or those of the one warpgroup that has what it computes."""
+        own = {self.turns[b] for b in buffers if b in self.turns}
+        concerned = [k for k, f in enumerate(flying) if len(own) != 1 or self.turns.get(f.result) in {None, *own}]
+        return concerned[-1] + 1 if concerned else 0
 
     def _root(self, b: Any) -> Any:
         while b in self.bases:
@@ -192,7 +199,9 @@ class _Awaiting:
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
-        beside = [] if flying else [whole(b) for b in _beside(since)]
+        by = {self.turns.get(f.result) for f in done}  # what other warpgroups compute beside their products says nothing
+        others = {b for b, turn in self.turns.items() if by.isdisjoint((turn, None))}
+        beside = [] if flying else [whole(b) for b in _beside(since, others)]
         parts = self._apart(done)
         for k, part in enumerate(parts):
             later = [f for p in parts[k + 1 :] for f in p] + flying
@@ -215,9 +224,10 @@ class _Awaiting:
         return parts
 
 
-def _beside(stmts: list[Any]) -> list[Any]:
-    """The largest fragment of float32 that statements write: the one whose computation takes longest."""
+def _beside(stmts: list[Any], but: set[Any]) -> list[Any]:
+    """The largest fragment of float32 that statements write, of others than those: the one whose computation takes longest."""
     written = [b for s in stmts for b in touched(s)[1] if b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"]
+    written = [b for b in written if b not in but]
     return [max(written, key=lambda b: prod(int(e) for e in b.ty.shape))] if written else []
 
 

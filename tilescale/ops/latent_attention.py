@@ -30,8 +30,6 @@ ENOUGH = 227 << 10
 SLACK = 8.0
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 2
-#: the order in which the quarters of a round's tiles are free again
-ORDERS = (0, 1, 2, 3), (0, 2, 1, 3)
 
 
 # ---- kernels
@@ -40,12 +38,11 @@ ORDERS = (0, 1, 2, 3), (0, 2, 1, 3)
 class Half(NamedTuple):
     """What a block has for one of a round's two tiles, and for one half of the result's columns."""
 
-    #: quarters of its tile's values, and the rotary part
+    #: both halves of its tile's values, and the rotary part
     kv: Any
-    #: its half of the result, in two quarters
     o: Any
     s: Any
-    #: the exponentials of its tile as its own products have them, and as the other half's do
+    #: the exponentials of its tile as its own product has them, and as the other half's does
     w: Any
     p: Any
     #: the rotary part of the queries
@@ -64,23 +61,26 @@ class Half(NamedTuple):
 
 
 def half(BH: int, BN: int, wide: int, rope: int, dtype: str) -> Half:
-    kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, wide, wide, rope)]
-    o, s = [T.alloc_fragment((BH, wide), "float32") for _ in range(2)], T.alloc_fragment((BH, BN), "float32")
-    w, p, turned = T.alloc_fragment((BH, BN), dtype), T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype)
+    kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, rope)]
+    o, s, w = (T.alloc_fragment((BH, n), kind) for n, kind in ((wide, "float32"), (BN, "float32"), (BN, dtype)))
+    p, turned = T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype)
     rows = (make((BH,), "float32") for make, count in ((T.alloc_fragment, 5), (T.alloc_shared, 3)) for _ in range(count))
     return Half(kv, o, s, w, p, turned, *rows)
 
 
 @T.macro
-def rise(h, before, at, length, factor):
-    """From which score exponents count, those of ``length`` tokens, and how much what was summed before shrinks by it."""
-    rows, tokens = h.s.shape
-    if at + tokens > length:
-        for i, j in T.Parallel(rows, tokens):
-            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
+def hide(s, at, length):
+    if at + s.shape[1] > length:
+        for i, j in T.Parallel(*s.shape):
+            s[i, j] = T.if_then_else(at + j < length, s[i, j], -T.infinity("float32"))
+
+
+@T.macro
+def rise(h, before, factor):
+    """From which score exponents count, and how much what was summed before shrinks by it."""
     T.copy(before.most, h.was)
     T.reduce_max(h.s, h.top, dim=1)
-    for i in T.Parallel(rows):
+    for i in T.Parallel(h.s.shape[0]):
         h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
         h.shrink[i] = T.__exp2((h.was[i] - h.top[i]) * factor)
         h.fall[i] = h.shrink[i]
@@ -97,17 +97,9 @@ def weigh(h, factor):
 
 @T.macro
 def shrink(o, by):
-    for x in o:
-        for i, j in T.Parallel(*x.shape):
-            if by[i] != 1.0:
-                x[i, j] *= by[i]
-
-
-@T.macro
-def add(p, kv, h, by):
-    shrink(h.o, by)
-    for n in range(2):
-        T.gemm(p, kv[n], h.o[n], policy=T.GemmWarpPolicy.FullRow)
+    for i, j in T.Parallel(*o.shape):
+        if by[i] != 1.0:
+            o[i, j] *= by[i]
 
 
 @T.macro
@@ -125,7 +117,7 @@ def decode(
     rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total, (parts, batch, heads,
     latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, wide, alone = scale * LOG2_E, latent // 4, T.GemmWarpPolicy.FullRow
+    factor, wide, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
     held = (rows, page, width) if page else (batch, rows, width)
     made, made_type = ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
 
@@ -145,32 +137,39 @@ def decode(
             T.fill(two.most, -T.infinity("float32"))
             for h in halves:
                 T.copy(Q[b, group * BH, latent], h.turned)
-                for sums in (*h.o, h.total):
-                    T.clear(sums)
+                T.clear(h.o)
+                T.clear(h.total)
                 T.fill(h.heard, 1.0)
+            T.barrier()
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
-                for k, n in ((0, 4), (1, 4), *((i, m) for i in range(2) for m in ORDERS[i])):
+                for k, n in ((0, 2), (1, 2), (0, 0), (0, 1), (1, 1), (1, 0)):  # as their memory is free again
                     at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
                     where, row = (Table[b, at // page], at % page) if page else (b, at)
                     T.copy(KV[where, row, n * wide], halves[k].kv[n])
-                for h, order in zip(halves, ORDERS, strict=True):
-                    T.gemm(h.turned, h.kv[4], h.s, transpose_B=True, policy=alone, clear_accum=True)
+                for h, order in (one, (0, 1)), (two, (1, 0)):
+                    T.gemm(h.turned, h.kv[2], h.s, transpose_B=True, policy=alone, clear_accum=True)
                     for n in order:
                         T.gemm(q[:, n * wide : n * wide + wide], h.kv[n], h.s, transpose_B=True, policy=alone)
-                rise(one, two, now, length, factor)
+                hide(one.s, now, length)
+                hide(two.s, now + BN, length)
+                rise(one, two, factor)
                 weigh(one, factor)
-                add(one.w, one.kv[:2], one, one.shrink)
+                shrink(one.o, one.shrink)
+                T.gemm(one.w, one.kv[0], one.o, policy=alone)
                 count(one)
-                rise(two, one, now + BN, length, factor)
+                rise(two, one, factor)
                 T.copy(one.fall, two.heard)
-                add(one.p, one.kv[2:4], two, two.heard)
-                weigh(two, factor)
+                shrink(two.o, two.heard)
+                T.gemm(one.p, one.kv[1], two.o, policy=alone)
                 T.copy(two.fall, one.heard)
-                add(two.p, two.kv[:2], one, one.heard)
-                add(two.w, two.kv[2:4], two, two.shrink)
+                shrink(one.o, one.heard)
+                T.copy(two.most, two.top)  # so that exponentials stand behind the product
+                weigh(two, factor)
+                shrink(two.o, two.shrink)
+                T.gemm(two.p, two.kv[0], one.o, policy=alone)
+                T.gemm(two.w, two.kv[1], two.o, policy=alone)
                 count(two)
-                T.barrier()  # what the other half has read may be written again
             for h in halves:
                 for i in T.Parallel(BH):
                     h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
@@ -179,9 +178,8 @@ def decode(
             place = (b,) if parts == 1 else (part, b)
             for k in range(2):
                 shrink(halves[k].o, one.fall)
-                for n in range(2):
-                    if parts == 1 or rounds > 0:
-                        T.copy(halves[k].o[n], O[place + (group * BH, (2 * k + n) * wide)])
+                if parts == 1 or rounds > 0:
+                    T.copy(halves[k].o, O[place + (group * BH, k * wide)])
             if parts > 1 and rounds > 0:
                 for i in T.Parallel(BH):
                     Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor
@@ -289,10 +287,10 @@ def mla_decode(
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
     """
     dtype = host.dtype_name(q)
-    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1] or latent % 4:
+    if q.dim() != 3 or cache.dim() != 3 or q.shape[-1] != cache.shape[-1] or not 0 < latent < q.shape[-1] or latent % 2:
         raise TileValueError(
             f"q {tuple(q.shape)}, cache {tuple(cache.shape)}, latent={latent}",
-            expected="(batch, heads, width), (batch or pages, tokens, width), values in fours",
+            expected="(batch, heads, width), (batch or pages, tokens, width), an even number of values",
         )
     if dtype not in DTYPES or cache.dtype != q.dtype:
         raise TileTypeError(f"mla_decode of {dtype} over {host.dtype_name(cache)}", expected="both bfloat16 or both float16")
