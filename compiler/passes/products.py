@@ -157,7 +157,7 @@ class _Awaiting:
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
-        self._land(flying, len(flying), out, None, [])
+        self._land(flying, len(flying), out, None, since if self.turns else [])
         return sequence(out)
 
     def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
@@ -201,15 +201,15 @@ class _Awaiting:
         done, flying[:] = flying[:count], flying[count:]
         by = {self.turns.get(f.result) for f in done}  # what other warpgroups compute beside their products says nothing
         others = {b for b, turn in self.turns.items() if by.isdisjoint((turn, None))}
-        beside = [] if flying else [whole(b) for b in _beside(since, others)]
+        beside = [] if flying else [whole(b) for b in _beside(since, others)[: None if self.turns else 1]]
         parts = self._apart(done)
-        for k, part in enumerate(parts):
-            later = [f for p in parts[k + 1 :] for f in p] + flying
+        for k, part in enumerate(parts, 1):
+            later = [f for p in parts[k:] for f in p] + flying
             tiles = list({f.result: f.call.args[2] for f in part}.values())
             kept = {*self.rings, *(b for f in later for b in f.operands)}
             operands = list({r.source: r for f in part for r in operands_of(f.call) if r.source not in kept}.values())
             straight = part is parts[-1] and _is_straight(s)
-            out.append(await_products(tiles, part[-1].call.span, operands, len(later), [] if k else beside, straight))
+            out.append(await_products(tiles, part[-1].call.span, operands, len(later), beside, straight))
             out += [s for f in part for s in f.held]
 
     def _apart(self, done: list[Flight]) -> list[list[Flight]]:
@@ -225,10 +225,10 @@ class _Awaiting:
 
 
 def _beside(stmts: list[Any], but: set[Any]) -> list[Any]:
-    """The largest fragment of float32 that statements write, of others than those: the one whose computation takes longest."""
+    """The largest fragments of float32 that statements write, of others than those: the ones whose computation takes longest."""
     written = [b for s in stmts for b in touched(s)[1] if b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"]
-    written = [b for b in written if b not in but]
-    return [max(written, key=lambda b: prod(int(e) for e in b.ty.shape))] if written else []
+    sizes = {b: prod(int(e) for e in b.ty.shape) for b in written if b not in but}
+    return [b for b, size in sizes.items() if size == max(sizes.values())]
 
 
 def _is_straight(s: Any) -> bool:
