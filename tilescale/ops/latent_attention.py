@@ -47,13 +47,12 @@ class Half(NamedTuple):
     p: Any
     #: the rotary part of the queries
     turned: Any
-    #: the score from which exponents count, before this tile and with it; how much what was summed before shrinks by it, by the
-    #: other's, and by both; the exponentials' sum
+    #: the score from which exponents count, before this tile and with it; how much what was summed before shrinks by it, and by the
+    #: other's; the exponentials' sum
     was: Any
     top: Any
     shrink: Any
     heard: Any
-    fade: Any
     total: Any
     #: for the other half, in shared memory: ``top``, ``shrink``, the whole sum
     most: Any
@@ -65,7 +64,7 @@ def half(BH: int, BN: int, wide: int, rope: int, dtype: str) -> Half:
     kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, rope)]
     o, s, w = (T.alloc_fragment((BH, n), kind) for n, kind in ((wide, "float32"), (BN, "float32"), (BN, dtype)))
     p, turned = T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype)
-    rows = (make((BH,), "float32") for make, count in ((T.alloc_fragment, 6), (T.alloc_shared, 3)) for _ in range(count))
+    rows = (make((BH,), "float32") for make, count in ((T.alloc_fragment, 5), (T.alloc_shared, 3)) for _ in range(count))
     return Half(kv, o, s, w, p, turned, *rows)
 
 
@@ -84,7 +83,7 @@ def rise(h, before, factor):
     for i in T.Parallel(h.s.shape[0]):
         h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
         h.shrink[i] = T.__exp2((h.was[i] - h.top[i]) * factor)
-        h.fade[i] = h.shrink[i] * h.heard[i]
+        h.total[i] *= h.shrink[i] * h.heard[i]
         h.fall[i] = h.shrink[i]
         h.most[i] = h.top[i]
 
@@ -102,13 +101,6 @@ def shrink(o, by):
     for i, j in T.Parallel(*o.shape):
         if by[i] != 1.0:
             o[i, j] *= by[i]
-
-
-@T.macro
-def count(h):
-    for i in T.Parallel(h.s.shape[0]):
-        h.total[i] *= h.fade[i]
-    T.reduce_sum(h.s, h.total, dim=1, clear=False)
 
 
 def decode(
@@ -171,7 +163,7 @@ def decode(
                 T.gemm(two.p, two.kv[0], one.o, policy=alone)
                 T.gemm(two.w, two.kv[1], two.o, policy=alone)
                 for h in halves:
-                    count(h)
+                    T.reduce_sum(h.s, h.total, dim=1, clear=False)
             for h in halves:
                 for i in T.Parallel(BH):
                     h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
