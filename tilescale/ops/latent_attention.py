@@ -61,11 +61,11 @@ class Half(NamedTuple):
 
 
 def half(BH: int, BN: int, wide: int, rope: int, dtype: str) -> Half:
+    w = (T.alloc_fragment if BN == TILE else T.alloc_shared)((BH, BN), dtype)  # other GPUs' products would have all columns in each warp
     kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, rope)]
-    o, s, w = (T.alloc_fragment((BH, n), kind) for n, kind in ((wide, "float32"), (BN, "float32"), (BN, dtype)))
-    p, turned = T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype)
+    o, s = (T.alloc_fragment((BH, n), "float32") for n in (wide, BN))
     rows = (make((BH,), "float32") for make, count in ((T.alloc_fragment, 5), (T.alloc_shared, 3)) for _ in range(count))
-    return Half(kv, o, s, w, p, turned, *rows)
+    return Half(kv, o, s, w, T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype), *rows)
 
 
 @T.macro
