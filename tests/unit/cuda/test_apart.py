@@ -12,6 +12,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, engines
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.ops.latent_attention import decode
 
 
 def halves(rounds: int = 3, stages: int = 1, barrier: bool = False) -> Any:
@@ -133,6 +134,17 @@ def test_stages_are_given_back_one_by_one():
         behind = text[text.rindex("ts::wgmma_commit") : text.index("ts::barrier_sync")]
         found = re.findall(r"wgmma_wait<\d|mbarrier_arrive", behind)
         assert found == ["wgmma_wait<1", "mbarrier_arrive", "wgmma_wait<0", "mbarrier_arrive"], found
+
+
+def test_a_branch_leaves_another_warpgroups_products_alone():
+    """Latent attention's second warpgroup computes its exponentials under a product, though the first one's result may shrink meanwhile."""
+    first, second = texts(decode(64, 128, 64, 1.0, "bfloat16", 0, 1, 64, 64))
+    beside = second[second.index("m64n64k16_bf16_01") :]
+    beside = beside[: beside.index("wgmma_wait")]
+    assert "fast_exp2" in beside and "barrier_sync" in beside
+    hears = first[first.index("one_heard[u] = two_fall") :]
+    assert hears.index("wgmma_wait<0>") < hears.index("ts::any") < hears.index("m64n64k16_bf16_01")
+    assert all(text.count("shuffle_xor") == 4 for text in (first, second)), "sums stay apart until the loop's end"
 
 
 def test_a_wait_too_weak_for_its_queue_is_found():
