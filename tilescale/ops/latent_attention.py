@@ -28,6 +28,8 @@ TILE = 64
 ENOUGH = 227 << 10
 #: exponents of two are counted from a score that was greatest once, as long as none exceeds it by more: exponentials stay below 2^8
 SLACK = 8.0
+#: columns of the queries, beside the rotary part, that stay in registers, which spares shared memory reads; a swizzled box has as many
+KEPT = 64
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 2
 
@@ -40,13 +42,13 @@ class Half(NamedTuple):
 
     #: both halves of its tile's values, and the rotary part
     kv: Any
+    #: of the queries what its scores have in registers: the rotary part, and the last columns in front of it
+    q: Any
     o: Any
     s: Any
     #: the exponentials of its tile as its own product has them, and as the other half's does
     w: Any
     p: Any
-    #: the rotary part of the queries
-    turned: Any
     #: the score from which exponents count, before this tile and with it; how much what was summed before shrinks by it, and by the
     #: other's; the exponentials' sum
     was: Any
@@ -60,12 +62,13 @@ class Half(NamedTuple):
     sums: Any
 
 
-def half(BH: int, BN: int, wide: int, rope: int, dtype: str) -> Half:
-    w = (T.alloc_fragment if BN == TILE else T.alloc_shared)((BH, BN), dtype)  # other GPUs' products would have all columns in each warp
+def half(BH: int, BN: int, wide: int, kept: int, rope: int, dtype: str) -> Half:
+    """``kept``: so many of the queries' last values stay in registers. Exponentials do where products are a warpgroup's own, which have 64
+    rows; those of warps that share rows would have all columns of the operand in each warp."""
     kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, rope)]
-    o, s = (T.alloc_fragment((BH, n), "float32") for n in (wide, BN))
-    rows = (make((BH,), "float32") for make, count in ((T.alloc_fragment, 5), (T.alloc_shared, 3)) for _ in range(count))
-    return Half(kv, o, s, w, T.alloc_shared((BH, BN), dtype), T.alloc_fragment((BH, rope), dtype), *rows)
+    o, s, *q = (T.alloc_fragment((BH, n), kind) for n, kind in ((wide, "float32"), (BN, "float32"), (rope, dtype), (kept, dtype)) if n)
+    w, p = (make((BH, BN), dtype) for make in (T.alloc_fragment if BN == BH == TILE else T.alloc_shared, T.alloc_shared))
+    return Half(kv, q, o, s, w, p, *(make((BH,), "float32") for make in [T.alloc_fragment] * 5 + [T.alloc_shared] * 3))
 
 
 @T.macro
@@ -112,6 +115,7 @@ def decode(
     latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
     factor, wide, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
+    kept = KEPT if BN == BH == TILE and wide > KEPT and not page else 0  # with pages, who copies needs registers
     held = (rows, page, width) if page else (batch, rows, width)
     made, made_type = ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
 
@@ -122,15 +126,16 @@ def decode(
         Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
     ):  # fmt: skip
         with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, turn):
-            q = T.alloc_shared((BH, latent), dtype)
-            one, two = halves = [half(BH, BN, wide, rope, dtype) for _ in range(2)]
+            q = T.alloc_shared((BH, latent - kept), dtype)
+            one, two = halves = [half(BH, BN, wide, kept, rope, dtype) for _ in range(2)]
             b = Order[turn]
             length, first = Lengths[b], part * share
             rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
             T.fill(two.most, -T.infinity("float32"))
             for h in halves:
-                T.copy(Q[b, group * BH, latent], h.turned)
+                for n in range(len(h.q)):
+                    T.copy(Q[b, group * BH, latent - n * kept], h.q[n])
                 T.clear(h.o)
                 T.clear(h.total)
                 T.fill(h.heard, 1.0)
@@ -139,12 +144,14 @@ def decode(
                 now = 2 * (first + t) * BN
                 for k, n in ((0, 2), (1, 2), (0, 0), (0, 1), (1, 1), (1, 0)):  # as their memory is free again
                     at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
-                    where, row = (Table[b, at // page], at % page) if page else (b, at)
-                    T.copy(KV[where, row, n * wide], halves[k].kv[n])
+                    T.copy(KV[((Table[b, at // page], at % page) if page else (b, at)) + (n * wide,)], halves[k].kv[n])
                 for h, order in (one, (0, 1)), (two, (1, 0)):
-                    T.gemm(h.turned, h.kv[2], h.s, transpose_B=True, policy=alone, clear_accum=True)
+                    T.gemm(h.q[0], h.kv[2], h.s, transpose_B=True, policy=alone, clear_accum=True)
                     for n in order:
-                        T.gemm(q[:, n * wide : n * wide + wide], h.kv[n], h.s, transpose_B=True, policy=alone)
+                        if n * kept:
+                            T.gemm(h.q[1], h.kv[1][:, wide - kept :], h.s, transpose_B=True, policy=alone)
+                        own = wide - n * kept
+                        T.gemm(q[:, n * wide : n * wide + own], h.kv[n][:, :own], h.s, transpose_B=True, policy=alone)
                 hide(one.s, now, length)
                 hide(two.s, now + BN, length)
                 rise(one, two, factor)
@@ -169,11 +176,10 @@ def decode(
                     h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
             for i in T.Parallel(BH):  # nothing for a sequence without tokens
                 one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
-            place = (b,) if parts == 1 else (part, b)
             for k in range(2):
                 shrink(halves[k].o, one.fall)
                 if parts == 1 or rounds > 0:
-                    T.copy(halves[k].o, O[place + (group * BH, k * wide)])
+                    T.copy(halves[k].o, O[((b,) if parts == 1 else (part, b)) + (group * BH, k * wide)])
             if parts > 1 and rounds > 0:
                 for i in T.Parallel(BH):
                     Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor

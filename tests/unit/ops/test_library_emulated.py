@@ -17,7 +17,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("row_softmax", {"m": 1, "n": 33000}),
     ("rms_norms", {"m": 70, "n": 40, "dtype": "float16"}),
     ("rms_norms", {"m": 1, "n": 33000, "dtype": "float32"}),
-    ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 128, "rope": 64}),
+    ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 256, "rope": 64}),
     ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 128, "rope": 64, "page": 64, "parts": 2}),
     ("attention_backward", {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "dim": 64}),
     ("attention_backward", {"batch": 1, "heads": 1, "length": 200, "dim": 64, "causal": True}),
