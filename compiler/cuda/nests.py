@@ -16,7 +16,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.multiples import spelt_out
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
-from tilescale.compiler.layout.match import Loop, Slots, everywhere, match, seen_by
+from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by
 from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.compiler.widths import WARP
@@ -34,16 +34,6 @@ class _Guarded(Exception):
 
 class _Irregular(Exception):
     """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
-
-
-def idle(loop: Loop, axis: int) -> Any | None:
-    """The digit of the threads of which some have nothing but padding along an axis, and all others none; None where padding lies
-    otherwise, or inside a warp."""
-    extent, reach = loop.extents[axis], loop.fragment.shape[axis]
-    top = max((p for p in loop.thread_digits if p.axis == axis), key=lambda p: p.unit, default=None)
-    if top is None or loop.shifts[axis] or reach <= extent or top.unit * top.extent != reach or top.stride < 32 or extent % top.unit:
-        return None
-    return top
 
 
 class NestLowering:

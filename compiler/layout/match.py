@@ -20,6 +20,8 @@ from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece, canonical, radix
 from tilescale.compiler.tvm_compat import ir, tirx
 
+WARP = 32
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -83,6 +85,16 @@ class Slots:
     coefficients: tuple[int, ...] | None
     table: tuple[int, ...]
     dynamic: tuple[tuple[Any, int, int, int], ...] = ()
+
+
+def idle(loop: Loop, axis: int) -> Any | None:
+    """The digit of the threads of which some have nothing but padding along an axis, and all others none; None where padding lies
+    otherwise, or inside a warp."""
+    extent, reach = loop.extents[axis], loop.fragment.shape[axis]
+    top = max((p for p in loop.thread_digits if p.axis == axis), key=lambda p: p.unit, default=None)
+    if top is None or loop.shifts[axis] or reach <= extent or top.unit * top.extent != reach or top.stride < WARP or extent % top.unit:
+        return None
+    return top
 
 
 def is_replicated(fragment: Fragment) -> bool:

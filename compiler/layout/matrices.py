@@ -22,7 +22,7 @@ import numpy as np
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import in_registers, plain_index
-from tilescale.compiler.layout.match import Loop
+from tilescale.compiler.layout.match import Loop, idle
 from tilescale.compiler.layout.shared import Shared
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.compiler.widths import WARP
@@ -60,8 +60,10 @@ def matrices(nest: Nest, loop: Loop | None, layout: Any, capability: int) -> Mat
     if layout.bits != 16 or len(s.indices) < 2 or any(not in_registers(a.buffer) or a.mode != "read" for a in others):
         return None
     axes = _axes(loop)
-    if axes is None or any(loop.shifts) or loop.extents != loop.fragment.shape or loop.fragment.turn % WARP:
+    if axes is None or any(loop.shifts) or loop.fragment.turn % WARP:
         return None
+    if any(n != reach and idle(loop, k) is None for k, (n, reach) in enumerate(zip(loop.extents, loop.fragment.shape, strict=True))):
+        return None  # padding, other than whole warps'
     rows, cols = axes
     last = _row_of(s.indices[-1], loop.vars)
     if last not in (rows, cols) or layout.vector(len(s.indices) - 1) < SIDE:

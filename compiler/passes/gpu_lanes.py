@@ -81,7 +81,7 @@ class _Lanes:
             reads: list[Any] = []
             structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
             return tile not in reads and all(x is None or self.linear(x, tile) for x in (s.then_case, s.else_case))
-        return _adds(s, tile)
+        return _adds(s, tile) or _computed_beside(s, tile)
 
 
 def _cleared(s: Any) -> Any:
@@ -98,6 +98,14 @@ def _adds(s: Any, tile: Any) -> bool:
     """Whether a statement adds a reduction to a tile; what is reduced is another one."""
     op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
     return op is not None and op.name == "reduce" and bool(s.value.args[1].source.same_as(tile))
+
+
+def _computed_beside(s: Any, tile: Any) -> bool:
+    """Whether a statement is a wait for products that only names a tile as what is computed beside them."""
+    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    if op is None or op.name != "await_products":
+        return False
+    return all(not r.source.same_as(tile) for r in s.value.args[: len(s.value.args) - int(s.value.attrs["behind"])])
 
 
 def _repeats(s: Any, tile: Any) -> bool:

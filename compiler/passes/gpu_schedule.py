@@ -278,20 +278,46 @@ def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
 
 
 def _products(program: Any) -> Any:
-    """The body with every product that wgmma can do marked as its own. Accumulators that one warpgroup alone has, by FullRow, go to the
-    warpgroups in turn, in the order of their first products."""
-    turns: dict[Any, int] = {}
+    """The body with every product that wgmma can do marked as its own."""
+
+    def able(c: Any) -> bool:
+        return c.op.name.removeprefix("ts.") in PRODUCTS and not _narrow(c) and _no_wgmma(c, program) is None
+
+    turns = _turns([c for c in splitting.calls(program.func.body) if able(c)], program.launch.threads)
 
     def mark(s: Any) -> Any:
         c = s.value
-        if not isinstance(c, ir.Call) or c.op.name.removeprefix("ts.") not in PRODUCTS or _narrow(c) or _no_wgmma(c, program) is not None:
+        if not isinstance(c, ir.Call) or not able(c):
             return s
-        if int(c.attrs["policy"]) == FULL_ROW and int(c.args[2].source.ty.shape[0]) == ROWS:
-            turn = turns.setdefault(c.args[2].source, len(turns) * WARPGROUP % program.launch.threads)
-            c = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "turn": turn}, ret_ty=c.ty, span=c.span)
+        if _of_one(c):
+            attrs = {**dict(c.attrs), "turn": turns[c.args[2].source]}
+            c = ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span)
         return _marked(c, s.span, FREE)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))
+
+
+def _of_one(call: Any) -> bool:
+    """Whether one warpgroup alone has a product's accumulator, by FullRow."""
+    return int(call.attrs["policy"]) == FULL_ROW and int(call.args[2].source.ty.shape[0]) == ROWS
+
+
+def _turns(products: list[Any], threads: int) -> dict[Any, int]:
+    """Accumulators that one warpgroup alone has → its first thread. They go to the warpgroups in turn, in the order of their first
+    products; those that are multiplied from one operand in registers go together."""
+    together: dict[Any, list[Any]] = {}
+    by: dict[Any, Any] = {}
+    for c in products:
+        if not _of_one(c):
+            continue
+        held, tile = c.args[0].source, c.args[2].source
+        mine = together.setdefault(tile, [tile])
+        other = together[by.setdefault(held, tile)] if in_registers(held) else mine
+        if other is not mine:
+            other += mine
+            together.update(dict.fromkeys(mine, other))
+    order = list({id(tiles): tiles for tiles in together.values()}.values())
+    return {tile: k * WARPGROUP % threads for k, tiles in enumerate(order) for tile in tiles}
 
 
 def _narrow(call: Any) -> bool:

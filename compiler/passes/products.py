@@ -111,12 +111,15 @@ def awaited(program: Any, body: Any) -> Any:
     """The body with every product awaited."""
     bases: dict[Any, Any] = {}
     structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
-    return _Awaiting(program.schedule.ring_of, bases).around(body)
+    single = {k for k, r in enumerate(program.schedule.rings) if r.depth == 1}
+    turns = {c.args[2].source: int(c.attrs["turn"]) for c in calls(body) if "turn" in c.attrs}
+    return _Awaiting(program.schedule.ring_of, bases, single, turns).around(body)
 
 
 class _Awaiting:
-    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any]):
-        self.rings, self.bases = rings, bases
+    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any], single: set[int], turns: dict[Any, int]):
+        """``single``: rings of one stage. ``turns``: accumulators that one warpgroup alone has."""
+        self.rings, self.bases, self.single, self.turns = rings, bases, single, turns
 
     def around(self, s: Any) -> Any:
         """A statement at whose ends nothing is in flight."""
@@ -154,7 +157,7 @@ class _Awaiting:
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
-        self._land(flying, len(flying), out, None, [])
+        self._land(flying, len(flying), out, None, since if self.turns else [])
         return sequence(out)
 
     def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
@@ -167,6 +170,8 @@ class _Awaiting:
             return len(flying)
         if name_of(s) == "barrier":  # what stands in front of a meeting that the author wrote is done there
             return len(flying)
+        if (nest := nest_of(s)) is not None and any(a.conditional and a.mode == "write" for a in nest.accesses):
+            return self._branching(flying, {a.buffer for a in nest.accesses})
         read, written = ({self._root(b) for b in buffers} for buffers in touched(s))
         if is_product(s):  # products into one accumulator follow one another by themselves
             own = s.value.args[2].source
@@ -176,6 +181,12 @@ class _Awaiting:
             if f.result in read | written or written & f.operands or (read | written) & f.counters:
                 return k + 1
         return 0
+
+    def _branching(self, flying: list[Flight], buffers: set[Any]) -> int:
+        """In front of a branch: all, or those of the one warpgroup that has what it computes."""
+        own = {self.turns[b] for b in buffers if b in self.turns}
+        concerned = [k for k, f in enumerate(flying) if len(own) != 1 or self.turns.get(f.result) in {None, *own}]
+        return concerned[-1] + 1 if concerned else 0
 
     def _root(self, b: Any) -> Any:
         while b in self.bases:
@@ -188,17 +199,36 @@ class _Awaiting:
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
-        tiles = list({f.result: f.call.args[2] for f in done}.values())
-        operands = list({r.source: r for f in done for r in operands_of(f.call) if r.source not in self.rings}.values())
-        beside = [] if flying else _beside(since)
-        out.append(await_products(tiles, done[-1].call.span, operands, len(flying), [whole(b) for b in beside], _is_straight(s)))
-        out += [s for f in done for s in f.held]
+        by = {self.turns.get(f.result) for f in done}  # what other warpgroups compute beside their products says nothing
+        others = {b for b, turn in self.turns.items() if by.isdisjoint((turn, None))}
+        beside = [] if flying else [whole(b) for b in _beside(since, others)[: None if self.turns else 1]]
+        parts = self._apart(done)
+        for k, part in enumerate(parts, 1):
+            later = [f for p in parts[k:] for f in p] + flying
+            tiles = list({f.result: f.call.args[2] for f in part}.values())
+            kept = {*self.rings, *(b for f in later for b in f.operands)}
+            operands = list({r.source: r for f in part for r in operands_of(f.call) if r.source not in kept}.values())
+            straight = part is parts[-1] and _is_straight(s)
+            out.append(await_products(tiles, part[-1].call.span, operands, len(later), beside, straight))
+            out += [s for f in part for s in f.held]
+
+    def _apart(self, done: list[Flight]) -> list[list[Flight]]:
+        """Products that end here, in parts that are awaited one by one: a stage that the next copy waits for, since its ring has no other,
+        is free as soon as it has been read."""
+        parts: list[list[Flight]] = [[]]
+        for k, f in enumerate(done):
+            parts[-1].append(f)
+            free = any(int(s.value.attrs["ring"]) in self.single for s in f.held if name_of(s) == "ring_release")
+            if free and k + 1 < len(done) and not {x.result for x in done[: k + 1]} & {x.result for x in done[k + 1 :]}:
+                parts.append([])
+        return parts
 
 
-def _beside(stmts: list[Any]) -> list[Any]:
-    """The largest fragment of float32 that statements write: the one whose computation takes longest."""
+def _beside(stmts: list[Any], but: set[Any]) -> list[Any]:
+    """The largest fragments of float32 that statements write, of others than those: the ones whose computation takes longest."""
     written = [b for s in stmts for b in touched(s)[1] if b.ty.storage_scope == "local.fragment" and element_dtype(b) == "float32"]
-    return [max(written, key=lambda b: prod(int(e) for e in b.ty.shape))] if written else []
+    sizes = {b: prod(int(e) for e in b.ty.shape) for b in written if b not in but}
+    return [b for b, size in sizes.items() if size == max(sizes.values())]
 
 
 def _is_straight(s: Any) -> bool:

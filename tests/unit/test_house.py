@@ -104,10 +104,10 @@ def test_modules_say_what_they_are_for():
     assert not silent, f"without a docstring: {silent}"
 
 
-#: file → its kernel and the macros that it consists of, and how many lines their bodies may have together
+#: file → its kernel, the macros and the helper that it consists of, and how many lines their bodies may have together
 KERNELS = {
     "tilescale/ops/attention.py": (("queries", "flash_attention"), 70),
-    "tilescale/ops/latent_attention.py": (("rise", "weigh", "shrink", "add", "mla_decode"), 80),
+    "tilescale/ops/latent_attention.py": (("half", "hide", "rise", "weigh", "shrink", "mla_decode"), 80),
 }
 
 
@@ -116,7 +116,9 @@ def test_kernels_stay_short(path: str):
     names, most = KERNELS[path]
     lines = 0
     for node in ast.walk(ast.parse((ROOT / path).read_text())):
-        if isinstance(node, ast.FunctionDef) and node.name in names and ast.unparse(node.decorator_list[0]) in ("T.macro", "T.prim_func"):
+        if not isinstance(node, ast.FunctionDef) or node.name not in names:
+            continue
+        if {ast.unparse(d) for d in node.decorator_list} <= {"T.macro", "T.prim_func"}:
             body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
             lines += (node.end_lineno or 0) - body[0].lineno + 1
     assert 0 < lines <= most

@@ -26,6 +26,10 @@ DTYPES = ("bfloat16", "float16")
 #: tokens of a tile, of which a round has two; half as many where a block has less shared memory than a Hopper's
 TILE = 64
 ENOUGH = 227 << 10
+#: exponents of two are counted from a score that was greatest once, as long as none exceeds it by more: exponentials stay below 2^8
+SLACK = 8.0
+#: columns of the queries, beside the rotary part, that stay in registers, which spares shared memory reads; a swizzled box has as many
+KEPT = 64
 #: blocks of a sequence that fetch its tokens together
 CLUSTER = 2
 
@@ -36,59 +40,70 @@ CLUSTER = 2
 class Half(NamedTuple):
     """What a block has for one of a round's two tiles, and for one half of the result's columns."""
 
+    #: both halves of its tile's values, and the rotary part
     kv: Any
+    #: of the queries what its scores have in registers: the rotary part, and the last columns in front of it
+    q: Any
     o: Any
     s: Any
-    #: the exponentials' sum, column by column
-    mass: Any
-    #: the greatest score before this tile and with it, times the scale; how much what was summed before shrinks by it, and by the other's
+    #: the exponentials of its tile as its own product has them, and as the other half's does
+    w: Any
+    p: Any
+    #: the score from which exponents count, before this tile and with it; how much what was summed before shrinks by it, and by the
+    #: other's; the exponentials' sum
     was: Any
     top: Any
-    shift: Any
     shrink: Any
     heard: Any
     total: Any
-    #: for the other half, in shared memory: the greatest score, ``shrink``, the whole sum
+    #: for the other half, in shared memory: ``top``, ``shrink``, the whole sum
     most: Any
     fall: Any
     sums: Any
 
 
+def half(BH: int, BN: int, wide: int, kept: int, rope: int, dtype: str) -> Half:
+    """``kept``: so many of the queries' last values stay in registers. Exponentials do where products are a warpgroup's own, which have 64
+    rows; those of warps that share rows would have all columns of the operand in each warp."""
+    kv = [T.alloc_shared((BN, n), dtype) for n in (wide, wide, rope)]
+    o, s, *q = (T.alloc_fragment((BH, n), kind) for n, kind in ((wide, "float32"), (BN, "float32"), (rope, dtype), (kept, dtype)) if n)
+    w, p = (make((BH, BN), dtype) for make in (T.alloc_fragment if BN == BH == TILE else T.alloc_shared, T.alloc_shared))
+    return Half(kv, q, o, s, w, p, *(make((BH,), "float32") for make in [T.alloc_fragment] * 5 + [T.alloc_shared] * 3))
+
+
 @T.macro
-def rise(h, before, at, length, factor):
-    """The greatest score so far, of those of ``length`` tokens, and how much what was summed before shrinks by it."""
-    rows, tokens = h.s.shape
-    if at + tokens > length:
-        for i, j in T.Parallel(rows, tokens):
-            h.s[i, j] = T.if_then_else(at + j < length, h.s[i, j], -T.infinity("float32"))
+def hide(s, at, length):
+    if at + s.shape[1] > length:
+        for i, j in T.Parallel(*s.shape):
+            s[i, j] = T.if_then_else(at + j < length, s[i, j], -T.infinity("float32"))
+
+
+@T.macro
+def rise(h, before, factor):
+    """From which score exponents count, and how much what was summed before shrinks by it."""
     T.copy(before.most, h.was)
-    T.copy(h.was, h.top)
-    T.reduce_max(h.s, h.top, dim=1, clear=False)
-    for i in T.Parallel(rows):
-        h.shift[i] = h.top[i] * factor
-        h.shrink[i] = T.__exp2(h.was[i] * factor - h.shift[i])
+    T.reduce_max(h.s, h.top, dim=1)
+    for i in T.Parallel(h.s.shape[0]):
+        h.top[i] = T.if_then_else((h.top[i] - h.was[i]) * factor > SLACK, h.top[i], h.was[i])
+        h.shrink[i] = T.__exp2((h.was[i] - h.top[i]) * factor)
+        h.total[i] *= h.shrink[i] * h.heard[i]
         h.fall[i] = h.shrink[i]
         h.most[i] = h.top[i]
 
 
 @T.macro
-def weigh(s, shift, factor):
-    for i, j in T.Parallel(*s.shape):
-        s[i, j] = T.__exp2(s[i, j] * factor - shift[i])
+def weigh(h, factor):
+    for i, j in T.Parallel(*h.s.shape):
+        h.s[i, j] = T.__exp2(h.s[i, j] * factor - h.top[i] * factor)
+    T.copy(h.s, h.w)
+    T.copy(h.w, h.p)
 
 
 @T.macro
 def shrink(o, by):
     for i, j in T.Parallel(*o.shape):
-        o[i, j] *= by[i]
-
-
-@T.macro
-def add(h, p, o):
-    for n in range(2):
-        T.gemm(p, h.kv[n], o[n], policy=T.GemmWarpPolicy.FullRow)
-    for i, j in T.Parallel(*h.s.shape):
-        h.mass[i, j] = h.mass[i, j] * (h.shrink[i] * h.heard[i]) + h.s[i, j]
+        if by[i] != 1.0:
+            o[i, j] *= by[i]
 
 
 def decode(
@@ -99,8 +114,8 @@ def decode(
     rounds of two tiles. One part: O (batch, heads, latent). More: each block's part of O, divided by its own total, (parts, batch, heads,
     latent) in float32, and log2 of that total (parts, batch, heads); parts without tokens are not written."""
     batch, rows, pages, width = T.dynamic("batch"), T.dynamic("rows"), T.dynamic("pages"), latent + rope
-    factor, half, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
-    wide = half, half, rope
+    factor, wide, alone = scale * LOG2_E, latent // 2, T.GemmWarpPolicy.FullRow
+    kept = KEPT if BN == BH == TILE and wide > KEPT and not page else 0  # with pages, who copies needs registers
     held = (rows, page, width) if page else (batch, rows, width)
     made, made_type = ((batch, heads, latent), dtype) if parts == 1 else ((parts, batch, heads, latent), "float32")
 
@@ -110,60 +125,61 @@ def decode(
         Lengths: T.Tensor((batch,), "int32"), Order: T.Tensor((batch,), "int32"), O: T.Tensor(made, made_type),
         Sums: T.Tensor((parts, batch, heads), "float32"), share: T.int32,
     ):  # fmt: skip
-        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, place):
-            q, p = T.alloc_shared((BH, width), dtype), T.alloc_shared((BH, BN), dtype)
-            halves = [
-                Half([T.alloc_shared((BN, n), dtype) for n in wide], *(T.alloc_fragment((BH, n), "float32") for n in (half, BN, BN)),
-                     *(T.alloc_fragment((BH,), "float32") for _ in range(6)), *(T.alloc_shared((BH,), "float32") for _ in range(3)))
-                for _ in range(2)
-            ]  # fmt: skip
-            one, two = halves
-            b = Order[place]
+        with T.Kernel(block=(heads // BH, parts, batch), cta_cluster=cluster, threads=256) as (group, part, turn):
+            q = T.alloc_shared((BH, latent - kept), dtype)
+            one, two = halves = [half(BH, BN, wide, kept, rope, dtype) for _ in range(2)]
+            b = Order[turn]
             length, first = Lengths[b], part * share
             rounds = T.max(T.min(T.ceildiv(length, 2 * BN) - first, share), 0)
             T.copy(Q[b, group * BH, 0], q)
             T.fill(two.most, -T.infinity("float32"))
             for h in halves:
+                for n in range(len(h.q)):
+                    T.copy(Q[b, group * BH, latent - n * kept], h.q[n])
                 T.clear(h.o)
-                T.clear(h.mass)
+                T.clear(h.total)
                 T.fill(h.heard, 1.0)
+            T.barrier()
             for t in T.Pipelined(rounds, num_stages=1):
                 now = 2 * (first + t) * BN
-                for k in range(2):
+                for k, n in ((0, 2), (1, 2), (0, 0), (0, 1), (1, 1), (1, 0)):  # as their memory is free again
                     at = T.if_then_else(now + k * BN < length, now + k * BN, now)  # behind the last: it again, masked
-                    where, row = (Table[b, at // page], at % page) if page else (b, at)
-                    for n in range(3):
-                        T.copy(KV[where, row, n * half], halves[k].kv[n])
-                for h in halves:
-                    for n in range(3):
-                        T.gemm(q[:, n * half : n * half + wide[n]], h.kv[n], h.s, False, True, alone, clear_accum=n == 0)
-                rise(one, two, now, length, factor)
-                weigh(one.s, one.shift, factor)
-                T.copy(one.s, p)
+                    T.copy(KV[((Table[b, at // page], at % page) if page else (b, at)) + (n * wide,)], halves[k].kv[n])
+                for h, order in (one, (0, 1)), (two, (1, 0)):
+                    T.gemm(h.q[0], h.kv[2], h.s, transpose_B=True, policy=alone, clear_accum=True)
+                    for n in order:
+                        if n * kept:
+                            T.gemm(h.q[1], h.kv[1][:, wide - kept :], h.s, transpose_B=True, policy=alone)
+                        own = wide - n * kept
+                        T.gemm(q[:, n * wide : n * wide + own], h.kv[n][:, :own], h.s, transpose_B=True, policy=alone)
+                hide(one.s, now, length)
+                hide(two.s, now + BN, length)
+                rise(one, two, factor)
+                weigh(one, factor)
                 shrink(one.o, one.shrink)
-                rise(two, one, now + BN, length, factor)
+                T.gemm(one.w, one.kv[0], one.o, policy=alone)
                 T.copy(one.fall, two.heard)
+                rise(two, one, factor)
                 shrink(two.o, two.heard)
-                add(one, p, [one.o, two.o])
+                T.gemm(one.p, one.kv[1], two.o, policy=alone)
                 T.copy(two.fall, one.heard)
-                weigh(two.s, two.shift, factor)
-                T.copy(two.s, p)
                 shrink(one.o, one.heard)
+                T.copy(two.most, two.top)  # so that exponentials stand behind the product
+                weigh(two, factor)
                 shrink(two.o, two.shrink)
-                add(two, p, [one.o, two.o])
-                T.barrier()  # p and the greatest scores may be written again
+                T.gemm(two.p, two.kv[0], one.o, policy=alone)
+                T.gemm(two.w, two.kv[1], two.o, policy=alone)
+                for h in halves:
+                    T.reduce_sum(h.s, h.total, dim=1, clear=False)
             for h in halves:
-                T.reduce_sum(h.mass, h.total, dim=1)
                 for i in T.Parallel(BH):
                     h.sums[i] = h.total[i] * (one.heard[i] if h is one else 1.0)
             for i in T.Parallel(BH):  # nothing for a sequence without tokens
                 one.fall[i] = T.if_then_else(one.sums[i] + two.sums[i] > 0, 1.0 / (one.sums[i] + two.sums[i]), 0.0)
             for k in range(2):
                 shrink(halves[k].o, one.fall)
-                if parts == 1:
-                    T.copy(halves[k].o, O[b, group * BH, k * half])
-                elif rounds > 0:
-                    T.copy(halves[k].o, O[part, b, group * BH, k * half])
+                if parts == 1 or rounds > 0:
+                    T.copy(halves[k].o, O[((b,) if parts == 1 else (part, b)) + (group * BH, k * wide)])
             if parts > 1 and rounds > 0:
                 for i in T.Parallel(BH):
                     Sums[part, b, group * BH + i] = T.log2(one.sums[i] + two.sums[i]) + two.most[i] * factor

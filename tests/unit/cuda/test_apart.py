@@ -12,6 +12,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, engines
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.ops.latent_attention import decode
 
 
 def halves(rounds: int = 3, stages: int = 1, barrier: bool = False) -> Any:
@@ -46,6 +47,40 @@ def halves(rounds: int = 3, stages: int = 1, barrier: bool = False) -> Any:
                 T.copy(c[n], C[:, n * 64 : n * 64 + 64])
 
     return halves
+
+
+def pairs(rounds: int = 3) -> Any:
+    """As `halves`, but C has 128 columns for each of the pair's tiles, and its half is one warpgroup's own in two accumulators, from scores
+    that stay in registers."""
+
+    @T.prim_func
+    def pairs(A: T.Tensor((64, 128), "bfloat16"), B: T.Tensor((rounds * 128, 128), "bfloat16"), C: T.Tensor((64, 256), "float32")):
+        with T.Kernel(1, threads=256):
+            a = T.alloc_shared((64, 128), "bfloat16")
+            tiles = [[T.alloc_shared((64, 64), "bfloat16") for _ in range(2)] for _ in range(2)]
+            s = [T.alloc_fragment((64, 64), "float32") for _ in range(2)]
+            p = [T.alloc_fragment((64, 64), "bfloat16") for _ in range(2)]
+            c = [[T.alloc_fragment((64, 64), "float32") for _ in range(2)] for _ in range(2)]
+            T.copy(A, a)
+            for x in (*c[0], *c[1]):
+                T.clear(x)
+            for t in T.Pipelined(rounds, num_stages=1):
+                for k in range(2):
+                    for n in range(2):
+                        T.copy(B[(2 * t + k) * 64, n * 64], tiles[k][n])
+                for k in range(2):
+                    for n in range(2):
+                        T.gemm(a[:, n * 64 : n * 64 + 64], tiles[k][n], s[k], False, True, T.GemmWarpPolicy.FullRow, clear_accum=n == 0)
+                for k in range(2):
+                    T.copy(s[k], p[k])
+                    for n in range(2):
+                        T.gemm(p[k], tiles[k][n], c[k][n], policy=T.GemmWarpPolicy.FullRow)
+                T.barrier()
+            for k in range(2):
+                for n in range(2):
+                    T.copy(c[k][n], C[0, k * 128 + n * 64])
+
+    return pairs
 
 
 def arguments(rounds: int = 3) -> dict[str, Any]:
@@ -84,6 +119,32 @@ def test_a_barrier_awaits_products():
         tail = text[text.rindex("ts::wgmma_commit") : text.index("// T.barrier") if "// T.barrier" in text else len(text)]
         assert tail.index("ts::wgmma_wait<0") < tail.index("ts::barrier_sync")
     agree(halves(barrier=True), arguments())
+
+
+def test_accumulators_of_one_operand_in_registers_go_together():
+    for k, text in enumerate(texts(pairs())):
+        made = re.findall(r"wgmma_m64n64k16_bf16_r1\(&(\w+)\[0\], &(\w+)\[\d+\]", text)
+        assert len(set(made)) == 2 and len({p for _, p in made}) == 1, (k, made)
+    agree(pairs(), {**arguments(), "C": empty((64, 256), "float32")})
+
+
+def test_stages_are_given_back_one_by_one():
+    """Where a ring has one stage, which the next copy waits for, behind the product that read it last and not behind all."""
+    for text in texts(pairs()):
+        behind = text[text.rindex("ts::wgmma_commit") : text.index("ts::barrier_sync")]
+        found = re.findall(r"wgmma_wait<\d|mbarrier_arrive", behind)
+        assert found == ["wgmma_wait<1", "mbarrier_arrive", "wgmma_wait<0", "mbarrier_arrive"], found
+
+
+def test_a_branch_leaves_another_warpgroups_products_alone():
+    """Latent attention's second warpgroup computes its exponentials under a product, though the first one's result may shrink meanwhile."""
+    first, second = texts(decode(64, 128, 64, 1.0, "bfloat16", 0, 1, 64, 64))
+    beside = second[second.index("m64n64k16_bf16_01") :]
+    beside = beside[: beside.index("wgmma_wait")]
+    assert "fast_exp2" in beside and "barrier_sync" in beside
+    hears = first[first.index("one_heard[u] = two_fall") :]
+    assert hears.index("wgmma_wait<0>") < hears.index("ts::any") < hears.index("m64n64k16_bf16_01")
+    assert all(text.count("shuffle_xor") == 4 for text in (first, second)), "sums stay apart until the loop's end"
 
 
 def test_a_wait_too_weak_for_its_queue_is_found():

@@ -62,6 +62,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"m": 16, "n": 8, "threads": 32}, "stmatrix_x2("),
     ({"m": 128, "n": 40, "threads": 256, "policy": T.GemmWarpPolicy.FullRow}, "stmatrix_x"),
     ({"m": 32, "n": 8, "threads": 128}, "stmatrix_x2("),  # two warps have copies
+    ({"m": 64, "n": 64, "threads": 256, "policy": T.GemmWarpPolicy.FullRow}, "stmatrix_x4("),  # a warpgroup has padding alone
 ]  # fmt: skip
 
 
