@@ -6,9 +6,10 @@ Four kinds of rows, each the median (and the least) of bursts that fit the GPU's
   and of the CUfunction that it resolves to, the arguments one by one or packed in one buffer, on the default stream and on one of its
   own; and cuCtxGetDevice, which the launcher asks in every call;
 - a call of a kernel with tensors of no elements: all that is ours (Python, tvm-ffi, the checks), without the launch;
-- the whole call, a loop in Python around nothing, and torch's own addition; calls with the same tensors, with few in turn and with ever
-  new ones, since launches that come again are graphs (tilescale/native/gpu_graph.c);
-- the time from launch to launch on the GPU, of launches that lie ready, either way.
+- the whole call, with the same tensors and with others each time, a loop in Python around nothing, and torch's own addition;
+- the time from launch to launch on the GPU, of launches that lie ready.
+
+Calls are launched by graphs (tilescale/native/gpu_graph.c), with ``TILESCALE_LAUNCH_GRAPHS=0`` by cuLaunchKernelEx.
 """
 
 from __future__ import annotations
@@ -91,25 +92,19 @@ def of_a_call() -> None:
     x, y, z = nothing, nothing.clone(), nothing.clone()
     run, own = tilescale.compile(add, target="cuda"), torch.cuda.Stream()
     run(a, b, c)
-    some = [[torch.randn(1000, device="cuda") for _ in range(3)] for _ in range(BURST)]
-    torch.cuda.synchronize()
-
-    def among(count: int) -> Callable[[], Any]:
-        """Calls with so many sets of tensors in turn."""
-        turns = itertools.cycle(some[:count])
-        return lambda: run(*next(turns))
-
+    turns = itertools.cycle([[torch.randn(1000, device="cuda") for _ in range(3)] for _ in range(BURST)])
     rows: dict[str, Callable[[], Any]] = {
         "Python: a lambda around nothing": lambda: None,
         "ours without the launch: kernel(x, y, z) of no elements": lambda: run(x, y, z),
         "whole: kernel(a, b, c)": lambda: run(a, b, c),
-        "whole: four sets of tensors in turn": among(4),
-        "whole: tensors that never come again": among(BURST),
+        "whole: other tensors each time": lambda: run(*next(turns)),
         "whole: torch.add(a, b, out=c)": lambda: torch.add(a, b, out=c),
     }
     for name, call in rows.items():
         show(name, *host_ns(call, BURST, ROUNDS))
     with torch.cuda.stream(own):
+        show("whole, own stream: a lambda around the stream", *host_ns(lambda: torch.cuda.current_stream(), BURST, ROUNDS))
+        show("whole, own stream: kernel(x, y, z) of no elements", *host_ns(lambda: run(x, y, z), BURST, ROUNDS))
         show("whole, own stream: kernel(a, b, c)", *host_ns(lambda: run(a, b, c), BURST, ROUNDS))
     print("torch hands tensors over by", "its C exchange" if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else "__dlpack__, which is slow")
 
@@ -119,14 +114,14 @@ def of_the_gpu() -> None:
     for n in (1000, 1_500_000):
         a, b, c = (torch.randn(n, device="cuda") for _ in range(3))
         run, other = tilescale.compile(add, target="cuda"), [torch.randn(n, device="cuda") for _ in range(10)]
-        samples: dict[str, list[float]] = {"the same arguments": [], "ever new ones": []}
+        samples: dict[str, list[float]] = {"the same tensors": [], "others each time": []}
         for _ in range(20):
             for name, taken in samples.items():
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 torch.cuda._sleep(6_000_000)
                 start.record()
                 for k in range(BURST):
-                    run(a, b, c if name == "the same arguments" else other[k % 10])
+                    run(a, b, c if name == "the same tensors" else other[k % 10])
                 end.record()
                 end.synchronize()
                 taken.append(start.elapsed_time(end) / BURST * 1e6)

@@ -129,7 +129,7 @@ typedef struct ts_gpu {
   const int64_t* program[3];
   gpu_map* maps;
   gpu_cached* cached; /* nmaps × WAYS */
-  ts_repeated* repeated; /* null: every call is a launch of its own */
+  ts_graphs* graphs; /* null: it is never launched by one */
   int32_t nargs, nmaps, next_way, nattrs, flags;
   uint32_t threads, shared;
   int64_t resident[MAX_DEVICES]; /* blocks at once, where they wait for one another */
@@ -148,7 +148,7 @@ static _Atomic int told; /* whether a failure was raised */
 /* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
-  ts_repeated_free(G->repeated);
+  ts_graphs_free(G->graphs);
   if (G->records || G->flags & FLAG_TEAM) return; /* what a failed launch says is looked up in its kernel */
   if (G->K) ts_kernel_free(G->K);
   free(G->code);
@@ -441,7 +441,7 @@ static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_
   c->blockDimX = G->threads, c->blockDimY = c->blockDimZ = 1, c->sharedMemBytes = G->shared;
   c->attrs = G->attrs, c->numAttrs = (uint32_t)G->nattrs;
   CUresult code = 0;
-  if (G->repeated && ts_launch_repeated(G->repeated, device, c, G->kernel, values, &code))
+  if (G->graphs && ts_graphs_launch(G->graphs, device, c, G->kernel, values, &code))
     return TS_UNLIKELY(code) ? failed("the launch (cuGraphLaunch)", code) : 0;
   code = cu.LaunchKernelEx(c, G->kernel, values, NULL);
   return TS_UNLIKELY(code) ? failed("the launch (cuLaunchKernelEx)", code) : 0;
@@ -591,13 +591,13 @@ static void set_attributes(ts_gpu* G) {
   }
 }
 
-/* Launches whose place among others is part of what they are stay launches: of a team, dependent ones, cooperative ones. */
-static void remember_repeated(ts_gpu* G) {
+/* Launches on a team, dependent and cooperative ones stay launches: their place among others is part of what they are. */
+static void make_graphs(ts_gpu* G) {
   uint8_t sizes[TS_MAX_SLOTS];
   for (int32_t k = 0; k < G->nargs; k++)
     sizes[k] = G->args[k].form == FORM_MAP ? sizeof(CUtensorMap) : G->args[k].form == FORM_FLOAT ? sizeof(float) : sizeof(int64_t);
   if (ts_launch_graphs && !(G->flags & (FLAG_TEAM | FLAG_DEPENDENT | FLAG_COOPERATIVE)))
-    G->repeated = ts_repeated_new(sizes, G->nargs);
+    G->graphs = ts_graphs_new(sizes, G->nargs);
 }
 
 static char* copy_of(const TVMFFIByteArray* bytes) {
@@ -635,7 +635,7 @@ static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByt
   set_attributes(G);
   const char* wrong = parse(G, d + HEAD, d + words);
   if (!wrong && (ts_parse_sites(K, sites->data, sites->size) || ts_make_label(K, name))) wrong = "no memory";
-  if (!wrong) remember_repeated(G);
+  if (!wrong) make_graphs(G);
   if (!wrong && G->flags & FLAG_TEAM) ts_gpu_known(K);
   return wrong;
 }

@@ -1,104 +1,106 @@
-/* Launches that come again, as CUDA graphs of one kernel.
+/* Launches by a CUDA graph of one kernel, which the driver hands to the GPU in a third of a launch's time.
  *
- * The driver takes 2.6 to 3.3 µs for a launch and 1.1 µs for a graph that it has made ready (`python -m tests.gpu.launch_cost`). So each
- * kernel remembers the argument blocks of its last calls; one that comes for the third time on the same stream becomes a graph of one node,
- * and is launched as that from then on. The result is the same launch: its arguments were copied into the node, tensor maps included.
+ * A kernel that is called for the third time on a stream gets an executable graph there. A call with the arguments of the one before launches
+ * it as it is, another one sets its arguments first: they are copied into the graph, tensor maps included, and launches that still run keep
+ * theirs (cuGraphExecKernelNodeSetParams). To the program it is the same launch.
  *
- * An executable graph runs once at a time: entries are of one stream each, where launches follow one another anyway. Graphs are no safe thing
- * for several threads (CUDA Driver API, "Graph object thread safety"): who finds the table in use launches as ever.
+ * An executable graph runs once at a time, so each stream has its own: there launches follow one another anyway. Graphs are not for several
+ * threads at once (CUDA Driver API, "Graph object thread safety"): who finds them in use launches as ever.
  */
 #include "ts_gpu.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENTRIES = 8, WORDS = 80 /* of a key: two tensor maps and 44 arguments, or four and ten */, OFTEN = 3, BY_MAP = 16, HEAD = 3 };
+enum { STREAMS = 4, WORDS = 80 /* of a key: four tensor maps and 14 arguments, for one */, OFTEN = 3 };
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 
 typedef struct {
-  uint64_t key[WORDS], used; /* used: the table's clock when it was last asked for; 0: never */
-  void *graph, *node, *exec;
-  int32_t seen, ready; /* ready: exec holds this key's arguments */
+  void *stream, *graph, *node, *exec;
+  int32_t device, calls;
+  uint64_t used;       /* the clock when it was last asked for; 0: never */
+  uint64_t key[WORDS]; /* the grid and the arguments that `exec` holds */
 } entry;
 
-struct ts_repeated {
+struct ts_graphs {
   atomic_flag busy;
-  int32_t nargs, words, cannot;
+  int32_t nargs, words, refused;
   uint64_t clock;
-  uint8_t* sizes; /* of the arguments, in bytes */
-  entry entries[ENTRIES];
+  entry entries[STREAMS];
+  uint8_t sizes[]; /* of the arguments, in bytes */
 };
 
-ts_repeated* ts_repeated_new(const uint8_t* sizes, int32_t nargs) {
-  int32_t words = HEAD;
+ts_graphs* ts_graphs_new(const uint8_t* sizes, int32_t nargs) {
+  int32_t words = 2;
   for (int32_t k = 0; k < nargs; k++) words += (sizes[k] + 7) / 8;
-  ts_repeated* R = words > WORDS ? NULL : calloc(1, sizeof *R + (size_t)nargs);
-  if (!R) return NULL;
-  R->nargs = nargs, R->words = words, R->sizes = (uint8_t*)(R + 1);
-  memcpy(R->sizes, sizes, (size_t)nargs);
-  return R;
+  ts_graphs* G = words > WORDS ? NULL : calloc(1, sizeof *G + (size_t)nargs);
+  if (!G) return NULL;
+  G->nargs = nargs, G->words = words;
+  memcpy(G->sizes, sizes, (size_t)nargs);
+  return G;
 }
 
 /* A graph that still runs is freed by the driver when it is through (cuGraphExecDestroy). */
-void ts_repeated_free(ts_repeated* R) {
-  for (int k = 0; R && k < ENTRIES; k++) {
-    if (R->entries[k].exec) ts_cu.GraphExecDestroy(R->entries[k].exec);
-    if (R->entries[k].graph) ts_cu.GraphDestroy(R->entries[k].graph);
-  }
-  free(R);
+static void clear(entry* e) {
+  if (e->exec) ts_cu.GraphExecDestroy(e->exec);
+  if (e->graph) ts_cu.GraphDestroy(e->graph);
+  memset(e, 0, sizeof *e);
 }
 
-static entry* find(ts_repeated* R, const uint64_t* key) {
-  size_t bytes = (size_t)R->words * sizeof *key;
-  entry* oldest = &R->entries[0];
-  for (int k = 0; k < ENTRIES; k++) {
-    entry* e = &R->entries[k];
-    if (e->used && !memcmp(e->key, key, bytes)) return e;
+void ts_graphs_free(ts_graphs* G) {
+  for (int k = 0; G && k < STREAMS; k++) clear(&G->entries[k]);
+  free(G);
+}
+
+/* The entry of this stream; where there is none it takes the place of the one that was not used for longest. */
+static entry* entry_of(ts_graphs* G, void* stream, int device) {
+  entry* oldest = &G->entries[0];
+  for (int k = 0; k < STREAMS; k++) {
+    entry* e = &G->entries[k];
+    if (e->used && e->stream == stream && e->device == device) return e;
     if (e->used < oldest->used) oldest = e;
   }
-  memcpy(oldest->key, key, bytes); /* it keeps its graph, which takes other arguments when these come often */
-  oldest->seen = oldest->ready = 0;
+  clear(oldest);
+  oldest->stream = stream, oldest->device = device;
   return oldest;
 }
 
-/* Gives the entry a graph of this launch. */
-static CUresult prepare(entry* e, const CUlaunchConfig* c, void* kernel, void** values) {
-  ts_kernel_node node = {NULL, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes, values,
-                         NULL, kernel, NULL};
-  CUresult code = 0;
+static CUresult make(entry* e, const CUlaunchConfig* c, const ts_kernel_node* node) {
   int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* another thread may be capturing, and this allocates */
   ts_cu.ThreadExchangeStreamCaptureMode(&mode);
-  if (e->exec) {
-    code = ts_cu.GraphExecKernelNodeSetParams(e->exec, e->node, &node); /* of future launches: those that run keep theirs */
-  } else {
-    if (!e->graph) code = ts_cu.GraphCreate(&e->graph, 0);
-    if (!code && !e->node) code = ts_cu.GraphAddKernelNode(&e->node, e->graph, NULL, 0, &node);
-    for (uint32_t k = 0; k < c->numAttrs && !code; k++)
-      code = ts_cu.GraphKernelNodeSetAttribute(e->node, (int)c->attrs[k].id, &c->attrs[k].value);
-    if (!code) code = ts_cu.GraphInstantiateWithFlags(&e->exec, e->graph, 0);
-  }
+  CUresult code = ts_cu.GraphCreate(&e->graph, 0);
+  if (!code) code = ts_cu.GraphAddKernelNode(&e->node, e->graph, NULL, 0, node);
+  for (uint32_t k = 0; k < c->numAttrs && !code; k++)
+    code = ts_cu.GraphKernelNodeSetAttribute(e->node, (int)c->attrs[k].id, &c->attrs[k].value);
+  if (!code) code = ts_cu.GraphInstantiateWithFlags(&e->exec, e->graph, 0);
   ts_cu.ThreadExchangeStreamCaptureMode(&mode);
-  e->ready = !code;
   return code;
 }
 
-int ts_launch_repeated(ts_repeated* R, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code) {
-  uint64_t key[WORDS] = {(uint64_t)(uintptr_t)c->hStream, c->gridDimX | (uint64_t)c->gridDimY << 32, c->gridDimZ | (uint64_t)device << 32};
-  uint64_t* at = key + HEAD;
-  for (int32_t k = 0; k < R->nargs; k++) {
+int ts_graphs_launch(ts_graphs* G, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code) {
+  uint64_t key[WORDS] = {c->gridDimX | (uint64_t)c->gridDimY << 32, c->gridDimZ}, *at = key + 2;
+  for (int32_t k = 0; k < G->nargs; k++) {
     at[0] = 0;
-    memcpy(at, values[k], R->sizes[k]);
-    at += (R->sizes[k] + 7) / 8;
+    memcpy(at, values[k], G->sizes[k]);
+    at += (G->sizes[k] + 7) / 8;
   }
-  if (R->cannot || atomic_flag_test_and_set_explicit(&R->busy, memory_order_acquire)) return 0;
-  int capturing = 1, launched = 0;
-  entry* e = find(R, key);
-  e->used = ++R->clock;
+  if (atomic_flag_test_and_set_explicit(&G->busy, memory_order_acquire)) return 0;
+  size_t bytes = (size_t)G->words * sizeof *key;
+  int capturing = 1, ready = 0;
+  entry* e = entry_of(G, c->hStream, device);
+  e->used = ++G->clock;
+  if (e->calls < OFTEN) e->calls++;
   /* A capture is to hold the kernel itself. */
-  if (++e->seen >= OFTEN && !ts_cu.StreamIsCapturing(c->hStream, &capturing) && !capturing) {
-    if (TS_UNLIKELY(!e->ready) && prepare(e, c, kernel, values)) R->cannot = 1;
-    if (e->ready) *code = ts_cu.GraphLaunch(e->exec, c->hStream), launched = 1;
+  if (e->calls == OFTEN && !G->refused && !ts_cu.StreamIsCapturing(c->hStream, &capturing) && !capturing) {
+    ready = e->exec && !memcmp(e->key, key, bytes);
+    if (!ready) {
+      ts_kernel_node node = {NULL, c->gridDimX, c->gridDimY, c->gridDimZ, c->blockDimX, c->blockDimY, c->blockDimZ, c->sharedMemBytes,
+                             values, NULL, kernel, NULL};
+      ready = !(e->exec ? ts_cu.GraphExecKernelNodeSetParams(e->exec, e->node, &node) : make(e, c, &node));
+      memcpy(e->key, key, bytes);
+      G->refused = !ready;
+    }
+    if (ready) *code = ts_cu.GraphLaunch(e->exec, c->hStream);
   }
-  if (TS_UNLIKELY(e->seen > OFTEN)) e->seen = OFTEN;
-  atomic_flag_clear_explicit(&R->busy, memory_order_release);
-  return launched;
+  atomic_flag_clear_explicit(&G->busy, memory_order_release);
+  return ready;
 }

@@ -63,13 +63,13 @@ extern ts_driver ts_cu;
 /* -1, with the error set: what the driver said of `what`, or what a launch said that failed before. */
 int ts_driver_failed(const char* what, CUresult code);
 
-/* ---- launches that come again (gpu_graph.c) */
-typedef struct ts_repeated ts_repeated;
-/* For a kernel with arguments of these many bytes; null where they are too many (or memory is out). */
-ts_repeated* ts_repeated_new(const uint8_t* sizes, int32_t nargs);
-void ts_repeated_free(ts_repeated* R);
+/* ---- launches by graphs of one kernel (gpu_graph.c) */
+typedef struct ts_graphs ts_graphs;
+/* For a kernel with arguments of these many bytes; null where they are too many, or memory is out. */
+ts_graphs* ts_graphs_new(const uint8_t* sizes, int32_t nargs);
+void ts_graphs_free(ts_graphs* G);
 /* 1: it is launched, or refused with `code`; 0: the caller launches it. The device is current. */
-int ts_launch_repeated(ts_repeated* R, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code);
+int ts_graphs_launch(ts_graphs* G, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code);
 
 /* ---- teams: as include/ts/team.cuh has them */
 typedef struct ts_gpu_view {

@@ -268,14 +268,14 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     return out
 
 
-def repeated(fake: Driver) -> dict[str, Any]:
-    """Launches that come again: how many graphs were made, given other arguments, launched and destroyed behind each of some calls."""
+def by_graphs(fake: Driver) -> dict[str, Any]:
+    """Calls that come again: how many graphs were made, given other arguments, launched and destroyed behind each of some calls."""
     import tvm_ffi
 
     graphs, out = (ctypes.c_int64 * 4).in_dll(ctypes.CDLL("libcuda.so.1"), "fake_graphs"), dict[str, Any]()
     capturing = ctypes.c_int64.in_dll(ctypes.CDLL("libcuda.so.1"), "fake_capturing")
     fake.expect(8, 8, 4, 1, 4, 4)
-    run, arrays = scaled(), [np.zeros(300, "float16") for _ in range(12)]
+    run, arrays = scaled(), [np.zeros(300, "float16") for _ in range(3)]
     on = [OnGpu(a) for a in arrays]
 
     def after(*calls: tuple[Any, ...]) -> list[Any]:
@@ -297,7 +297,11 @@ def repeated(fake: Driver) -> dict[str, Any]:
     out["captured"] = after(first)
     capturing.value = 0
     out["other shape"] = after((OnGpu(arrays[0][:200]), OnGpu(arrays[1][:200]), 0.5, 1)) + [fake.seen()["grid"]]
-    out["too many"] = after(*[(on[k], on[11], 0.5, 1) for k in range(9)] * 3)
+    rows = []
+    for stream in list(range(0x81, 0x86)) * 3:
+        with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), stream):
+            rows.append(after(first))
+    out["many streams"] = [sum(row[0] for row in rows), [sum(kind) for kind in zip(*(row[1] for row in rows), strict=True)], rows[-1][2]]
     out["again"] = after(*[first] * 3)
     was = graphs[3]
     del run
@@ -346,7 +350,7 @@ def main() -> dict[str, Any]:
     run(*args)
     out["no context"] = fake.seen()
     fake.current.value, fake.fail.value = 0, 2
-    out["launch fails"] = said(lambda: run(OnGpu(b), OnGpu(a), 0.1, -3))
+    out["launch fails"] = said(lambda: scaled()(*args))
     fake.fail.value = 1
     out["load fails"] = said(lambda: scaled()(*args))
     fake.fail.value = 0
@@ -371,7 +375,7 @@ def main() -> dict[str, Any]:
     out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
-    out["repeated"] = repeated(fake)
+    out["graphs"] = by_graphs(fake)
     out["team"] = on_a_team(fake)
     if toolchain.find_nvcc() is not None:
         out["objects"] = objects(fake)
