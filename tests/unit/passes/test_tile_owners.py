@@ -1,0 +1,137 @@
+"""A tile belongs to the block or to the executors of the T.Scale that allocates it: every other use is refused, on all targets alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tilescale
+import tilescale.language as T
+from tests.kernels import refused
+from tests.unit.cuda.emulated import agree
+from tilescale.errors import TileValueError
+
+TARGETS = ("sim", "cpu", "cuda:sm_90a")
+SPREAD = "f is spread over 256 threads and touched by a warp"
+
+
+def within(statement, scale="warpgroup", threads=256):
+    """A fragment of the block's, used by one executor of a narrower scope."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), D: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=threads):
+            f, r = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+            s = T.alloc_shared((64, 64), "float32")
+            T.copy(A, f)
+            with T.Scale(scale) as (w, n):
+                if w == 0:
+                    statement(f, r, s, D)
+
+    return kernel
+
+
+@T.macro
+def tripled(f, r, s, D):
+    for i, j in T.Parallel(64, 64):
+        f[i, j] = f[i, j] * 3
+
+
+@T.macro
+def read_by_elements(f, r, s, D):
+    for i, j in T.Parallel(64, 64):
+        D[i, j] = f[i, j]
+
+
+@T.macro
+def viewed(f, r, s, D):
+    v = T.view(f, (64, 64), "int32")
+    T.clear(v)
+
+
+@T.macro
+def one_element(f, r, s, D):
+    f[3, 4] = 1.0
+
+
+WHOLE = {
+    "copy from": lambda f, r, s, D: T.copy(f, D),
+    "copy to": lambda f, r, s, D: T.copy(D, f),
+    "copy to shared": lambda f, r, s, D: T.copy(f, s),
+    "fill": lambda f, r, s, D: T.fill(f, 2),
+    "clear": lambda f, r, s, D: T.clear(f),
+    "reduce": lambda f, r, s, D: T.reduce_sum(f, r, dim=1),
+    "cumsum": lambda f, r, s, D: T.cumsum(f, dim=1),
+    "product": lambda f, r, s, D: T.gemm(s, s, f),
+    "atomics": lambda f, r, s, D: T.atomic_add(D, f),
+    "print": lambda f, r, s, D: T.print(f),
+    "elementwise": tripled,
+    "read": read_by_elements,
+    "view": viewed,
+    "one element": one_element,
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_fragment_of_the_block_is_no_warpgroups(name: str):
+    for target in TARGETS if name == "copy from" else TARGETS[1:2]:
+        with refused(TileValueError, "", write="inside the T.Scale, or in shared memory") as error:
+            tilescale.compile(within(WHOLE[name]), target=target)
+        assert "is spread over 256 threads and touched by a warpgroup of 128" in error.text, error.text
+
+
+def test_nor_a_warps_nor_a_threads():
+    for scale, threads in (("warp", 32), ("thread", 1)):
+        with refused(TileValueError, f"f is spread over 256 threads and touched by a {scale} of {threads}", at="T.clear(f)"):
+            tilescale.compile(within(WHOLE["clear"], scale), target="cuda:sm_90a")
+
+
+def test_a_destination_of_a_reduction_is_looked_at_too():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            r = T.alloc_fragment((64,), "float32")
+            with T.Scale("warpgroup") as (w, n):
+                f = T.alloc_fragment((64, 64), "float32")
+                T.copy(A, f)
+                T.reduce_sum(f, r, dim=1)
+
+    with refused(TileValueError, "r is spread over 256 threads and touched by a warpgroup of 128", at="T.reduce_sum(f, r, dim=1)"):
+        kernel.check(ranks=1, seeds=1)
+
+
+def test_an_executor_that_is_the_whole_block_has_the_blocks_tiles():
+    rng = np.random.default_rng(0)
+    args = {"A": rng.standard_normal((64, 64), dtype=np.float32), "D": np.zeros((64, 64), np.float32)}
+    assert np.array_equal(agree(within(WHOLE["copy from"], threads=128), args)["D"], args["A"])
+
+
+def test_single_elements_and_numbers_may_be_read_where_all_threads_hold_them():
+    @T.prim_func
+    def kernel(A: T.Tensor((64,), "float32"), D: T.Tensor((4, 32), "float32")):
+        with T.Kernel(1, threads=128):
+            f, r = T.alloc_fragment((64,), "float32"), T.alloc_fragment((1,), "float32")
+            v = T.alloc_var("float32", 2.0)
+            T.copy(A, f)
+            T.reduce_max(f, r, dim=0)
+            v = v + 1.0
+            with T.Scale("warp") as (w, n):
+                if r[0] > 0:
+                    for i in T.Parallel(32):
+                        D[w, i] = r[0] * v + w
+
+    args = {"A": np.arange(64, dtype=np.float32), "D": np.zeros((4, 32), np.float32)}
+    assert np.array_equal(agree(kernel, args)["D"], np.repeat(63 * 3 + np.arange(4, dtype=np.float32)[:, None], 32, 1))
+
+
+def test_an_element_that_one_thread_holds_is_refused_where_the_layout_is_known():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 64), "float32"), D: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=128):
+            f = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, f)
+            with T.Scale("warp") as (w, n):
+                D[w] = f[w, 3]
+
+    with refused(TileValueError, "f is spread over 128 threads and touched by a warp of 32", at="D[w] = f[w, 3]"):
+        tilescale.compile(kernel, target="cuda:sm_90a")
