@@ -1,0 +1,117 @@
+"""Tiles that are allocated inside T.Scale: each executor has its own, on the simulator, the CPU and the emulated GPU alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import tilescale.language as T
+from tests.kernels import refused, run
+from tests.unit.cuda.emulated import agree
+from tilescale.compiler.passes.residency import shared_bytes
+from tilescale.errors import TileSyntaxError
+
+
+def everywhere(kernel: Any, args: dict[str, Any], want: dict[str, Any]) -> None:
+    """The results on all three, to the bit."""
+    on_cpu = {name: array.copy() for name, array in args.items()}
+    run(kernel)(*on_cpu.values())
+    for made in (on_cpu, agree(kernel, args, exact=True)):
+        for name, array in want.items():
+            np.testing.assert_array_equal(made[name], array)
+
+
+def numbers(*shape: int) -> Any:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+@T.prim_func
+def own_rows(A: T.Tensor((64, 64), "float32"), D: T.Tensor((64, 64), "float32")):
+    with T.Kernel(1, threads=256):
+        with T.Scale("warpgroup") as (w, n):
+            s, f = T.alloc_shared((32, 64), "float32"), T.alloc_fragment((32, 64), "float32")
+            T.copy(A[w * 32, 0], s)
+            T.sync_threads()  # the others have filled theirs by now
+            for i, j in T.Parallel(32, 64):
+                f[i, j] = s[31 - i, j]
+            T.copy(f, D[w * 32, 0])
+
+
+def test_a_shared_tile_of_a_warpgroup_is_its_own():
+    a = numbers(64, 64)
+    everywhere(own_rows, {"A": a, "D": np.zeros_like(a)}, {"D": np.concatenate([a[31::-1], a[:31:-1]])})
+    found = own_rows.check(ranks=1, args={"A": a}, seeds=3)
+    assert "no finding" in str(found)
+
+
+def test_the_warps_of_a_warpgroup_share_its_tile():
+    @T.prim_func
+    def kernel(D: T.Tensor((2, 4, 32), "int32")):
+        with T.Kernel(1, threads=256):
+            with T.Scale("warpgroup") as (g, n):
+                s = T.alloc_shared((4, 32), "int32")
+                v = T.view(s, (128,), "int32")
+                with T.Scale("warp") as (w, m):
+                    T.fill(s[w, 0:32], g * 100 + w)
+                    T.sync_threads()
+                    f = T.alloc_fragment((32,), "int32")
+                    T.copy(s[3 - w, 0:32], f)
+                    T.copy(f, D[g, w, 0:32])
+                T.sync_threads()
+                v[0] = 7
+                T.sync_threads()
+                D[g, 0, 0] = v[0] + v[1]
+
+    want = (np.arange(2)[:, None, None] * 100 + (3 - np.arange(4))[None, :, None] + np.zeros((1, 1, 32))).astype(np.int32)
+    want[:, 0, 0] = 7 + np.arange(2) * 100
+    everywhere(kernel, {"D": np.zeros((2, 4, 32), np.int32)}, {"D": want})
+
+
+def test_what_another_executor_left_in_its_own_tile_is_not_seen():
+    @T.prim_func
+    def kernel(D: T.Tensor((2, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            with T.Scale("warpgroup") as (w, n):
+                s, f = T.alloc_shared((64,), "float32"), T.alloc_fragment((64,), "float32")
+                if w == 0:
+                    T.fill(s, 7)
+                T.sync_threads()
+                T.copy(s, f)
+                T.copy(f, D[w, 0:64])
+
+    found = str(kernel.check(ranks=1, args={"D": np.zeros((2, 64), np.float32)}, seeds=2))
+    assert "s[0:64] is read, and nothing has written it" in found and "warpgroup 1" in found
+
+
+def test_the_block_has_room_for_all_of_them():
+    assert shared_bytes(own_rows.trace()) == 2 * 32 * 64 * 4
+
+
+def test_a_block_of_the_cluster_reaches_the_same_executors_tile():
+    @T.prim_func
+    def kernel(D: T.Tensor((2, 2, 32), "int32")):
+        with T.Kernel(2, threads=64, cta_cluster=2) as b:
+            with T.Scale("cta_cluster") as (c, m):
+                with T.Scale("warp") as (w, n):
+                    s, t = T.alloc_shared((32,), "int32"), T.alloc_shared((32,), "int32")
+                    T.fill(s, b * 10 + w)
+                    T.barrier()
+                    T.copy(s, t, src=1 - c)
+                    T.barrier()
+                    T.copy(t, D[b, w, 0:32])
+
+    want = np.repeat(np.array([[10, 11], [0, 1]], np.int32)[:, :, None], 32, 2)
+    everywhere(kernel, {"D": np.zeros((2, 2, 32), np.int32)}, {"D": want})
+
+
+def test_signals_are_the_blocks():
+    @T.prim_func
+    def kernel(D: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=128):
+            with T.Scale("warp") as (w, n):
+                s = T.alloc_signal((1,))
+                T.signal(s[0])
+
+    with refused(TileSyntaxError, "T.alloc_signal inside T.Scale", write="allocate it in front of T.Scale"):
+        kernel.trace()
