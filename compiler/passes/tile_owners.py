@@ -43,10 +43,9 @@ class Scope:
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a tile. ``how``: what the author wrote; ``whole``: as an operation's tile, else a single element."""
+    """One use of a tile: as an operation's (``whole``), else a single element."""
 
     buffer: Any
-    how: str
     writes: bool
     whole: bool
     loc: Loc | None
@@ -81,7 +80,7 @@ class _Owners:
             self.owner[s.buffer] = self.scope
         elif isinstance(s, tirx.DeclBuffer):
             held = s.data.args[0]
-            self._check(Use(held, "T.view", False, False, loc_of(s.span)))
+            self._check(Use(held, False, False, loc_of(s.span)))
             if held in self.owner:
                 self.owner[s.buffer] = self.owner[held]
         elif isinstance(s, tirx.IfThenElse):
@@ -116,15 +115,14 @@ class _Owners:
         def call(c: Any) -> None:
             op = base.find(c)
             for a in op.effects(c) if op is not None else ():
-                name = f"T.atomic_{c.attrs['kind']}" if op.name == "atomic" else f"T.{op.name}"
-                found.append(Use(a.region.source, name, a.mode != "read", True, loc_of(c.span) or here))
+                found.append(Use(a.region.source, a.mode != "read", True, loc_of(c.span) or here))
 
         def load(e: Any) -> None:
-            found.append(Use(e.source, "an expression", False, False, loc_of(getattr(e, "span", None)) or here))
+            found.append(Use(e.source, False, False, loc_of(getattr(e, "span", None)) or here))
 
         structural_walk(part, (ir.Call, call))
         structural_walk(part, (ir.TensorLoad, load))
-        structural_walk(part, (tirx.BufferStore, lambda x: found.append(Use(x.buffer, "an assignment", True, False, loc_of(x.span) or here))))
+        structural_walk(part, (tirx.BufferStore, lambda x: found.append(Use(x.buffer, True, False, loc_of(x.span) or here))))
         for use in sorted(found, key=lambda u: not u.writes):
             self._check(use)
 

@@ -135,3 +135,88 @@ def test_an_element_that_one_thread_holds_is_refused_where_the_layout_is_known()
 
     with refused(TileValueError, "f is spread over 128 threads and touched by a warp of 32", at="D[w] = f[w, 3]"):
         tilescale.compile(kernel, target="cuda:sm_90a")
+
+
+def test_a_variable_of_the_block_is_not_set_below_it():
+    @T.prim_func
+    def kernel(C: T.Tensor((8,), "int32")):
+        with T.Kernel(1, threads=256):
+            v = T.alloc_var("int32")
+            v = 5
+            with T.Scale("warp") as (w, n):
+                if w == 3:
+                    v = 9
+                C[w] = v
+
+    for target in TARGETS:
+        with refused(TileValueError, 'v belongs to the block and is set in T.Scale("warp")', at="v = 9", write="allocate v inside"):
+            tilescale.compile(kernel, target=target)
+
+
+def test_nor_a_local_tile():
+    @T.prim_func
+    def kernel(C: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=256):
+            v = T.alloc_local((8,), "float32")
+            T.clear(v)
+            with T.Scale("warp") as (w, n):
+                u = T.alloc_local((8,), "float32")
+                T.copy(v, u)
+                with T.Scale("thread"):
+                    u[0] = 1.0
+                T.copy(u, C)
+
+    with refused(TileValueError, 'u belongs to T.Scale("warp") and is set in T.Scale("thread")', at="u[0] = 1.0"):
+        tilescale.compile(kernel, target="cpu")
+
+
+def test_variables_of_an_executor_and_of_a_block_that_only_reaches_further():
+    @T.prim_func
+    def kernel(C: T.Tensor((2, 8), "int32")):
+        with T.Kernel(2, threads=256, cta_cluster=2) as b:
+            v = T.alloc_var("int32")
+            with T.Scale("cta_cluster") as (c, m):
+                v = c + 1
+            with T.Scale("warp") as (w, n):
+                u = T.alloc_var("int32")
+                u = v * 10
+                u += w
+                C[b, w] = u
+
+    want = (np.arange(2)[:, None] + 1) * 10 + np.arange(8)[None, :]
+    assert np.array_equal(agree(kernel, {"C": np.zeros((2, 8), np.int32)})["C"], want)
+
+
+def test_a_tile_of_a_scale_is_not_used_behind_it():
+    def make(allocate):
+        @T.prim_func
+        def kernel(D: T.Tensor((64, 64), "float32")):
+            with T.Kernel(1, threads=256):
+                with T.Scale("warpgroup") as (w, n):
+                    f = allocate((64, 64), "float32")
+                    T.copy(D, f)
+                T.copy(f, D)
+
+        return kernel
+
+    for allocate in (T.alloc_fragment, T.alloc_shared, T.alloc_local):
+        for target in TARGETS:
+            with refused(TileValueError, 'f is allocated inside T.Scale("warpgroup")', at="T.copy(f, D)", write="in front of the T.Scale"):
+                tilescale.compile(make(allocate), target=target)
+    with refused(TileValueError, 'f is allocated inside T.Scale("warpgroup")', at="T.copy(f, D)"):
+        make(T.alloc_shared).check(ranks=1, seeds=1)
+
+
+def test_nor_in_the_next_scale_of_that_name():
+    @T.prim_func
+    def kernel(D: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=256):
+            with T.Scale("warpgroup") as (w, n):
+                f = T.alloc_fragment((64, 64), "float32")
+                T.copy(D, f)
+            with T.Scale("warpgroup") as (w, n):
+                if w == 0:
+                    T.copy(f, D)
+
+    with refused(TileValueError, "f is allocated inside", at="T.copy(f, D)", expected='every use inside that T.Scale("warpgroup")'):
+        tilescale.compile(kernel, target="cpu")
