@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree
+from tilescale.compiler.passes.gpu_schedule import gpu_schedule
+from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import shared_bytes
+from tilescale.compiler.passes.schedule import BELOW
+from tilescale.compiler.sim.run import launch
 from tilescale.errors import TileSyntaxError
 
 
@@ -115,3 +120,49 @@ def test_signals_are_the_blocks():
 
     with refused(TileSyntaxError, "T.alloc_signal inside T.Scale", write="allocate it in front of T.Scale"):
         kernel.trace()
+
+
+def product(scale: str, rows: int, stages: int = 3, ring: bool = False) -> Any:
+    """Every executor its own rows of A·B, by a pipelined loop of its own; ``ring``: behind one of the block's, which adds 1 + 2 + … to them."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((128, 64), "float32")):
+        with T.Kernel(1, threads=128 * 128 // rows // (4 if scale == "warp" else 1)):
+            if ring:
+                t, total = T.alloc_shared((128, 64), "float16"), T.alloc_fragment((128, 64), "float32")
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[0, k * 64], t)
+                    for i, j in T.Parallel(128, 64):
+                        total[i, j] += t[i, j]
+                T.copy(total, C)
+                T.sync_threads()
+            with T.Scale(scale) as (w, n):
+                a, b = T.alloc_shared((rows, 32), "float16"), T.alloc_shared((32, 64), "float16")
+                c = T.alloc_fragment((rows, 64), "float32")
+                if ring:
+                    T.copy(C[w * rows, 0], c)
+                else:
+                    T.clear(c)
+                for k in T.Pipelined(4, num_stages=stages):
+                    T.copy(A[w * rows, k * 32], a)
+                    T.copy(B[k * 32, 0], b)
+                    T.gemm(a, b, c)
+                T.copy(c, C[w * rows, 0])
+
+    return kernel
+
+
+@pytest.mark.parametrize("scale, rows, ring", [("warp", 16, False), ("warpgroup", 64, False), ("warp", 32, True)])
+def test_a_pipelined_loop_below_the_block_copies_in_turn_and_says_so(scale: str, rows: int, ring: bool):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-3, 4, shape).astype(np.float16) for shape in ((128, 128), (128, 64)))
+    want = a.astype(np.float32) @ b.astype(np.float32) + (a[:, :64] + a[:, 64:] if ring else 0)
+    kernel = product(scale, rows, ring=ring)
+    everywhere(kernel, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)}, {"C": want})
+    for arch in ("sm_90a", "sm_80"):
+        notes = gpu_schedule(tile_level(kernel), arch).notes
+        assert any("copies in turn, not ahead (line" in n and BELOW in n for n in notes), notes
+    level = gpu_schedule(tile_level(kernel), "sm_80")
+    found = launch(level, 1, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)})
+    assert not found.report.findings and np.array_equal(found.arrays[0]["C"], want)
