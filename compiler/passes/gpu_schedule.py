@@ -33,6 +33,7 @@ from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
+from tilescale.compiler.passes.products_by_hand import products_by_hand
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -65,7 +66,7 @@ def gpu_schedule(program: Any, arch: str) -> Any:
     made = _formed(without_reach(replace(program, notes=list(program.notes))), arch)
     if made.schedule.rings:  # else it has been said
         made.notes += [f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}" for k in made.schedule.kept if k.reason == BELOW]
-    return made
+    return products_by_hand(made) if arch == "sm_90a" else made
 
 
 def _formed(program: Any, arch: str) -> Any:
