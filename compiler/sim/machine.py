@@ -542,12 +542,11 @@ class Machine:
             yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
         # an executor's own threads act as one: their program order is enough
 
-    def show(self, ex: Executor, label: str, value: Any) -> None:
-        """What T.print shows."""
-        who = ex.where(self.prepared.site).who
+    def show(self, ex: Executor, text: str) -> None:
+        """What T.print shows, see printing.py."""
         self.polling.changed()
         self.printers.append(ex.rank.number)
-        self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
+        self.printed.append(text)
 
     # -- findings -------------------------------------------------------------------------------------------------
     def raced(self, storage: Storage, event: int, ids: Any, bad: Any, other: str) -> None:
