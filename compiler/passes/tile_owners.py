@@ -2,8 +2,9 @@
 target alike, is what would mean something else on each of them:
 
 - a tile of a ``T.Scale`` outside of it, where there is no one to say whose is meant;
-- a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read single elements, and any
-  of a fragment that is one number. A GPU refuses those that only some of the threads hold (gpu_exchange);
+- a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read single elements of one so
+  small that all threads hold it whole (layout/infer.py; a GPU refuses one that an instruction lays otherwise, in gpu_exchange), in the
+  lanes of a T.Parallel that of one number;
 - a variable or T.alloc_local tile that is written in a narrower scope: every thread has a copy, and they would no longer agree.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.nests import is_nest
+from tilescale.compiler.layout.infer import REPLICATED
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.compiler.widths import WIDTHS
@@ -135,7 +137,8 @@ class _Owners:
         if self.scope.threads == owner.threads:
             return
         kind = use.buffer.ty.storage_scope
-        if kind == "local.fragment" and (use.writes or use.whole or self.lanes and prod(int(e) for e in use.buffer.ty.shape) > 1):
+        few = 1 if self.lanes else REPLICATED
+        if kind == "local.fragment" and (use.writes or use.whole or prod(int(e) for e in use.buffer.ty.shape) > few):
             raise spread(use.buffer.name, owner.threads, self.scope.name, self.scope.threads, use.loc)
         if kind in ("local", "local.var") and use.writes:
             raise _disagree(use, owner, self.scope)

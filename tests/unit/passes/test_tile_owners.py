@@ -124,17 +124,30 @@ def test_single_elements_and_numbers_may_be_read_where_all_threads_hold_them():
     assert np.array_equal(agree(kernel, args)["D"], np.repeat(63 * 3 + np.arange(4, dtype=np.float32)[:, None], 32, 1))
 
 
-def test_an_element_that_one_thread_holds_is_refused_where_the_layout_is_known():
+def one_read(extent: int, product: bool = False):
     @T.prim_func
-    def kernel(A: T.Tensor((64, 64), "float32"), D: T.Tensor((4,), "float32")):
+    def kernel(A: T.Tensor((extent, extent), "float32"), D: T.Tensor((4,), "float32")):
         with T.Kernel(1, threads=128):
-            f = T.alloc_fragment((64, 64), "float32")
-            T.copy(A, f)
+            s, f = T.alloc_shared((extent, extent), "float32"), T.alloc_fragment((extent, extent), "float32")
+            T.copy(A, s)
+            T.copy(s, f)
+            if product:
+                T.gemm(s, s, f)
             with T.Scale("warp") as (w, n):
                 D[w] = f[w, 3]
 
-    with refused(TileValueError, "f is spread over 128 threads and touched by a warp of 32", at="D[w] = f[w, 3]"):
-        tilescale.compile(kernel, target="cuda:sm_90a")
+    return kernel
+
+
+def test_single_elements_are_read_of_small_fragments_alone():
+    args = {"A": np.arange(16, dtype=np.float32).reshape(4, 4), "D": np.zeros(4, np.float32)}
+    assert agree(one_read(4), args)["D"].tolist() == [3, 7, 11, 15]
+    message = "f is spread over 128 threads and touched by a warp of 32"
+    for target in TARGETS:
+        with refused(TileValueError, message, at="D[w] = f[w, 3]"):
+            tilescale.compile(one_read(64), target=target)
+    with refused(TileValueError, message, at="D[w] = f[w, 3]"):  # what a product lays otherwise
+        tilescale.compile(one_read(4, product=True), target="cuda:sm_90a")
 
 
 def test_a_variable_of_the_block_is_not_set_below_it():
@@ -220,3 +233,24 @@ def test_nor_in_the_next_scale_of_that_name():
 
     with refused(TileValueError, "f is allocated inside", at="T.copy(f, D)", expected='every use inside that T.Scale("warpgroup")'):
         tilescale.compile(kernel, target="cpu")
+
+
+def test_results_of_reductions_are_read_by_every_warp():
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 8), "float32"), D: T.Tensor((4, 2), "float32"), E: T.Tensor((8,), "float32")):
+        with T.Kernel(1, threads=128):
+            f, r = T.alloc_fragment((64, 8), "float32"), T.alloc_fragment((8,), "float32")
+            T.copy(A, f)
+            T.reduce_sum(f, r, dim=0)
+            with T.Scale("warp") as (w, n):
+                D[w, 0] = r[w] + r[7 - w]
+                if r[w] > r[7]:
+                    D[w, 1] = 1.0
+            for i in T.Parallel(8):
+                r[i] = r[i] * 2
+            T.copy(r, E)
+
+    a = np.random.default_rng(1).integers(-9, 9, (64, 8)).astype(np.float32)
+    sums = a.sum(0)
+    got = agree(kernel, {"A": a, "D": np.zeros((4, 2), np.float32), "E": np.zeros(8, np.float32)}, exact=True)
+    assert np.array_equal(got["D"], np.stack([sums[:4] + sums[:3:-1], sums[:4] > sums[7]], 1)) and np.array_equal(got["E"], sums * 2)
