@@ -1,7 +1,7 @@
 """A tile belongs to who allocates it: to the block, or, inside ``T.Scale``, to each warpgroup, warp or thread. Refused here, for every
 target alike, is what would mean something else on each of them:
 
-- a tile of a ``T.Scale`` outside of it, where there is no one to say whose is meant;
+- a tile of a ``T.Scale``, or a name bound in it, outside of it, where there is no one to say whose is meant;
 - a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read single elements of one so
   small that all threads hold it whole (layout/infer.py; a GPU refuses one that an instruction lays otherwise, in gpu_exchange), in the
   lanes of a T.Parallel that of one number;
@@ -69,6 +69,7 @@ class _Owners:
     def __init__(self, threads: int):
         self.scope = Scope("block", threads)
         self.owner: dict[Any, Scope] = {}
+        self.bound: dict[Any, Scope] = {}  # names, by the T.Scale that they are bound in
         self.scopes = 0
         self.lanes = False
 
@@ -97,6 +98,8 @@ class _Owners:
             self.lanes = outer
         else:
             self._uses(s, s)
+            if isinstance(s, tirx.Bind) and self.scope.around is not None:
+                self.bound[s.var] = self.scope
 
     def _attribute(self, s: Any) -> None:
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
@@ -125,6 +128,12 @@ class _Owners:
         structural_walk(part, (ir.Call, call))
         structural_walk(part, (ir.TensorLoad, load))
         structural_walk(part, (tirx.BufferStore, lambda x: found.append(Use(x.buffer, True, False, loc_of(x.span) or here))))
+        names: list[Any] = []
+        if any(not self.scope.is_inside(scope) for scope in self.bound.values()):
+            structural_walk(part, (ir.Var, lambda v: names.append(v) if v in self.bound else None))
+        for var in names:
+            if not self.scope.is_inside(self.bound[var]):
+                raise _unnamed(var, self.bound[var], here)
         for use in sorted(found, key=lambda u: not u.writes):
             self._check(use)
 
@@ -159,6 +168,14 @@ def _escapes(use: Use, owner: Scope) -> TileValueError:
         f"{name} is allocated inside {owner.shown}{where}, once for each {owner.name}, and used outside of it", loc=use.loc,
         expected=f"every use inside that {owner.shown}",
         hint=f"a T.alloc_shared tile of the block's, in front of the T.Scale, into which each {owner.name} copies its part",
+    )  # fmt: skip
+
+
+def _unnamed(var: Any, owner: Scope, loc: Loc | None) -> TileValueError:
+    where = "" if owner.loc is None else f" (line {owner.loc.line})"
+    return TileValueError(
+        f"{var.name} is another value for each {owner.name} of {owner.shown}{where}, and used outside of it", loc=loc,
+        expected=f"every use inside that {owner.shown}", hint="move the statement into it, or leave the value in shared memory there",
     )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
+from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, toolchain
@@ -180,5 +181,9 @@ def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
 def test_it_compiles():
     made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a")
     assert made.resources.spill_stores == 0 and not made.serialised, made.messages
+    made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, stages=4, later=False))[0]), "sm_90a")
+    assert made.resources.spill_stores == 0 and not made.serialised, made.messages
+    if sass.find_nvdisasm() is not None:
+        assert sass.faults(sass.disassembled(made.code)) == []
     for reduce, dtype in (("", "float16"), ("add", "float32"), ("min", "int32"), ("max", "bfloat16")):
         toolchain.compile_cubin(print_kernel(lowered(stored(reduce, dtype))[0]), "sm_90a")

@@ -220,6 +220,24 @@ def test_a_tile_of_a_scale_is_not_used_behind_it():
         make(T.alloc_shared).check(ranks=1, seeds=1)
 
 
+def test_nor_a_name():
+    def make(value):
+        @T.prim_func
+        def kernel(D: T.Tensor((8,), "int32")):
+            with T.Kernel(1, threads=256):
+                with T.Scale("warp") as (w, n):
+                    x = D[w] + 1
+                    D[w] = x
+                D[0] = value(w, x)
+
+        return kernel
+
+    for name, value in (("w", lambda w, x: w), ("x", lambda w, x: x * 2)):
+        for target in TARGETS:
+            with refused(TileValueError, f'{name} is another value for each warp of T.Scale("warp")', at="D[0] = value(w, x)"):
+                tilescale.compile(make(value), target=target)
+
+
 def test_nor_in_the_next_scale_of_that_name():
     @T.prim_func
     def kernel(D: T.Tensor((64, 64), "float32")):
