@@ -11,6 +11,7 @@ from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda.account import copies
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.printer import print_kernel
 
@@ -73,6 +74,8 @@ def test_a_product_of_what_tma_copied_is_wgmmas_unasked():
     kernel = gemm(*SHAPE, later=False)
     text = print_kernel(lowered(kernel)[0]).text
     assert "ts::wgmma_m64n128k16_bf16" in text and "ts::wgmma_wait<0>" in text and "ldmatrix" not in text
+    made, program = lowered(kernel)
+    assert [(c["of"], c["how"]) for c in copies(program, made)][:2] == [("A → a", "by TMA"), ("B → b", "by TMA")]
     agree(kernel, operands(*SHAPE))
 
 
