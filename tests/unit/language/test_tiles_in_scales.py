@@ -89,6 +89,56 @@ def test_what_another_executor_left_in_its_own_tile_is_not_seen():
     assert "s[0:64] is read, and nothing has written it" in found and "warpgroup 1" in found
 
 
+def test_each_threads_own():
+    @T.prim_func
+    def kernel(D: T.Tensor((64, 4), "int32")):
+        with T.Kernel(1, threads=64):
+            with T.Scale("warp") as (w, n):
+                with T.Scale("thread") as (t, m):
+                    s = T.alloc_shared((4,), "int32")
+                    for i in T.serial(4):
+                        s[i] = t * 10 + i + w
+                    T.sync_threads()
+                    for i in T.serial(4):
+                        D[w * 32 + t, i] = s[3 - i]
+
+    t = np.arange(64, dtype=np.int32)[:, None]
+    everywhere(kernel, {"D": np.zeros((64, 4), np.int32)}, {"D": t % 32 * 10 + 3 - np.arange(4, dtype=np.int32) + t // 32})
+
+
+def test_operations_on_own_tiles_and_the_blocks_behind_them_in_the_same_bytes():
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 32), "float16"), D: T.Tensor((128, 16), "float32"), H: T.Tensor((4, 8), "int32")):
+        with T.Kernel(1, threads=128):
+            with T.Scale("warp") as (w, n):
+                s, t = T.alloc_shared((32, 32), "float16"), T.alloc_shared((32, 32), "float32")
+                c, r, h = T.alloc_fragment((32, 32), "float32"), T.alloc_fragment((32,), "float32"), T.alloc_shared((8,), "int32")
+                T.copy(A[w * 32, 0], s)
+                T.clear(c)
+                T.clear(h)
+                T.gemm(s, s, c, transpose_B=True)
+                T.copy(c, t)
+                T.cumsum(t, dim=1)
+                T.reduce_max(t, r, dim=1)
+                for i, j in T.Parallel(32, 16):
+                    D[w * 32 + i, j] = t[i, j] + r[i]
+                for i in T.Parallel(32):
+                    T.atomic_add(h[i % 8], i)
+                T.copy(h, H[w, 0:8])
+            u = T.alloc_shared((128, 16), "float32")
+            T.copy(D, u)
+            for i, j in T.Parallel(128, 16):
+                D[i, j] = u[127 - i, j]
+
+    a = np.random.default_rng(0).integers(-3, 4, (128, 32)).astype(np.float16)
+    own = a.reshape(4, 32, 32).astype(np.float32)
+    sums = np.cumsum(own @ own.transpose(0, 2, 1), 2)
+    want = (sums[:, :, :16] + sums.max(2, keepdims=True)).reshape(128, 16)[::-1]
+    counts = np.arange(32).reshape(4, 8).sum(0, dtype=np.int32) + np.zeros((4, 1), np.int32)
+    args = {"A": a, "D": np.zeros((128, 16), np.float32), "H": np.zeros((4, 8), np.int32)}
+    everywhere(kernel, args, {"D": want, "H": counts})
+
+
 def test_the_block_has_room_for_all_of_them():
     assert shared_bytes(own_rows.trace()) == 2 * 32 * 64 * 4
 
