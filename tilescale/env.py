@@ -73,6 +73,10 @@ def _size(text: str) -> int:
     return size
 
 
+def _switch(text: str) -> bool:
+    return bool(("0", "1").index(text))
+
+
 def _level(text: str) -> str:
     if text.lower() not in LOG_LEVELS:
         raise ValueError(text)
@@ -178,6 +182,13 @@ CUDA_COMPILER: Var[str | None] = Var(
     "nvcc, nvrtc or the path of an nvcc",
     "what compiles kernels for CUDA; default: nvcc where there is one, else NVRTC",
 )
+LAUNCH_GRAPHS: Var[bool] = Var(
+    "TILESCALE_LAUNCH_GRAPHS",
+    lambda: False,
+    _switch,
+    "0 or 1",
+    "whether calls of a GPU's kernel that come again with the same arguments are launched as CUDA graphs; default 0",
+)
 JOB: Var[str | None] = Var(
     "TILESCALE_JOB",
     _nothing,
@@ -202,7 +213,9 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
-ALL: tuple[Var, ...] = (CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, CC, CUDA_COMPILER, JOB, TARGET, TRACE)
+ALL: tuple[Var, ...] = (
+    CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, CC, CUDA_COMPILER, LAUNCH_GRAPHS, JOB, TARGET, TRACE,
+)  # fmt: skip
 
 
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilescale import log
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import LaunchError, TileTypeError, TileValueError
 from tilescale.explain import declaration, is_torch, place
 
 if TYPE_CHECKING:
@@ -67,6 +67,9 @@ class Profiler:
         for name in self.extents:
             if name not in symbols and name not in scalars:
                 raise TileValueError(f"{kernel.name} has no T.dynamic({name!r})", expected=", ".join([*symbols, *scalars]) or "no extents")
+        for name, value in self.extents.items():
+            if name in symbols and (not hasattr(value, "__index__") or value < 0):
+                raise TileValueError(f"{kernel.name} has no inputs with {name}={value!r}", expected="a number of elements, 0 or more")
         missing = [name for name in symbols if name not in self.extents]
         if missing:
             raise TileValueError(
@@ -138,6 +141,11 @@ class Profiler:
             flat = rng.uniform(-1, 1, shape) if self.supply == "uniform" else rng.standard_normal(shape, "float32")
         torch = sys.modules.get("torch")
         if torch is not None:
+            if self.kernel.device_type == "cuda" and not torch.cuda.is_available():
+                raise LaunchError(
+                    f"{self.kernel.name} takes tensors on a GPU, and torch finds none on this machine", loc=place(self.kernel._meta["loc"]),
+                    hint='target="cpu" or target="sim", which run it here; its code is in get_kernel_source()',
+                )  # fmt: skip
             made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype)).to(self.kernel.device_type)
             if p["strides"] is not None:
                 made = torch.empty_strided(shape, p["strides"], dtype=made.dtype, device=made.device).copy_(made)

@@ -142,6 +142,10 @@ def report(kernel: Kernel, extents: dict[str, int], latency: float | None) -> Re
         raise TileValueError(
             f"{kernel.label} has no extent {unknown[0]!r}", expected=", ".join(sorted(known)) or "none: all its extents are constants"
         )
+    for name, value in extents.items():
+        if not hasattr(value, "__index__") or (name in kernel.symbols and value < 0):
+            what = "a number of elements, 0 or more" if name in kernel.symbols else "an integer"
+            raise TileValueError(f"{kernel.label} has no report with {name}={value!r}", expected=what)
     if kernel.has_program:
         from tilescale.compiler import cost
 

@@ -24,6 +24,8 @@ from tilescale.errors import TileValueError
 from tilescale.language.dtypes import canonical
 
 POINTS = 512
+#: bytes of a line of the cache
+LINE = 128
 _STEPS = [(root**0.5) % 1.0 for root in (5, 2, 3, 7, 11, 13, 17, 19)]
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "LT": operator.lt, "LE": operator.le, "GT": operator.gt,
@@ -102,7 +104,8 @@ class Loop:
 class Count:
     """A launch: the mean of its blocks' ``work`` (pipelined loops included), and what a block holds, rings with all their stages.
     ``longest``: the block with the most work, in means. ``tensors``: bytes of each parameter. ``shared_reads``: of
-    the tiles of a tensor that neighbouring blocks read in one round, the share that is different: 1 where each reads its own."""
+    the tiles of a tensor that neighbouring blocks read in one round, the share that is different: 1 where each reads its own.
+    ``straddling``: the tensors whose rows begin within lines of the cache, which are no multiple of 128 bytes."""
 
     name: str
     grid: tuple[int, ...]
@@ -115,6 +118,7 @@ class Count:
     tensors: dict[str, int]
     notes: list[str]
     shared_reads: dict[str, float] = field(default_factory=dict)
+    straddling: frozenset[str] = frozenset()
 
     @property
     def blocks(self) -> int:
@@ -178,7 +182,7 @@ class _Counting:
             number = (np.arange(POINTS) * _STEPS[-1] % 1.0 * blocks).astype(np.int64)
         self.points = np.arange(len(number))
         for var, extent in zip(launch.block_vars, grid, strict=True):
-            self.env[var], number = number % extent, number // extent
+            self.env[var], number = number % max(extent, 1), number // max(extent, 1)
         tensors = {p.name: self.bytes_of(p) for p in self.program.params if hasattr(p.spec, "shape")}
         work = Work()
         self.stmt(self.program.func.body, 1.0, work)
@@ -194,8 +198,13 @@ class _Counting:
             held[scope] = held.get(scope, 0) + size * self.stages.get(buffer, 1) * (count if scope == "shared" else 1)
         return Count(
             self.program.name, grid, launch.threads, work.each(self.mean), loops, held["shared"], held["local"],
-            float(np.max(heavy)) / mean if mean else 1.0, tensors, list(dict.fromkeys(self.notes)),
+            float(np.max(heavy)) / mean if mean else 1.0, tensors, list(dict.fromkeys(self.notes)), straddling=self.straddling(),
         )  # fmt: skip
+
+    def straddling(self) -> frozenset[str]:
+        """See `Count.straddling`."""
+        rows = {v: s[-1] * _bytes(v) for v, s in self.shapes.items() if len(s) > 1}
+        return frozenset(v.name for v, bytes_ in rows.items() if bytes_ % LINE)
 
     def launch_order(self, number: Any, grid: tuple[int, ...]) -> Any:
         """Where in the grid the first blocks lie: row by row, or in the panels of T.use_swizzle (as `cuda.lower` orders them)."""

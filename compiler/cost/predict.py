@@ -8,6 +8,7 @@ adds a prologue and an epilogue. Memory bounds the whole. What is particular:
   written there: with 128 bytes a clock this, and not the tensor cores, bounds tiles that are narrow (PTX ISA, "wgmma.mma_async", and
   the H100 whitepaper for the width).
 - Where all multiprocessors multiply at once the clock falls: `BUSY`.
+- Rows that begin within a line of L2 take two lines for each 128 bytes.
 - A load's latency grows where L2 does not hold what is read.
 
 The constants below were fitted to tests/bench/results/gemm_configs.json; ranks and not times are what they are good for.
@@ -116,7 +117,8 @@ def _together(count: Count, machine: Machine, block: _Block, n: int, busy: float
     seconds, outside = 0.0, Work()
     outside.add(count.work, 1.0)
     for loop in count.loops:
-        one = _round(loop.work, machine, block, count.threads, 1.0 + (BUSY - 1.0) * busy)
+        lines = sum(n * (1 + (name in count.straddling)) for name, n in loop.work.read.items())
+        one = _round(loop.work, lines, machine, block, count.threads, 1.0 + (BUSY - 1.0) * busy)
         waiting = (latency + one) / (loop.stages - LATE if loop.stages > 1 else 1)
         seconds += loop.entries * loop.rounds * max(n * one, waiting)
         seconds += latency if loop.entries <= 1 else latency + (loop.entries - 1) * 0.2 * latency  # a producer runs ahead across tiles
@@ -128,8 +130,8 @@ def _together(count: Count, machine: Machine, block: _Block, n: int, busy: float
     return seconds + tiles * TILE + n * (stored + read + lanes)
 
 
-def _round(work: Work, machine: Machine, block: _Block, threads: int, slow: float) -> float:
-    """Seconds of the busiest unit for one round of one block."""
+def _round(work: Work, lines: float, machine: Machine, block: _Block, threads: int, slow: float) -> float:
+    """Seconds of the busiest unit for one round of one block. ``lines``: bytes that its loads take of L2's lines."""
     tensor = shared = 0.0
     for g, n in work.matrix.items():
         rate = machine.matrix_rate(g.dtype) / machine.sms / machine.clock  # flops a clock
@@ -137,7 +139,7 @@ def _round(work: Work, machine: Machine, block: _Block, threads: int, slow: floa
         shared += n * _operand_bytes(g, threads)
     loaded = sum(work.read.values())
     clocks = max(
-        tensor * slow, (shared + loaded) / machine.shared, loaded / L2_LANE,
+        tensor * slow, (shared + loaded) / machine.shared, lines / L2_LANE,
         work.element / machine.lanes + work.special / machine.special + 0.5 * tensor * bool(work.special),
     )  # fmt: skip
     return clocks / CLOCK

@@ -79,7 +79,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
             value = tirx.Var(name, str(var.ty))
             self.header.append(tirx.Bind(value, narrow(self._slot(len(params) + 2 + k), str(var.ty))))
             self.variables[var] = value
-            self.analyzer.bind(value, ir.Range(1, (1 << 31) - 1))
+            self.analyzer.bind(value, ir.Range(0, (1 << 31) - 1))
         self.rank = self._hidden("rank", len(params))
         self.world = self._hidden("world", len(params) + 1)
         for k, p in enumerate(params):

@@ -328,6 +328,9 @@ class Emulator:
         if kind == "Not":
             inner = self.expr(e.a)
             return lambda b, m: ~np.asarray(inner(b, m), bool)
+        if kind == "BitwiseNot":
+            flipped, of = self.expr(e.a), numerics.storage(str(e.ty))
+            return lambda b, m: ~np.asarray(flipped(b, m)).astype(of)
         if kind == "Select" or (isinstance(e, ir.Call) and e.op.name == IF_THEN_ELSE):
             return self._chosen(*((e.condition, e.true_value, e.false_value) if kind == "Select" else e.args))
         if kind in ("And", "Or"):

@@ -659,10 +659,6 @@ def _nothing(b: Any, m: Any, *_: Any) -> None:
     pass
 
 
-def _trap(b: Any, m: Any) -> None:
-    raise EmulationError("a trap")
-
-
 def find(name: str) -> Callable[..., Any] | None:
     """The instruction of a name, with its template's argument."""
     plain, _, number = name.rstrip(">").partition("<")
@@ -690,7 +686,7 @@ def find(name: str) -> Callable[..., Any] | None:
         "ts::tma_store": storing(""), "ts::bulk_commit": bulk_commit, "ts::fence_proxy_async": fence_proxy,
         "ts::fence_proxy_async_global": lambda b, m: None,  # stores land when they are awaited, which comes before threads' writes
         "ts::wgmma_fence": fence, "ts::wgmma_commit": commit, "ts::wgmma_arrived": _nothing, "ts::fewer_registers": _nothing,
-        "ts::more_registers": _nothing, "__trap": _trap, "ts::wgmma_behind": _nothing, "ts::block_ends": _nothing,
+        "ts::more_registers": _nothing, "ts::wgmma_behind": _nothing, "ts::block_ends": _nothing,
         "ts::wgmma_read": _nothing,
     }  # fmt: skip
     return plain_ones.get(plain)

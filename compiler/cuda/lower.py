@@ -108,7 +108,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         for k, (name, var) in enumerate(self.program.symbols.items()):
             made = tirx.Var(name, "int32")
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
-            self.analyzer.bind(made, ir.Range(1, (1 << 31) - 1))
+            self.analyzer.bind(made, ir.Range(0, (1 << 31) - 1))
             self.program.multiples.of(made, name)
             symbols.append((made, Source("symbol", k)))
         for k, p in enumerate(self.program.params):
@@ -473,19 +473,12 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
         self.wrote = True  # in the round before, for all that is known
         kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
-        dt = str(var.ty)
-        count, head = widened(extent, dt), []
-        if "ts.late" in (s.annotations or {}) and not isinstance(extent, int) and self.proven(count > tirx.IntImm(dt, 0)):
-            # Without a way around the loop products stay in flight: where ways meet, ptxas awaits each of them (C7515). A promise that
-            # there is a round may be forgotten on the way to ptxas; this branch, which is never taken, is not.
-            count = tirx.Var("rounds", dt)
-            some = tirx.IfThenElse(count < tirx.IntImm(dt, 1), tirx.Evaluate(tirx.call_extern("void", "__trap")), None)
-            head = [tirx.Bind(count, widened(extent, dt)), some]
         # a producer has few registers, and waits most of the time
         notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
         if "ts.unroll" in (s.annotations or {}):
             notes = {"unroll": int(s.annotations["ts.unroll"])}
-        return sequence([*head, tirx.For(var, tirx.IntImm(dt, 0), count, kind, self.stmt(s.body), annotations=notes, span=s.span)])
+        zero, count = tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty))
+        return tirx.For(var, zero, count, kind, self.stmt(s.body), annotations=notes, span=s.span)
 
     def bind_range(self, var: Any, extent: Any) -> None:
         dt = str(var.ty)

@@ -123,10 +123,26 @@ class LoopNest:
         span = b.span(self.loc)
         frame = b.push(self.kind, device=True)
         with b.body() as body:
-            value = self.wrap(variables) if self.wrap else variables
-            yield value if len(self.ranges) > 1 or self.wrap else variables[0]
+            value = self.wrap(variables) if self.wrap else tuple(variables) if len(variables) > 1 else variables[0]
+            self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
+            yield value
         b.pop(frame)
         b.emit(self._stmt(variables, bld.sequence(body), span))
+
+    def _check_names(self, targets: tuple[str, ...], count: int) -> None:
+        """One name takes all indices; more are one each.
+
+        Raises:
+            TileSyntaxError: more or fewer names than indices.
+        """
+        if len(targets) > 1 and len(targets) != count:
+            names = [*targets, *(f"i{k}" for k in range(len(targets), count))][:count]
+            what = f"T.{self.kind.capitalize() if self.kind in ('parallel', 'pipelined', 'persistent') else self.kind}"
+            indices = "1 index" if count == 1 else f"{count} indices"
+            raise TileSyntaxError(
+                f"{what} has {indices}, and {len(targets)} names take {'it' if count == 1 else 'them'}: {', '.join(targets)}", loc=self.loc,
+                expected="a name for each extent", hint=f"for {', '.join(names)} in {what}(…):",
+            )  # fmt: skip
 
     def _stmt(self, variables: list[Any], body: Any, span: Any) -> Any:
         kinds = {"parallel": tirx.ForKind.PARALLEL, "unroll": tirx.ForKind.UNROLLED, "vectorized": tirx.ForKind.VECTORIZED}

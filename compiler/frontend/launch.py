@@ -158,6 +158,11 @@ class Scale:
         rank = SCALES.index(self.name)
         if self.name in bld.EXECUTORS and rank > bld.EXECUTORS.index(b.executor):
             raise TileValueError(f"a {self.name} inside a {b.executor}", loc=source.current(), hint=f"open the {self.name} scale first")
+        if any(f.kind in ("parallel", "vectorized") for f in b.frames):
+            raise TileSyntaxError(
+                f'T.Scale("{self.name}") in T.Parallel, whose iterations are of elements: one thread runs each', loc=source.current(),
+                expected="it around the loop", hint=f'with T.Scale("{self.name}") as (i, n):, and the loop in it',
+            )  # fmt: skip
         self._frame = b.push("scale", device=False, detail=self.name)
         b.scales.append(self.name)
         b.open_body()

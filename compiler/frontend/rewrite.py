@@ -142,7 +142,9 @@ class Rewriter(ast.NodeTransformer):
         targets = [t.id for t in ast.walk(n.target) if isinstance(t, ast.Name)]
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
-        made = self.hook("loop", self.visit(n.iter), _constant(tuple(targets)), snapshot, at=n.iter)
+        elements = n.target.elts if isinstance(n.target, (ast.Tuple, ast.List)) else [n.target]
+        plain = len(elements) == len(targets) and all(isinstance(e, ast.Name) for e in elements)  # no (i, (j, k)), no *rest
+        made = self.hook("loop", self.visit(n.iter), _constant(tuple(targets) if plain else ()), snapshot, at=n.iter)
         body = [*self.poison(state, names, n), *self.block(n.body)]
         loop = _place(ast.For(n.target, ast.Name(state, ast.Load()), body, []), n)
         after = names + [t for t in targets if t not in names]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.frontend import source
 from tilescale.compiler.layout.pieces import Piece, canonical, check_axes, evaluate, is_injective, radix, span
 from tilescale.errors import TileValueError
 
@@ -133,14 +134,30 @@ class Fragment:
 
     def repeat(self, repeats: Sequence[int], repeat_on_thread: bool = False, lower_dim_first: bool = True) -> Fragment:
         """`repeated` along every axis at once: the tile ``repeats[k]`` times over along axis k, numbered from the last axis on, or from the
-        first (``lower_dim_first=False``)."""
+        first (``lower_dim_first=False``).
+
+        Raises:
+            TileValueError: anything but a positive number for each axis.
+        """
+        given = list(repeats) if isinstance(repeats, (list, tuple)) else []
+        if len(given) != len(self.shape) or not all(map(_positive, given)):
+            raise TileValueError(
+                f"repeat({repeats!r}) of a fragment of {self.shape}", loc=source.current(),
+                expected=f"{len(self.shape)} positive numbers, one an axis",
+            )  # fmt: skip
         made, axes = self, range(len(self.shape))
         for axis in reversed(axes) if lower_dim_first else axes:
             made = made.repeated(axis, repeats[axis], "thread" if repeat_on_thread else "slot")
         return made
 
     def replicate(self, times: int) -> Fragment:
-        """The same as `copied`."""
+        """The same as `copied`.
+
+        Raises:
+            TileValueError: no positive number.
+        """
+        if not _positive(times):
+            raise TileValueError(f"replicate({times!r}) of a fragment", loc=source.current(), expected="a positive number")
         return self.copied(times)
 
     def holds(self, other: Fragment) -> bool:
@@ -167,6 +184,10 @@ class Fragment:
             if p.axis == axis and p.to == "thread":
                 out += [p.stride << k for k in range(p.extent.bit_length() - 1)] if p.extent & (p.extent - 1) == 0 else [p.stride]
         return tuple(sorted(out))
+
+
+def _positive(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
 def packed(pieces: Sequence[Piece]) -> tuple[Piece, ...]:

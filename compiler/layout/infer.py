@@ -85,8 +85,8 @@ class Uses:
     arch: str
     owners: dict[Any, Executor] = field(default_factory=dict)
     items: list[Use] = field(default_factory=list)
-    #: views of tiles in registers, each with what it views
-    views: list[tuple[Any, Any]] = field(default_factory=list)
+    #: views of tiles in registers, each with what it views and its place
+    views: list[tuple[Any, Any, Loc | None]] = field(default_factory=list)
 
 
 def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
@@ -139,7 +139,7 @@ def gather(program: Any) -> Uses:
             continue
         if isinstance(s, tirx.DeclBuffer):
             if in_registers(s.buffer):
-                uses.views.append((s.buffer, s.data.args[0]))
+                uses.views.append((s.buffer, s.data.args[0], loc_of(s.span)))
             continue
         nest = nest_of(s)
         if nest is not None:
@@ -209,7 +209,7 @@ class Solver:
         changed = True
         while changed:
             before = len(self.known)
-            for view, held in self.uses.views:
+            for view, held, _ in self.uses.views:
                 self._through_view(view, held)
                 self._through_view(held, view)
             for u in self.uses.items:
@@ -349,12 +349,12 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
             break
     if found is None:
         raise refusal if refusal is not None else TileValueError("no layout was found", loc=program.loc)
-    for view, held in uses.views:
+    for view, held, where in uses.views:
         if view not in found.known:
             raise TileValueError(
                 f"a view of {held.name} of {_shape(held)} {element_dtype(held)} as {_shape(view)} {element_dtype(view)}: the elements that "
                 f"become one do not lie side by side in one thread, {shown(found.known[held])}",
-                loc=program.loc, expected="a view that changes the last axis alone, of a tile whose neighbours lie in one thread",
+                loc=where, expected="a view that changes the last axis alone, of a tile whose neighbours lie in one thread",
                 hint="T.alloc_shared, or T.reinterpret of each element",
             )  # fmt: skip
     _check_fixed_loops(found)

@@ -6,6 +6,7 @@ what the compiler can follow is a sum of terms ``index // a % b * c``, in shared
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
@@ -79,6 +80,8 @@ def Fragment(
             that are left empty, a map that is no sum of digits.
     """
     dims = _shape(shape, "T.Fragment")
+    if not isinstance(replicate, int) or replicate < 1:
+        raise TileValueError(f"T.Fragment with replicate={replicate!r}", loc=source.current(), expected="a positive number")
     if (forward_fn is None) == (forward_thread_fn is None):
         raise TileTypeError(
             "T.Fragment takes one function of an element's thread", loc=source.current(),
@@ -186,7 +189,12 @@ def _shape(shape: Any, what: str) -> tuple[int, ...]:
 
 
 def _computed(function: Callable[..., Any], shape: tuple[int, ...], what: str) -> list[Any]:
-    """A function's results for every index, int64 arrays of ``shape``: at once where it can take arrays, else element by element."""
+    """A function's results for every index, int64 arrays of ``shape``: at once where it can take arrays, else element by element.
+
+    Raises:
+        TileTypeError: it is no function of so many indices, or gives no integers. TileValueError: it gives a number below zero.
+    """
+    _check_arguments(function, len(shape), what)
     try:
         found = function(*np.indices(shape))
         parts = list(found) if isinstance(found, (tuple, list)) else [found]
@@ -203,6 +211,19 @@ def _computed(function: Callable[..., Any], shape: tuple[int, ...], what: str) -
             at = np.unravel_index(int(np.broadcast_to(a, shape).argmin()), shape)
             raise TileValueError(f"{what} puts element {_shown(at)} at {a.min()}", loc=source.current(), expected="0 or more")
     return [np.broadcast_to(a, shape).astype(np.int64) for a in arrays]
+
+
+def _check_arguments(function: Callable[..., Any], count: int, what: str) -> None:
+    names = ", ".join("ijklmnpq"[:count]) if count <= 8 else "*at"
+    try:
+        inspect.signature(function).bind(*range(count))
+    except ValueError:  # a builtin that does not say what it takes
+        return
+    except TypeError as error:
+        raise TileTypeError(
+            f"the function of {what} does not take {count} indices: {error}", loc=source.current(),
+            expected="one argument an axis, and with replicate= one more", hint=f"lambda {names}: …",
+        ) from None  # fmt: skip
 
 
 def _shown(at: Sequence[Any]) -> str:

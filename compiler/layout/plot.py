@@ -28,11 +28,13 @@ def plot_layout(layout: Fragment | Shared, path: str | Path, *, title: str = "")
         path: ends in ``.png`` or ``.svg``. title: stands in front of what the layout is.
 
     Raises:
-        TileValueError: another file type. TileTypeError: matplotlib is not installed.
+        TileValueError: another file type, a folder that is not there. TileTypeError: matplotlib is not installed.
     """
     path = Path(path)
     if path.suffix not in (".png", ".svg"):
         raise TileValueError(f"plot_layout to {path.name}", expected="a name that ends in .png or .svg")
+    if not path.parent.is_dir():
+        raise TileValueError(f"plot_layout to {path}: there is no folder {path.parent}", hint=f'os.makedirs("{path.parent}")')
     values, label, what = _fragment(layout) if isinstance(layout, Fragment) else _shared(layout)
     return _draw(values, label, path, f"{title}: {what}" if title else what)
 

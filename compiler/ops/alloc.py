@@ -18,6 +18,11 @@ def _allocate(shape: Any, dtype: Any, scope: str, what: str) -> Buffer:
     b = bld.current()
     if b.launch is None:
         raise TileSyntaxError(f"T.{what} stands outside T.Kernel", loc=source.current(), hint="allocate inside the launch")
+    if scope.startswith("shared") and any(f.kind in ("parallel", "vectorized") for f in b.frames):
+        raise TileSyntaxError(
+            f"T.{what} in T.Parallel, whose iterations are of elements: one thread runs each", loc=source.current(),
+            expected="shared memory allocated outside the loop", hint="T.alloc_local for memory of one iteration",
+        )  # fmt: skip
     extents = []
     for axis, extent in enumerate(shape if isinstance(shape, (tuple, list)) else (shape,)):
         known = constant(settle(extent)) if not isinstance(extent, bool) else None

@@ -9,7 +9,7 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Buffer, Poison, Region, Variable, constant, difference
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
-from tilescale.errors import InternalError, TileTypeError, TileValueError
+from tilescale.errors import InternalError, TileSyntaxError, TileTypeError, TileValueError
 
 VOID = ir.PrimType("void")
 
@@ -121,9 +121,42 @@ def find(call: Any) -> TileOp | None:
     return REGISTRY.get(call.op.name) if isinstance(call, ir.Call) and hasattr(call.op, "name") else None
 
 
+#: what an iteration of T.Parallel may do beside computing elements
+_OF_ITERATIONS = ("atomic", "assert", "print")
+
+
+def of_iterations() -> str:
+    """The innermost open loop whose iterations are of one element each: "T.Parallel", "T.vectorized", or "" where none is open."""
+    names = {"parallel": "T.Parallel", "vectorized": "T.vectorized"}
+    return next((names[frame.kind] for frame in reversed(bld.current().frames) if frame.kind in names), "")
+
+
+def _refuse_tiles(name: str, args: list[Any], attrs: dict[str, Any]) -> None:
+    """An iteration of T.Parallel belongs to one thread (of a GPU) or lane, a tile operation to all of an executor's.
+
+    Raises:
+        TileSyntaxError: a tile operation in T.Parallel or T.vectorized.
+    """
+    loop = of_iterations()
+    single = all(constant(r.extent) == 1 for a in args if isinstance(a, ir.TensorRegion) for r in a.region)
+    if not loop or (name in _OF_ITERATIONS and single):
+        return
+    spelled = {"reduce": f"reduce_{attrs.get('op')}", "cumsum": f"cum{attrs.get('op')}", "atomic": f"atomic_{attrs.get('kind')}"}
+    raise TileSyntaxError(
+        f"T.{spelled.get(name, name)} of a tile in {loop}, whose iterations are of elements: one thread runs each", loc=source.current(),
+        expected="elements (D[i, j] = A[i, j], T.atomic_add of one), T.print and T.device_assert",
+        hint="for i in T.serial(n), where each round has a tile of its own, or one operation on the whole tile outside the loop",
+    )  # fmt: skip
+
+
 def emit(name: str, args: list[Any], attrs: dict[str, Any] | None = None) -> None:
-    """Adds ``ts.<name>(args)`` to the trace, with the scales it acts at."""
+    """Adds ``ts.<name>(args)`` to the trace, with the scales it acts at.
+
+    Raises:
+        TileSyntaxError: a tile operation in T.Parallel or T.vectorized.
+    """
     b = bld.current()
+    _refuse_tiles(name, args, attrs or {})
     where = {"executor": b.executor, "reach": b.reach, **(attrs or {})}
     span = b.span()
     b.emit(tirx.Evaluate(ir.Call(f"ts.{name}", args, attrs=where, ret_ty=VOID, span=span), span))

@@ -83,6 +83,9 @@ def copy(
         if signal_op not in OPS:
             raise TileValueError(f"signal_op={signal_op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
         extra = [counter(signal, "signal").ir(), as_expr(value, "int64")]
+    if base.of_iterations() and not side and all(constant(e) == 1 for r in (frm, to) for e in r.extents):
+        to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])  # an element of each: an assignment, as in TileLang
+        return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
     emit("copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, "signal_op": signal_op if extra else "", **words})
 

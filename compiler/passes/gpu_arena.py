@@ -37,7 +37,7 @@ def limit_of(arch: str) -> int:
     """
     number = arch.removeprefix("sm_").rstrip("af")
     if not number.isdigit() or int(number) not in LIMITS:
-        raise TileValueError(f"there is no architecture {arch!r}", expected="one of " + ", ".join(f"sm_{n}" for n in LIMITS))
+        raise TileValueError(f"there is no architecture {arch!r}", expected="one of " + ", ".join(f"sm_{n}" for n in LIMITS if n >= 75))
     return LIMITS[int(number)]
 
 

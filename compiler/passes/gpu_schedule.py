@@ -346,5 +346,8 @@ def _late(loop: Any, plan: Any) -> Any:
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
     tiles = list({c.args[2].source: c.args[2] for c in products}.values())
     operands = list({r.source: r for c in products for r in operands_of(c) if r.source not in plan.ring_of}.values())
-    last = late_release(number, first.args[0], loop.extent > tirx.IntImm(str(loop.extent.ty), 0), stmts[-2].span)
-    return sequence([made, await_products(tiles, span, operands), last])
+    some = loop.extent > tirx.IntImm(str(loop.extent.ty), 0)
+    run = sequence([made, await_products(tiles, span, operands), late_release(number, first.args[0], some, stmts[-2].span)])
+    # Products stay in flight from round to round only where no way leads around the loop and meets that of the last round before its
+    # products are awaited (ptxas awaits each of them then, C7515): a loop that may have no round is passed by whole, with its wait.
+    return run if isinstance(loop.extent, tirx.IntImm) else tirx.IfThenElse(some, run, None, span)

@@ -200,9 +200,10 @@ def _units(loop: Any, lead: list[Any], rest: list[Any]) -> list[Unit]:
             f"group={groups} of a loop of {len(rest)} statements", loc=loc_of(loop.span),
             expected="each statement once, in the order in which they are written", hint=_listed(rest),
         )  # fmt: skip
-    both = flat(loop.body)
-    if len(order) == len(both) - sum(isinstance(s, tirx.AllocBuffer) for s in both) > len(groups):
-        kept = [any(s.same_as(r) for r in rest) for s in both if not isinstance(s, tirx.AllocBuffer)]
+    # allocations have no entries, nor has the loop's own variable, which a range with a beginning binds
+    both = [s for s in flat(loop.body) if not isinstance(s, tirx.AllocBuffer) and loc_of(s.span) != loc_of(loop.span)]
+    if len(order) == len(both) > len(groups):
+        kept = [any(s.same_as(r) for r in rest) for s in both]
         order, stage = ([x for x, k in zip(xs, kept, strict=True) if k] for xs in (order, stage))
     if len(order) != len(groups):
         raise TileValueError(

@@ -1,17 +1,21 @@
 """``python -m tests.gpu.launch_cost``: how much of a call's time on the host is the driver's, and how much is ours.
 
-Three kinds of rows, each the median (and the least) of bursts that fit the GPU's queue:
+Four kinds of rows, each the median (and the least) of bursts that fit the GPU's queue:
 
 - the driver alone, called from C: cuLaunchKernel and cuLaunchKernelEx, of a CUkernel (what the launcher holds: it serves every context)
   and of the CUfunction that it resolves to, the arguments one by one or packed in one buffer, on the default stream and on one of its
   own; and cuCtxGetDevice, which the launcher asks in every call;
 - a call of a kernel with tensors of no elements: all that is ours (Python, tvm-ffi, the checks), without the launch;
-- the whole call, a loop in Python around nothing, and torch's own addition.
+- the whole call, a loop in Python around nothing, and torch's own addition; calls with the same tensors, with few in turn and with ever
+  new ones, since launches that come again are graphs (tilescale/native/gpu_graph.c);
+- the time from launch to launch on the GPU, of launches that lie ready, either way.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable
@@ -85,22 +89,55 @@ def of_a_call() -> None:
     a, b, c = (torch.randn(1000, device="cuda") for _ in range(3))
     nothing = torch.empty(0, device="cuda")
     x, y, z = nothing, nothing.clone(), nothing.clone()
-    run = tilescale.compile(add, target="cuda")
+    run, own = tilescale.compile(add, target="cuda"), torch.cuda.Stream()
     run(a, b, c)
+    some = [[torch.randn(1000, device="cuda") for _ in range(3)] for _ in range(BURST)]
+    torch.cuda.synchronize()
+
+    def among(count: int) -> Callable[[], Any]:
+        """Calls with so many sets of tensors in turn."""
+        turns = itertools.cycle(some[:count])
+        return lambda: run(*next(turns))
+
     rows: dict[str, Callable[[], Any]] = {
         "Python: a lambda around nothing": lambda: None,
         "ours without the launch: kernel(x, y, z) of no elements": lambda: run(x, y, z),
         "whole: kernel(a, b, c)": lambda: run(a, b, c),
+        "whole: four sets of tensors in turn": among(4),
+        "whole: tensors that never come again": among(BURST),
         "whole: torch.add(a, b, out=c)": lambda: torch.add(a, b, out=c),
     }
     for name, call in rows.items():
         show(name, *host_ns(call, BURST, ROUNDS))
+    with torch.cuda.stream(own):
+        show("whole, own stream: kernel(a, b, c)", *host_ns(lambda: run(a, b, c), BURST, ROUNDS))
     print("torch hands tensors over by", "its C exchange" if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else "__dlpack__, which is slow")
+
+
+def of_the_gpu() -> None:
+    """The GPU's time from one launch to the next, where launches lie ready: each waits for the one in front of it."""
+    for n in (1000, 1_500_000):
+        a, b, c = (torch.randn(n, device="cuda") for _ in range(3))
+        run, other = tilescale.compile(add, target="cuda"), [torch.randn(n, device="cuda") for _ in range(10)]
+        samples: dict[str, list[float]] = {"the same arguments": [], "ever new ones": []}
+        for _ in range(20):
+            for name, taken in samples.items():
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda._sleep(6_000_000)
+                start.record()
+                for k in range(BURST):
+                    run(a, b, c if name == "the same arguments" else other[k % 10])
+                end.record()
+                end.synchronize()
+                taken.append(start.elapsed_time(end) / BURST * 1e6)
+        for name, taken in samples.items():
+            show(f"GPU, launches of {n} elements, {name}", statistics.median(taken), min(taken))
 
 
 def main() -> None:
     of_the_driver()
     of_a_call()
+    of_the_gpu()
 
 
 if __name__ == "__main__":

@@ -263,8 +263,43 @@ def meets() -> int:
     return int(wrong)
 
 
+def room() -> int:
+    """Blocks on every multiprocessor wait for a signal that comes behind a kernel which needs much shared memory, on another stream."""
+
+    @T.prim_func
+    def waiting(s: T.Signal((1,), keep=True), blocks: T.int32):
+        with T.Kernel(blocks, threads=32):
+            with T.Scale("device"):
+                T.wait(s[0], 1)
+
+    @T.prim_func
+    def roomy(A: T.Tensor((50_000,), "float32"), B: T.Tensor((50_000,), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((50_000,), "float32")  # 200 kB
+            T.copy(A, tile)
+            T.copy(tile, B)
+
+    wait, copy, s = tilescale.compile(waiting), tilescale.compile(roomy), comm.signals(1)
+    a, b, other = torch.randn(50_000, device="cuda"), torch.zeros(50_000, device="cuda"), torch.cuda.Stream()
+    copy(a, b)  # loaded here: loading may wait for all that runs
+    s.fill_(1)
+    wait(s, 1)
+    wrong = 0
+    for _ in range(5):
+        s.fill_(0)
+        b.fill_(0)
+        torch.cuda.synchronize()
+        wait(s, 2 * torch.cuda.get_device_properties(0).multi_processor_count)
+        with torch.cuda.stream(other):
+            copy(a, b)
+            s.fill_(1)
+        tilescale.cuda.synchronize()
+        wrong += int((a != b).sum())
+    return wrong
+
+
 #: those that end well may run one after another in one job
-PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, barriers, meets)
+PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, barriers, meets, room)
 
 
 def main() -> int:

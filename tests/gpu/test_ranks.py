@@ -82,6 +82,11 @@ def test_programs(clean_env: dict[str, str]):
     job.must(job.code == 0, "success")
 
 
+def test_what_waits_leaves_room_for_a_kernel_that_needs_shared_memory(clean_env: dict[str, str]):
+    job = program(clean_env, "room", ranks=1, TILESCALE_WAIT_TIMEOUT="5")
+    job.must(job.code == 0 and "room: 0 wrong" in job.text, "success")
+
+
 def test_a_wait_in_vain_says_who_waits_for_what(clean_env: dict[str, str]):
     job = program(clean_env, "lonely", TILESCALE_WAIT_TIMEOUT="2")
     job.must_fail("block (0, 0, 0): waited 2 s for s[1, 2]: expected >= 2, the value is 1", "rank_programs.py")

@@ -67,7 +67,7 @@ def signature(node: ast.FunctionDef) -> inspect.Signature:
 
 def wrong(source: str, file: str) -> Iterator[str]:
     """What of ours ``source`` imports in vain, or calls with arguments that it does not take."""
-    tree, known = ast.parse(source), dict[str, inspect.Signature]()
+    tree, known, modules = ast.parse(source), dict[str, inspect.Signature](), dict[str, dict[str, ast.AST]]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -79,10 +79,16 @@ def wrong(source: str, file: str) -> Iterator[str]:
                     yield f"{file}:{node.lineno}: {why}"
                 path = of_tests(node.module)
                 found = defined(path).get(alias.name) if path else None
+                inner = of_tests(f"{node.module}.{alias.name}")
                 if isinstance(found, ast.FunctionDef) and not found.decorator_list:
                     known[alias.asname or alias.name] = signature(found)
+                elif inner is not None and inner.is_file():
+                    modules[alias.asname or alias.name] = defined(inner)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            if node.attr not in modules[node.value.id] and not node.attr.startswith("__"):
+                yield f"{file}:{node.lineno}: {node.value.id} has no {node.attr}"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
             if any(isinstance(a, ast.Starred) for a in node.args) or any(k.arg is None for k in node.keywords):
                 continue
             try:
@@ -109,6 +115,7 @@ def test_what_runs_elsewhere_finds_what_it_imports(folder: str):
         ("def f():\n    from tests.bench.gpu import captured\n    captured(print, [1])", ":3: captured: too many positional"),
         ("from tests.bench.gpu import measure\nmeasure({}, 1, turns=3)", "turns"),
         ("from tests.bench.gpu import measure as m\nm({})", "missing a required argument"),
+        ("from tests.gpu import device\ndef f():\n    device.nothing()", ":3: device has no nothing"),
         ("from tests.bench.gpu import captured, TRAFFIC\nfrom tests.gpu import gemms\ncaptured([])", ""),
         ("from tests.bench.gpu import measure\nmeasure({}, 1, rounds=3)\nmeasure(*[{}, 1])", ""),
         ("from tilescale.compiler import cost\nimport numpy.nowhere", ""),

@@ -12,7 +12,7 @@ import tilescale
 import tilescale.language as T
 from tests.kernels import refused
 from tilescale import TensorSupplyType
-from tilescale.errors import TileTypeError, TileValueError
+from tilescale.errors import LaunchError, TileTypeError, TileValueError
 from tilescale.profiler import compare, measure
 
 m = T.dynamic("m")
@@ -75,6 +75,16 @@ def test_extents_are_asked_for():
         kernel().get_profiler(m=3, k=4)
     with refused(TileValueError, "tensor_supply='much'"):
         kernel().get_profiler("much", m=3)
+    with refused(TileValueError, "scale has no inputs with m=-3", expected="0 or more"):
+        kernel().get_profiler(m=-3)
+
+
+def test_inputs_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    made = kernel()
+    monkeypatch.setattr(made, "device_type", "cuda", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with refused(LaunchError, "scale takes tensors on a GPU, and torch finds none", write='target="cpu"'):
+        made.get_profiler(m=4).do_bench()
 
 
 def test_times():

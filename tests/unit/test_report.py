@@ -84,6 +84,10 @@ def test_fewer_stages_than_were_asked_for():
 
 def test_what_a_report_refuses():
     made = tilescale.compile(add, target="cpu")
+    for wrong in (-5, "x", 1.5):
+        with refused(TileValueError, f"add has no report with n={wrong!r}", expected="0 or more"):
+            made.report(n=wrong)
+    assert made.report(n=0).count.blocks == 0
     with refused(TileValueError, "has no extent 'm'", expected="n"):
         made.report(m=3)
     with refused(NoResources, "add is a kernel of the target cpu, which takes nothing of a GPU", write='target="cuda"'):

@@ -225,8 +225,14 @@ dyn = _Dyn()
 
 
 def ceildiv(a: Any, b: Any) -> Any:
-    """The quotient rounded up, of ints, symbolic extents or device values."""
+    """The quotient rounded up, of ints, symbolic extents or device values.
+
+    Raises:
+        TileValueError: a divisor of zero.
+    """
     a, b = _settle(a), _settle(b)
+    if isinstance(b, int) and b == 0:
+        raise TileValueError(f"T.ceildiv({a}, 0)", expected="a divisor other than zero")
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
     return (a + b - 1) // b if not (isinstance(b, int) and b == 1) else a

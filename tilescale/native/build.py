@@ -26,7 +26,10 @@ from tilescale import env
 from tilescale.errors import TileError
 
 HERE = Path(__file__).resolve().parent
-SOURCES = ("report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_team.c", "heap.c", "team.c", "atomics.c")
+SOURCES = (
+    "report.c", "fiber.c", "pool.c", "sync.c", "check.c", "launch.c", "cuda.c", "gpu_graph.c", "gpu_team.c", "heap.c", "team.c",
+    "atomics.c",
+)  # fmt: skip
 # -fcf-protection=none: the context switch leaves a shadow stack behind, so the library must not be marked as fit for one.
 FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wall", "-Wextra")
 X86_FLAGS = ("-fcf-protection=none",)
@@ -146,14 +149,15 @@ def library_path() -> Path:
 
 
 def configure(local_ranks: int | None = None) -> None:
-    """Reads TILESCALE_NUM_THREADS and TILESCALE_WAIT_TIMEOUT (again) and hands them to the runtime.
+    """Reads TILESCALE_NUM_THREADS, TILESCALE_WAIT_TIMEOUT and TILESCALE_LAUNCH_GRAPHS (again) and hands them to the runtime.
 
     ``local_ranks``: how many ranks share this machine; by default what the launcher's environment says.
     """
     if local_ranks is None:
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     threads = env.NUM_THREADS.get() or max(1, len(os.sched_getaffinity(0)) // local_ranks)
-    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(int(env.WAIT_TIMEOUT.get() * 1e9)))
+    limit = int(env.WAIT_TIMEOUT.get() * 1e9)
+    library().ts_configure(ctypes.c_int32(threads), ctypes.c_int64(limit), ctypes.c_int32(env.LAUNCH_GRAPHS.get()))
 
 
 _lib: ctypes.CDLL | None = None

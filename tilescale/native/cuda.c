@@ -34,7 +34,8 @@ enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_M
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
        CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2,
-       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9,
+       CU_SHAREDMEM_CARVEOUT_MAX_SHARED = 100, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
 
@@ -66,6 +67,14 @@ static const struct { void** to; const char* name; } entries[] = {
   {(void**)&cu.StreamWaitEvent, "cuStreamWaitEvent"},
   {(void**)&cu.EventCreate, "cuEventCreate"},
   {(void**)&cu.EventRecord, "cuEventRecord"},
+  {(void**)&cu.GraphCreate, "cuGraphCreate"},
+  {(void**)&cu.GraphAddKernelNode, "cuGraphAddKernelNode_v2"},
+  {(void**)&cu.GraphKernelNodeSetAttribute, "cuGraphKernelNodeSetAttribute"},
+  {(void**)&cu.GraphInstantiateWithFlags, "cuGraphInstantiateWithFlags"},
+  {(void**)&cu.GraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams_v2"},
+  {(void**)&cu.GraphLaunch, "cuGraphLaunch"},
+  {(void**)&cu.GraphExecDestroy, "cuGraphExecDestroy"},
+  {(void**)&cu.GraphDestroy, "cuGraphDestroy"},
 };
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -120,6 +129,7 @@ typedef struct ts_gpu {
   const int64_t* program[3];
   gpu_map* maps;
   gpu_cached* cached; /* nmaps × WAYS */
+  ts_repeated* repeated; /* null: every call is a launch of its own */
   int32_t nargs, nmaps, next_way, nattrs, flags;
   uint32_t threads, shared;
   int64_t resident[MAX_DEVICES]; /* blocks at once, where they wait for one another */
@@ -138,6 +148,7 @@ static _Atomic int told; /* whether a failure was raised */
 /* The code stays loaded: launches may still be running, and graphs that captured one keep the kernel without telling us. */
 static void gpu_free(void* p) {
   ts_gpu* G = p;
+  ts_repeated_free(G->repeated);
   if (G->records || G->flags & FLAG_TEAM) return; /* what a failed launch says is looked up in its kernel */
   if (G->K) ts_kernel_free(G->K);
   free(G->code);
@@ -219,6 +230,19 @@ static CUresult make_records(ts_gpu* G) {
   return 0;
 }
 
+/* The kernels around a launch, and how those that wait for other ranks are placed. A multiprocessor splits its memory into L1 and shared
+ * memory for the blocks that it holds, and changes that only while it holds none: the driver gives a kernel that needs little shared memory
+ * little, and beside blocks of it that wait no block finds a place that needs more. Where ranks share a GPU that one may be what the others
+ * wait for: so what waits asks for all the shared memory that there is. */
+static CUresult make_team_ready(ts_gpu* G, int device) {
+  CUresult code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
+  if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
+  void* waiting[] = {G->kernel, G->leave};
+  for (int k = 0; k < 2 && !code && (G->flags & FLAG_DEVICE || G->K->nsymm); k++)
+    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, CU_SHAREDMEM_CARVEOUT_MAX_SHARED, waiting[k], device);
+  return code;
+}
+
 /* Loads the code and sets the kernel's attributes on a device: once each. */
 static int make_ready(ts_gpu* G, int device) {
   pthread_mutex_lock(&G->loading);
@@ -241,9 +265,8 @@ static int make_ready(ts_gpu* G, int device) {
     code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1, G->kernel, device);
   }
   if (!code && G->flags & FLAG_TEAM) {
-    what = "finding the kernels around a launch (cuLibraryGetKernel)";
-    code = cu.LibraryGetKernel(&G->enter, G->library, "ts_enter");
-    if (!code) code = cu.LibraryGetKernel(&G->leave, G->library, "ts_leave");
+    what = "preparing the kernels of a launch on a team (cuLibraryGetKernel, cuKernelSetAttribute)";
+    code = make_team_ready(G, device);
   }
   if (!code && G->flags & FLAG_COOPERATIVE) {
     int blocks = 0, processors = 0;
@@ -295,13 +318,43 @@ static int plan(const ts_gpu* G, const int64_t* slots, CUlaunchConfig* c) {
   return empty;
 }
 
+/* Where the tensor map of an empty tensor points, since the driver encodes no extent of zero: a first element that reads zero, as what lies
+ * outside a tensor does, or, of a tensor that the kernel writes, one that nobody else reads. One page for all kernels and GPUs. */
+static CUresult nowhere(int written, void** at) {
+  enum { PART = 256 };
+  static _Atomic(char*) page;
+  char* made = atomic_load_explicit(&page, memory_order_acquire);
+  if (!made) {
+    int mode = CU_STREAM_CAPTURE_MODE_RELAXED; /* a stream that is being captured does not mind */
+    cu.ThreadExchangeStreamCaptureMode(&mode);
+    void* fresh = NULL;
+    CUresult code = cu.MemHostAlloc(&fresh, 2 * PART, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    cu.ThreadExchangeStreamCaptureMode(&mode);
+    if (code) return code;
+    memset(fresh, 0, 2 * PART);
+    if (atomic_compare_exchange_strong(&page, &made, fresh)) made = fresh; /* else another thread's, whose page `made` is now */
+  }
+  *at = made + (written ? PART : 0);
+  return 0;
+}
+
 static int encode(const ts_gpu* G, const gpu_map* m, const DLTensor* t, const char* data, const int64_t* stride, gpu_cached* out) {
   int64_t size = G->K->params[m->param].bits / 8;
   uint64_t dims[MAX_BOX], strides[MAX_BOX];
   uint32_t box[MAX_BOX], steps[MAX_BOX];
+  void* base = (void*)data;
+  int empty = 0;
+  for (int32_t d = 0; d < m->rank; d++) empty |= t->shape[d] == 0;
+  CUresult code = TS_UNLIKELY(empty) ? nowhere(G->K->params[m->param].written, &base) : 0;
+  if (code) return failed("memory for an empty tensor's map (cuMemHostAlloc)", code);
   for (int32_t k = 0; k < m->rank; k++) { /* the driver counts from the innermost axis */
     int32_t d = m->rank - 1 - k;
     dims[k] = (uint64_t)t->shape[d], box[k] = (uint32_t)m->box[d], steps[k] = 1;
+    if (TS_UNLIKELY(empty)) {
+      dims[k] = 1;
+      if (k) strides[k - 1] = 16;
+      continue;
+    }
     if (k == 0) {
       if (stride[d] != 1 && t->shape[d] > 1)
         return ts_error("ValueError", "TS:tma:%d:%d:1:%lld", m->param, d, (long long)stride[d]);
@@ -311,7 +364,7 @@ static int encode(const ts_gpu* G, const gpu_map* m, const DLTensor* t, const ch
     if (stride[d] < 0 || stride[d] * size % 16) /* CUDA Driver API, cuTensorMapEncodeTiled: globalStrides */
       return ts_error("ValueError", "TS:tma:%d:%d:%lld:%lld", m->param, d, (long long)(16 / size), (long long)stride[d]);
   }
-  CUresult code = cu.TensorMapEncodeTiled(&out->map, m->type, (uint32_t)m->rank, (void*)data, dims, strides, box, steps, 0, m->swizzle,
+  code = cu.TensorMapEncodeTiled(&out->map, m->type, (uint32_t)m->rank, base, dims, strides, box, steps, 0, m->swizzle,
                                           m->l2, 0);
   if (code) return failed("encoding a tensor map (cuTensorMapEncodeTiled)", code);
   out->data = data, out->valid = 1;
@@ -387,7 +440,10 @@ static int launch(ts_gpu* G, const ts_arg* args, int64_t* slots, int device, ts_
   }
   c->blockDimX = G->threads, c->blockDimY = c->blockDimZ = 1, c->sharedMemBytes = G->shared;
   c->attrs = G->attrs, c->numAttrs = (uint32_t)G->nattrs;
-  CUresult code = cu.LaunchKernelEx(c, G->kernel, values, NULL);
+  CUresult code = 0;
+  if (G->repeated && ts_launch_repeated(G->repeated, device, c, G->kernel, values, &code))
+    return TS_UNLIKELY(code) ? failed("the launch (cuGraphLaunch)", code) : 0;
+  code = cu.LaunchKernelEx(c, G->kernel, values, NULL);
   return TS_UNLIKELY(code) ? failed("the launch (cuLaunchKernelEx)", code) : 0;
 }
 
@@ -535,6 +591,15 @@ static void set_attributes(ts_gpu* G) {
   }
 }
 
+/* Launches whose place among others is part of what they are stay launches: of a team, dependent ones, cooperative ones. */
+static void remember_repeated(ts_gpu* G) {
+  uint8_t sizes[TS_MAX_SLOTS];
+  for (int32_t k = 0; k < G->nargs; k++)
+    sizes[k] = G->args[k].form == FORM_MAP ? sizeof(CUtensorMap) : G->args[k].form == FORM_FLOAT ? sizeof(float) : sizeof(int64_t);
+  if (ts_launch_graphs && !(G->flags & (FLAG_TEAM | FLAG_DEPENDENT | FLAG_COOPERATIVE)))
+    G->repeated = ts_repeated_new(sizes, G->nargs);
+}
+
 static char* copy_of(const TVMFFIByteArray* bytes) {
   char* out = malloc(bytes->size + 1);
   if (out) memcpy(out, bytes->data, bytes->size), out[bytes->size] = 0;
@@ -570,6 +635,7 @@ static const char* build(ts_gpu* G, const TVMFFIByteArray* code, const TVMFFIByt
   set_attributes(G);
   const char* wrong = parse(G, d + HEAD, d + words);
   if (!wrong && (ts_parse_sites(K, sites->data, sites->size) || ts_make_label(K, name))) wrong = "no memory";
+  if (!wrong) remember_repeated(G);
   if (!wrong && G->flags & FLAG_TEAM) ts_gpu_known(K);
   return wrong;
 }

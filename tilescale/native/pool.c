@@ -9,6 +9,7 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 int64_t ts_time_limit = 120000000000LL;
+int ts_launch_graphs;
 static int nthreads = 1;
 
 static struct {
@@ -22,9 +23,10 @@ static struct {
 } pool = {.launching = PTHREAD_MUTEX_INITIALIZER, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER,
           .done = PTHREAD_COND_INITIALIZER};
 
-TS_API void ts_configure(int32_t threads, int64_t time_limit_ns) {
+TS_API void ts_configure(int32_t threads, int64_t time_limit_ns, int32_t launch_graphs) {
   if (threads > 0) nthreads = threads;
   if (time_limit_ns > 0) ts_time_limit = time_limit_ns;
+  ts_launch_graphs = launch_graphs;
 }
 
 int ts_pool_threads(void) { return nthreads; }

@@ -17,6 +17,12 @@ typedef struct {
   uint32_t numAttrs;
 } CUlaunchConfig;
 
+typedef struct { /* CUDA_KERNEL_NODE_PARAMS_v2 */
+  void* func;
+  uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+  void **kernelParams, **extra, *kern, *ctx;
+} ts_kernel_node;
+
 typedef struct ts_driver {
   CUresult (*Init)(unsigned);
   CUresult (*GetErrorString)(CUresult, const char**);
@@ -43,11 +49,27 @@ typedef struct ts_driver {
   CUresult (*StreamWaitEvent)(void*, void*, unsigned);
   CUresult (*EventCreate)(void**, unsigned);
   CUresult (*EventRecord)(void*, void*);
+  CUresult (*GraphCreate)(void**, unsigned);
+  CUresult (*GraphAddKernelNode)(void**, void*, const void*, size_t, const ts_kernel_node*);
+  CUresult (*GraphKernelNodeSetAttribute)(void*, int, const void*);
+  CUresult (*GraphInstantiateWithFlags)(void**, void*, unsigned long long);
+  CUresult (*GraphExecKernelNodeSetParams)(void*, void*, const ts_kernel_node*);
+  CUresult (*GraphLaunch)(void*, void*);
+  CUresult (*GraphExecDestroy)(void*);
+  CUresult (*GraphDestroy)(void*);
 } ts_driver;
 
 extern ts_driver ts_cu;
 /* -1, with the error set: what the driver said of `what`, or what a launch said that failed before. */
 int ts_driver_failed(const char* what, CUresult code);
+
+/* ---- launches that come again (gpu_graph.c) */
+typedef struct ts_repeated ts_repeated;
+/* For a kernel with arguments of these many bytes; null where they are too many (or memory is out). */
+ts_repeated* ts_repeated_new(const uint8_t* sizes, int32_t nargs);
+void ts_repeated_free(ts_repeated* R);
+/* 1: it is launched, or refused with `code`; 0: the caller launches it. The device is current. */
+int ts_launch_repeated(ts_repeated* R, int device, const CUlaunchConfig* c, void* kernel, void** values, CUresult* code);
 
 /* ---- teams: as include/ts/team.cuh has them */
 typedef struct ts_gpu_view {

@@ -172,6 +172,7 @@ uint8_t* ts_memory(int64_t bytes); /* zero pages, reserved lazily; null where th
 
 /* ---- pool.c */
 extern int64_t ts_time_limit; /* ns */
+extern int ts_launch_graphs;  /* whether launches of new GPU kernels that come again become graphs (gpu_graph.c) */
 int ts_pool_threads(void);
 void ts_pool_run(ts_launch* L);
 

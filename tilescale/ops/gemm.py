@@ -39,7 +39,8 @@ IN_TORCH: dict[str, Callable[[Any], Any]] = {
 class Config:
     """How a product is cut: tiles, stages of the ring, threads of a block, shares of k, rows of tiles in a panel, C transposed or not;
     ``blocks``: so many that take one tile after another, 0: a block for each tile; ``stream``: they share tiles too, so that all have
-    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many of them fetch b's tiles together."""
+    equally many steps of k (no more blocks than are resident at once); ``cluster``: so many blocks fetch b's tiles together where
+    they stay, otherwise a's."""
 
     BM: int = 128
     BN: int = 256
@@ -56,13 +57,15 @@ class Config:
 
 #: rows and columns of a tile → microseconds that 64 steps of k take on an H200, threads and stages
 TILES = {(128, 256): (0.66, 256, 4), (128, 192): (0.52, 256, 4), (128, 128): (0.38, 256, 6), (128, 64): (0.25, 256, 8)}
+#: the same of tiles that are only taken whole: by blocks that stay, or as Cᵀ's, two blocks together, where all of them run at once
+LARGE = {(192, 192): (0.76, 384, 4), (320, 128): (0.86, 256, 4)}
 #: microseconds of 128 steps of a tile of 64 columns of Cᵀ
 NARROW = 0.3
 #: bytes that memory gives in a microsecond; microseconds that a kernel takes to add shares of k, and bytes of them in one
 MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
 
-def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
+def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False, trans_b: bool = False) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or in shares of k,
     those that take the least time by what was measured on an H200 (docs/PERFORMANCE.md). Blocks that share tiles (`Config.stream`) were
     never the fastest there."""
@@ -71,18 +74,32 @@ def choose(M: int, N: int, K: int, dtype: str, units: int = 132) -> Config:
     if M <= 64:
         BM = 16 if M <= 16 else 32 if M <= 32 else 64
         narrow = Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-        return replace(narrow, split=shares(M, N, K, ceil_div(N, 64), 128, NARROW, units)[1])
+        split = shares(M, N, K, ceil_div(N, 64), 128, NARROW, units)[1]
+        # as many of a's bytes as of b's: two blocks fetch them together
+        pairs = BM == 64 and not trans_b and split == 1 and ceil_div(N, 64) % 2 == 0
+        return replace(narrow, split=split, cluster=2 if pairs else 1)
     found: list[tuple[float, Config]] = []
     for (BM, BN), (step, threads, stages) in TILES.items():
         tiles = ceil_div(M, BM) * ceil_div(N, BN)
         time, split = shares(M, N, K, tiles, 64, step, units)
         how = Config(BM=BM, BN=BN, threads=threads, stages=stages, split=split)
         if split == 1 and (tiles > units or BN > 128):
-            how = replace(how, panel=16, blocks=units)
-            if (N % 64 or K % 64) and M > BM and units % 2 == 0:
-                how = replace(how, cluster=2)  # rows that begin within a line of the L2 cache take twice its accesses: half are saved
+            how = replace(how, panel=16, blocks=units, cluster=together(M, N, K, BM, units))
         found.append((time, how))
+    for (BM, BN), (step, threads, stages) in LARGE.items():
+        tiles = ceil_div(M, BM) * ceil_div(N, BN)
+        time = max(ceil_div(tiles, units) * ceil_div(K, 64) * step, (M + N) * K * 2 / MEMORY)
+        how = Config(BM=BM, BN=BN, threads=threads, stages=stages, panel=16)
+        if BM == 192:
+            found.append((time, replace(how, blocks=units, cluster=together(M, N, K, BM, units))))
+        elif tiles <= units and not trans_a:  # halves of 160 columns begin within a swizzled box of a transposed operand
+            found.append((time, replace(how, panel=0, swap=True, cluster=2)))
     return min(found, key=lambda f: f[0])[1]
+
+
+def together(M: int, N: int, K: int, BM: int, units: int) -> int:
+    """Blocks that fetch b's tiles together. Rows that begin within a line of the L2 cache take twice its accesses: half are saved."""
+    return 2 if (N % 64 or K % 64) and M > BM and units % 2 == 0 else 1
 
 
 def shares(M: int, N: int, K: int, tiles: int, BK: int, step: float, units: int) -> tuple[float, int]:
@@ -131,7 +148,7 @@ def matmul(
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
-    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device))
+    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b)
     what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
     tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
     run(a, b, () if bias is None else (bias,), c, how, what, tail)
@@ -144,7 +161,7 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
     blocks, stream, split, swap, cluster = (cut.pop(name) for name in ("blocks", "stream", "split", "swap", "cluster"))
     if blocks and (split > 1 or swap and not stream) or stream and not blocks:
         raise TileValueError(f"{how}", expected="blocks=0 with split, and with swap where it is not stream; blocks with stream")
-    if cluster > 1 and (stream or not blocks or blocks % cluster):
+    if cluster > 1 and (stream or blocks % cluster):
         raise TileValueError(f"{how}", expected="cluster=1, or blocks in whole clusters, without stream")
     if stream:
         blocks = min(blocks, ceil_div(what["N"], how.BN) * ceil_div(what["K"], how.BK))  # a step for each, however few rows
@@ -155,10 +172,11 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
     elif blocks:
         host.launch(persistent, (a, b, *bias, c), **what, **cut, blocks=blocks, cluster=cluster, **tail)
     elif split == 1:
-        host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, **tail)
+        host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, cluster=cluster, **tail)
     else:
         partial = torch.empty(split, *c.shape, dtype=torch.float32, device=c.device)
-        host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, **{**tail, "bias": False, "activation": ""})
+        plain = {**tail, "bias": False, "activation": ""}
+        host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, cluster=cluster, **plain)
         host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, **tail)
 
 
@@ -220,6 +238,8 @@ def _cases() -> tuple[Case, ...]:
     small += [{**tail, "activation": act, "dtype": "float16"} for act in ACTIVATIONS]
     small += [{**tail, "M": 130, "activation": "relu"}, {**tail, "activation": "gelu", "split": 3, "BM": 64, "BN": 128, "BK": 16}]
     small += [{**tail, "M": 5, "split": 2, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
+    pair = {**tail, "M": 70, "N": 200, "swap": True, "BM": 64, "BN": 64, "threads": 128, "cluster": 2}
+    small += [pair, *({**pair, "M": 100, "BM": 96, "BN": 128, "threads": 256, "out": out} for out in ("", "float32"))]
     stay = {**tail, "M": 72, "N": 200, "BM": 64, "BN": 64, "BK": 32, "threads": 128, "panel": 2, "blocks": 3, "activation": "silu"}
     small += [{**stay, "trans_a": ta} for ta in (False, True)] + [{**stay, "M": 136, "blocks": 4, "cluster": 2}]
     share: dict[str, Any] = {**stay, "K": 200, "stream": True}
@@ -235,9 +255,11 @@ def _cases() -> tuple[Case, ...]:
     both = [(ta, tb) for ta in (False, True) for tb in (False, True)]
     gpu += [{**stay, "trans_a": ta, "trans_b": tb, "bias": ta, "activation": "gelu" if tb else ""} for ta, tb in both]
     gpu += [{"M": m, **cut, "swap": swap} for m in (64, 70) for swap in (False, True)]
+    gpu += [{"M": 650, "N": 1000, "K": 520, "BM": 320, "BN": 128, "swap": True, "cluster": 2, "trans_b": tb} for tb in (False, True)]
     share = {**stay, "blocks": 132, "stream": True, "panel": 16}
     gpu += [{**share, "M": m, "K": k, "trans_b": tb, "bias": tb} for m in (256, 1000, 3000) for k in (520, 8192) for tb in (False, True)]
     gpu += [{**stay, "blocks": 132, "cluster": 2, "trans_b": tb, "BN": n} for tb in (False, True) for n in (128, 192)]
+    gpu += [{**stay, "blocks": 132, "cluster": c, "BM": 192, "BN": 192, "threads": 384, "trans_b": c > 1} for c in (1, 2)]
     gpu += [{**share, "M": 1000, "K": 4104, "trans_a": True, "BN": 256, "stages": 4, "activation": "gelu"}]
     gpu += [{**share, "M": 16, "N": 4096, "K": 4096, "BM": 16, "BN": 64, "BK": 128, "threads": 128, "swap": True}]
     large = [(8192, 8192, 8192), (4096, 4096, 4096), (8192, 7168, 8192), (16384, 16384, 8192), (4096, 22016, 4096)]

@@ -10,6 +10,10 @@ from typing import Any
 
 import tilescale.language as T
 
+#: of a tile of Cᵀ: C's rows beyond which it leaves through shared memory, by so many of C's columns. Eight lanes of a warp hold
+#: neighbours of a row of C: 16 bytes of 32 that memory writes at once, all 32 where they are float32
+WHOLE, PART = 64, 64
+
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
@@ -58,7 +62,14 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
         for i, j in T.Parallel(*acc.shape):
             x = acc[i, j] if bias is None else acc[i, j] + bias[col + (i if swap else j)]
             acc[i, j] = activated(x, activation)
-    if swap:
+    if swap and acc.shape[1] > WHOLE and acc.shape[0] % PART == 0 and str(C.dtype) != "float32":
+        tile = T.alloc_shared((acc.shape[1], PART + 8), C.dtype)  # eight neighbours of a column lie in all banks
+        for part in range(0, acc.shape[0], PART):
+            for i, j in T.Parallel(PART, acc.shape[1]):
+                tile[j, i] = acc[part + i, j]
+            for j, i in T.Parallel(acc.shape[1], PART):
+                C[row + j, col + part + i] = tile[j, i]
+    elif swap:
         for i, j in T.Parallel(*acc.shape):
             C[row + j, col + i] = acc[i, j]
     else:
@@ -77,13 +88,14 @@ def panelled(tile: Any, high: Any, wide: Any, panel: int):
 
 
 def product(
-    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, dtype: str,
-    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, cluster: int,
+    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
 ) -> Any:  # fmt: skip
     """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``.
 
     ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
-    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles.
+    ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles. The ``cluster``
+    blocks of a cluster have tiles side by side, and fetch A's tile together.
     """
     M = T.dynamic("M") if M is None else M
     a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
@@ -92,7 +104,8 @@ def product(
 
     @T.macro
     def body(A, B, bias, C):
-        with T.Kernel(T.ceildiv(N, BN), T.ceildiv(M, BM), split, threads=threads) as (bx, by, bz):
+        wide = T.ceildiv(N, BN * cluster) * cluster
+        with T.Kernel(wide, T.ceildiv(M, BM), split, threads=threads, cta_cluster=cluster) as (bx, by, bz):
             T.use_swizzle(panel, enable=panel > 0)
             a, b = T.alloc_shared(a_tile, dtype), T.alloc_shared(b_tile, dtype)
             acc = T.alloc_fragment((BN, BM) if swap else (BM, BN), "float32")

@@ -28,6 +28,14 @@
 #define cuEventRecord real_cuEventRecord
 #define cuMemHostAlloc real_cuMemHostAlloc
 #define cuCtxSynchronize real_cuCtxSynchronize
+#define cuGraphCreate real_cuGraphCreate
+#define cuGraphAddKernelNode_v2 real_cuGraphAddKernelNode_v2
+#define cuGraphKernelNodeSetAttribute real_cuGraphKernelNodeSetAttribute
+#define cuGraphInstantiateWithFlags real_cuGraphInstantiateWithFlags
+#define cuGraphExecKernelNodeSetParams_v2 real_cuGraphExecKernelNodeSetParams_v2
+#define cuGraphLaunch real_cuGraphLaunch
+#define cuGraphExecDestroy real_cuGraphExecDestroy
+#define cuGraphDestroy real_cuGraphDestroy
 #include <cuda.h>
 #undef cuInit
 #undef cuGetErrorString
@@ -53,6 +61,14 @@
 #undef cuEventRecord
 #undef cuMemHostAlloc
 #undef cuCtxSynchronize
+#undef cuGraphCreate
+#undef cuGraphAddKernelNode_v2
+#undef cuGraphKernelNodeSetAttribute
+#undef cuGraphInstantiateWithFlags
+#undef cuGraphExecKernelNodeSetParams_v2
+#undef cuGraphLaunch
+#undef cuGraphExecDestroy
+#undef cuGraphDestroy
 typedef const CUlaunchConfig* Config;
 #else
 typedef struct { uint32_t id, pad; struct { uint32_t x, y, z; char rest[52]; } value; } Attribute;
@@ -88,8 +104,9 @@ int cuLibraryGetKernel(void** k, void* l, const char* name) {
   *k = (void*)(intptr_t)(!strcmp(name, "ts_enter") ? 4 : !strcmp(name, "ts_leave") ? 5 : 2);
   return 0;
 }
+int64_t fake_carveout[6]; /* per cent of a multiprocessor's memory that shared memory gets, of each kernel */
 int cuKernelSetAttribute(int a, int v, void* k, int device) {
-  (void)k;
+  if (a == 9) return fake_carveout[(intptr_t)k] = v, 0; /* CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT */
   fake.attribute[0] = a, fake.attribute[1] = v, fake.device = device;
   return 0;
 }
@@ -153,3 +170,47 @@ int cuLaunchKernelEx(Config c, void* kernel, void** params, void** extra) {
   for (int k = 0; k < 16 && fake_sizes[k]; k++) memcpy(fake_params[k], params[k], (size_t)fake_sizes[k]);
   return code(2);
 }
+
+/* Graphs of one kernel: what was put into each, what its launches launched, and how many were made. */
+#ifdef REAL_HEADER
+typedef const CUDA_KERNEL_NODE_PARAMS* Node;
+#else
+typedef const struct { void* func; uint32_t gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+                       void **kernelParams, **extra, *kern, *ctx; } *Node;
+#endif
+enum { GRAPHS = 64 };
+static struct { uint32_t grid[3], block[3], shared; void* kernel; char params[16][128]; } held[GRAPHS];
+int64_t fake_graphs[4]; /* made, given other arguments, launched, destroyed */
+static int hold(intptr_t g, Node p) {
+  if (p->func || p->ctx || p->extra) return 1;
+  held[g].grid[0] = p->gridDimX, held[g].grid[1] = p->gridDimY, held[g].grid[2] = p->gridDimZ;
+  held[g].block[0] = p->blockDimX, held[g].block[1] = p->blockDimY, held[g].block[2] = p->blockDimZ;
+  held[g].shared = p->sharedMemBytes, held[g].kernel = (void*)p->kern;
+  for (int k = 0; k < 16 && fake_sizes[k]; k++) memcpy(held[g].params[k], p->kernelParams[k], (size_t)fake_sizes[k]);
+  return 0;
+}
+int cuGraphCreate(void** g, unsigned flags) { *g = (void*)(intptr_t)(fake_graphs[0] + 1); return flags || fake_graphs[0] >= GRAPHS - 1; }
+int cuGraphAddKernelNode_v2(void** node, void* g, const void* before, size_t n, Node p) {
+  *node = g;
+  return before || n ? 1 : hold((intptr_t)g, p);
+}
+int cuGraphKernelNodeSetAttribute(void* node, int id, const void* value) { (void)node, (void)value; return id != 4; }
+int cuGraphInstantiateWithFlags(void** exec, void* g, unsigned long long flags) {
+  if (flags || code(6)) return 1;
+  *exec = g, fake_graphs[0]++;
+  return 0;
+}
+int cuGraphExecKernelNodeSetParams_v2(void* exec, void* node, Node p) {
+  fake_graphs[1]++;
+  return exec != node ? 1 : hold((intptr_t)exec, p);
+}
+int cuGraphLaunch(void* exec, void* stream) {
+  intptr_t g = (intptr_t)exec;
+  fake_graphs[2]++, fake.launches++;
+  for (int k = 0; k < 3; k++) fake.grid[k] = held[g].grid[k], fake.block[k] = held[g].block[k];
+  fake.shared = held[g].shared, fake.stream = (int64_t)(intptr_t)stream;
+  memcpy(fake_params, held[g].params, sizeof fake_params);
+  return lost ? lost : code(2);
+}
+int cuGraphExecDestroy(void* exec) { (void)exec; fake_graphs[3]++; return 0; }
+int cuGraphDestroy(void* g) { (void)g; return 0; }

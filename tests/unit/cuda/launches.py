@@ -247,6 +247,8 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     run, calls = made(told), Calls()
     args = (piece(8192, 64, "float32"), piece(12288, 4, "int64"), piece(16384, 2, "int64"))
     out: dict[str, Any] = {"first": calls.during(lambda: run(*args, 3))}
+    carveouts = (ctypes.c_int64 * 6).in_dll(ctypes.CDLL("libcuda.so.1"), "fake_carveout")
+    out["carveouts"] = [carveouts[of] for of in (2, 5)]  # of the kernel and ts_leave
     fake.expect(128, 128)  # ts_leave's
     calls.during(lambda: run(*args, 3))
     view = struct.unpack("<4iqqqq2q", fake.bytes(0)[:64])
@@ -263,6 +265,47 @@ def on_a_team(fake: Driver) -> dict[str, Any]:
     out["resident"] = calls.during(lambda: run(*args, 41))
     out["says"] = failures(view[5], view[3])
     out["ordinary"] = calls.during(lambda: run(OnGpu(np.zeros(64, "float32")), *args[1:], 3))
+    return out
+
+
+def repeated(fake: Driver) -> dict[str, Any]:
+    """Launches that come again: how many graphs were made, given other arguments, launched and destroyed behind each of some calls."""
+    import tvm_ffi
+
+    graphs, out = (ctypes.c_int64 * 4).in_dll(ctypes.CDLL("libcuda.so.1"), "fake_graphs"), dict[str, Any]()
+    capturing = ctypes.c_int64.in_dll(ctypes.CDLL("libcuda.so.1"), "fake_capturing")
+    fake.expect(8, 8, 4, 1, 4, 4)
+    run, arrays = scaled(), [np.zeros(300, "float16") for _ in range(12)]
+    on = [OnGpu(a) for a in arrays]
+
+    def after(*calls: tuple[Any, ...]) -> list[Any]:
+        launches, was = fake.seen()["launches"], list(graphs)
+        for each in calls:
+            run(*each)
+        at = struct.unpack("<q", fake.bytes(1))[0], struct.unpack("<f", fake.bytes(2))[0]
+        right = at == (calls[-1][0].array.ctypes.data, calls[-1][2])
+        return [fake.seen()["launches"] - launches, [now - then for now, then in zip(graphs, was, strict=True)], right]
+
+    first, second = (on[0], on[1], 0.5, 1), (on[2], on[1], 0.25, 1)
+    out["twice"] = after(first, first)
+    out["often"] = after(first, first)
+    out["other number"] = after((*first[:2], 0.125, 1))
+    out["in turn"] = after(*[second, first] * 4)
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda", 0), 0x77):
+        out["other stream"] = after(*[first] * 4) + [fake.seen()["stream"]]
+    capturing.value = 1
+    out["captured"] = after(first)
+    capturing.value = 0
+    out["other shape"] = after((OnGpu(arrays[0][:200]), OnGpu(arrays[1][:200]), 0.5, 1)) + [fake.seen()["grid"]]
+    out["too many"] = after(*[(on[k], on[11], 0.5, 1) for k in range(9)] * 3)
+    out["again"] = after(*[first] * 3)
+    was = graphs[3]
+    del run
+    out["destroyed"] = graphs[3] - was
+    fake.fail.value, run = 6, scaled()
+    out["refused"] = after(*[first] * 5)
+    fake.fail.value = 0
+    fake.expect()
     return out
 
 
@@ -303,7 +346,7 @@ def main() -> dict[str, Any]:
     run(*args)
     out["no context"] = fake.seen()
     fake.current.value, fake.fail.value = 0, 2
-    out["launch fails"] = said(lambda: run(*args))
+    out["launch fails"] = said(lambda: run(OnGpu(b), OnGpu(a), 0.1, -3))
     fake.fail.value = 1
     out["load fails"] = said(lambda: scaled()(*args))
     fake.fail.value = 0
@@ -320,10 +363,15 @@ def main() -> dict[str, Any]:
         maps(OnGpu(each), OnGpu(C))
         counts.append(fake.seen()["encodes"] - before)
     out["encodes"], out["grids"] = counts, fake.seen()["grid"]
+    nothing = np.zeros((5, 0), "float32")
+    out["empty map"] = [said(lambda: maps(OnGpu(nothing), OnGpu(np.lib.stride_tricks.as_strided(C, (64, 32), (0, 4))))), *fake.map]
+    base = struct.unpack("<q", fake.bytes(0)[:8])[0]
+    out["empty map"] += [base % 16, list((ctypes.c_float * 4).from_address(base))]
     odd = np.zeros((5, 70), "float32")[:, :66]
     out["tma"] = said(lambda: maps(OnGpu(np.zeros((5, 63), "float32")), OnGpu(np.zeros((64, 63), "float32")[:, :32])))
     out["align"] = said(lambda: maps(OnGpu(np.zeros(5 * 64 + 1, "float32")[1:].reshape(5, 64)), OnGpu(C)))
     out["contig"] = said(lambda: maps(OnGpu(odd), OnGpu(C)))
+    out["repeated"] = repeated(fake)
     out["team"] = on_a_team(fake)
     if toolchain.find_nvcc() is not None:
         out["objects"] = objects(fake)

@@ -96,6 +96,33 @@ def test_persistent_clusters_share(seed: int):
     agree(gemm(300, 136, 200, **options), arguments(300, 136, 200, options), seed=seed)
 
 
+@pytest.mark.parametrize("options", [{}, {"blocks": 2}, {"BN": 128, "threads": 256, "trans_b": True}, {"cluster": 2}], ids=str)
+@pytest.mark.parametrize("K, arch", [(0, "sm_90a"), (72, "sm_90a"), (0, "sm_80")])
+def test_a_loop_without_rounds(K: int, arch: str, options: dict[str, Any]):
+    """Both roles go by it, products of a tile in front and behind stay what they are, and what the block had is stored."""
+    options = {"BM": 64, "BN": 64, "BK": 32, "stages": 3, "threads": 128, "out": "float32"} | options
+    args = arguments(128, 128, K, options)
+    got = agree(gemm(128, 128, T.dynamic("k"), **options), args, arch=arch)
+    assert K or not got["C"].any()
+
+
+def test_rounds_over_an_empty_tensor():
+    rows = T.dynamic("rows")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((rows, 64), "float16"), C: T.Tensor((64, 64), "float32"), n: T.int32):
+        with T.Kernel(1, threads=128):
+            a, c = T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.fill(c, 1)
+            for k in T.Pipelined(n, num_stages=2):
+                T.copy(A[k * 32, 0], a)
+                T.gemm(a, a, c, transpose_A=True)
+            T.copy(c, C)
+
+    for n in (0, 3):
+        assert (agree(kernel, {"A": data((0, 64), "float16"), "C": empty((64, 64), "float32"), "n": n})["C"] == 1).all()
+
+
 @pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
 def test_panels_reach_every_block(panel: int, order: str):
     m = T.dynamic("m")
@@ -255,7 +282,7 @@ def test_the_text():
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
-@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132},
+@pytest.mark.parametrize("options", [{}, {"trans_b": True}, {"BM": 128, "BN": 128, "threads": 128}, {"K": T.dynamic("k")}, {"blocks": 132}, {"K": T.dynamic("k"), "blocks": 132},
                                      {"trans_b": True, "dtype": "float8_e4m3fn", "BK": 128, "out": "bfloat16"},
                                      {"trans_b": True, "dtype": "int8", "BK": 128, "out": "int32"},
                                      {"trans_b": True, "dtype": "float32", "BK": 32, "precision": "tf32"}], ids=str)  # fmt: skip

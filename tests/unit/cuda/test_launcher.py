@@ -28,7 +28,7 @@ def build(folder: Path) -> None:
 
 def run(folder: Path, env: dict[str, str], **more: str) -> Any:
     path = os.pathsep.join(filter(None, [str(folder), env.get("LD_LIBRARY_PATH", "")]))
-    done = subprocess.run([sys.executable, "-m", "tests.unit.cuda.launches"], env=env | {"LD_LIBRARY_PATH": path} | more, check=False,
+    done = subprocess.run([sys.executable, "-m", "tests.unit.cuda.launches"], env=env | {"LD_LIBRARY_PATH": path, "TILESCALE_LAUNCH_GRAPHS": "1"} | more, check=False,
                           capture_output=True, text=True, timeout=120, cwd=HERE.parent.parent.parent)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
@@ -95,6 +95,25 @@ def test_refusals_of_the_driver(seen: dict[str, Any]):
     assert seen["load fails"] == f"RuntimeError: TS:run:-1:loading the code (cuLibraryLoadData): {image}"
 
 
+def test_launches_that_come_again_become_graphs(seen: dict[str, Any]):
+    got = seen["repeated"]  # launches; graphs made, given other arguments, launched, destroyed; whether the last call's arguments arrived
+    assert got["twice"] == [2, [0, 0, 0, 0], True]
+    assert got["often"] == [2, [1, 0, 2, 0], True]
+    assert got["in turn"] == [8, [1, 0, 6, 0], True]
+    assert got["again"] == [3, [1, 0, 1, 0], True]
+    assert got["destroyed"] == 4
+
+
+def test_launches_with_other_arguments_are_launches(seen: dict[str, Any]):
+    got = seen["repeated"]
+    assert got["other number"] == [1, [0, 0, 0, 0], True]
+    assert got["other stream"] == [4, [1, 0, 2, 0], True, 0x77]
+    assert got["captured"] == [1, [0, 0, 0, 0], True], "a capture holds the kernel itself"
+    assert got["other shape"] == [1, [0, 0, 0, 0], True, [2, 1, 1]]
+    assert got["too many"] == [27, [0, 0, 0, 0], True]
+    assert got["refused"] == [5, [0, 0, 0, 0], True], "where the driver makes no graph"
+
+
 def test_tensor_maps_and_attributes(seen: dict[str, Any]):
     got = seen["mapped"]
     assert got["of A"] and got["grid"] == [2, 4, 3] and got["shared"] == 100_000
@@ -109,6 +128,13 @@ def test_tensor_maps_and_attributes(seen: dict[str, Any]):
 def test_tensor_maps_are_kept_by_address_and_shape(seen: dict[str, Any]):
     assert seen["encodes"] == [1, 2, 3, 4, 4, 4, 4, 4]
     assert seen["grids"] == [2, 4, 3]
+
+
+def test_an_empty_tensor_has_a_map(seen: dict[str, Any]):
+    """The driver encodes no extent of zero: the map is of one element, which is zero."""
+    said, *rest = seen["empty map"]
+    words, at, there = rest[:19], rest[19], rest[20]
+    assert said == "nothing" and (words[:2], words[5], words[10:12]) == ([1, 1], 16, [32, 64]) and at == 0 and there == [0.0] * 4
 
 
 def test_what_tma_cannot_read_is_refused(seen: dict[str, Any]):
@@ -133,6 +159,10 @@ def test_a_launch_on_a_team_stands_between_its_flags(seen: dict[str, Any]):
     assert got["view"] == [1, 2, 1, 5_000_000_000, 4096, True, True]  # rank, size, ordered, limit in ns, control words, arenas
     assert got["counters"] == [1, True], "what is kept is not zeroed"
     assert got["no blocks"] == [["record", 0x77], ["wait", 0], ["enter", 0], ["leave", 0]], "the others wait for this rank all the same"
+
+
+def test_what_waits_for_ranks_leaves_shared_memory_to_others(seen: dict[str, Any]):
+    assert seen["team"]["carveouts"] == [100, 100]  # CU_SHAREDMEM_CARVEOUT_MAX_SHARED
 
 
 def test_launches_of_a_team_are_one_sequence(seen: dict[str, Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
@@ -74,3 +75,92 @@ def test_labels_that_are_none():
     refuse("T.device_assert of a float32", lambda A, n: T.device_assert(A[0, 0]), expected="a comparison", write="A[0, 0] != 0.0")
     refuse("T.device_assert of a float32", lambda A, n: T.device_assert(1.0))
     refuse("T.device_assert's message is A", lambda A, n: T.device_assert(n > 0, A))
+
+
+@pytest.mark.parametrize("kind", ["Parallel", "vectorized"])
+def test_tile_operations_where_iterations_are_of_elements(kind: str):
+    """One meaning on all targets: none of them gives an iteration more than a thread (or lane)."""
+
+    def refuse(message, statement):
+        @T.prim_func
+        def kernel(A: T.Tensor((8, 8), "float32")):
+            with T.Kernel(1, threads=128):
+                a, c, r = T.alloc_shared((8, 8), "float32"), T.alloc_fragment((8, 8), "float32"), T.alloc_shared((8,), "float32")
+                for i in (T.Parallel if kind == "Parallel" else T.vectorized)(8):
+                    statement(A, a, c, r, i)
+
+        with refused(TileSyntaxError, message):
+            kernel.trace()
+
+    def scale(A, a, c, r, i):
+        with T.Scale("thread"):
+            pass
+
+    loop = f"of a tile in T.{kind}, whose iterations are of elements"
+    refuse(f"T.copy {loop}", lambda A, a, c, r, i: T.copy(A[i, 0:8], a[7 - i, 0:8]))
+    refuse(f"T.gemm {loop}", lambda A, a, c, r, i: T.gemm(a, a, c))
+    refuse(f"T.fill {loop}", lambda A, a, c, r, i: T.clear(a[i, 0:8]))
+    refuse(f"T.reduce_sum {loop}", lambda A, a, c, r, i: T.reduce_sum(c[i, 0:8], r[i : i + 1], dim=0))
+    refuse(f"T.cummax {loop}", lambda A, a, c, r, i: T.cummax(a[i, 0:8], dim=0))
+    refuse(f"T.atomic_add {loop}", lambda A, a, c, r, i: T.atomic_add(A[0, 0:8], a[i, 0:8]))
+    refuse(f"T.print {loop}", lambda A, a, c, r, i: T.print(a[i, 0:8]))
+    refuse("T.alloc_shared in T.Parallel", lambda A, a, c, r, i: T.alloc_shared((4,), "float32"))
+    refuse('T.Scale("thread") in T.Parallel', scale)
+
+
+def test_tiles_of_one_element_are_copied_in_a_parallel_loop():
+    @T.prim_func
+    def kernel(A: T.Tensor((8, 8), "float32"), B: T.Tensor((8, 8), "float16")):
+        with T.Kernel(1, threads=32):
+            for i, j in T.Parallel(8, 8):
+                T.copy(A[i, j], B[j, i])
+
+    a, b = torch.randn(8, 8), torch.zeros(8, 8, dtype=torch.float16)
+    run(kernel)(a, b)
+    assert torch.equal(b, a.T.half())
+
+
+def test_names_that_do_not_fit_a_loop():
+    def refuse(message, kernel, **more):
+        with refused(TileSyntaxError, message, **more):
+            T.prim_func(kernel).trace()
+
+    def few(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, j in T.Parallel(2, 2, 2):
+                A[i] = j
+
+    def many(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, j in T.serial(2):
+                A[i] = j
+
+    def persistent(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1) as b:
+            for i, j, k in T.Persistent((2, 2), 1, b):
+                A[i] = j + k
+
+    def rest(A: T.Tensor((8,), "float32")):
+        with T.Kernel(1):
+            for i, *others in T.Parallel(2, 2, 2):
+                A[i * 4 + others[0] * 2 + others[1]] = 1
+            for at in T.grid(2, 4):
+                A[at[0] * 4 + at[1]] += 1
+
+    refuse("T.Parallel has 3 indices, and 2 names take them: i, j", few, at="T.Parallel(2, 2, 2)", write="for i, j, i2 in T.Parallel(…):")
+    refuse("T.serial has 1 index, and 2 names take it: i, j", many, write="for i in T.serial(…):")
+    refuse("T.Persistent has 2 indices, and 3 names take them", persistent, write="for i, j in T.Persistent(…):")
+    a = torch.zeros(8)
+    run(T.prim_func(rest))(a)
+    assert a.tolist() == [2] * 8
+
+
+@pytest.mark.parametrize("of_device", [False, True])
+def test_a_quotient_rounded_up_by_zero(of_device: bool):
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32"), n: T.int32):
+        with T.Kernel(1):
+            A[0] = T.ceildiv(n if of_device else 8, 0)
+
+    with refused(TileValueError, f"T.ceildiv({'n' if of_device else 8}, 0)", at="T.ceildiv(n if of_device else 8, 0)", expected="than zero"):
+        kernel.trace()

@@ -21,19 +21,20 @@ ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted([*(ROOT / "compiler/ops").glob("*.py"), ROOT / "compiler/frontend/launch.py", ROOT / "compiler/layout/made.py"])
 #: function → parameters that are accepted for TileLang's sources and change nothing, as docs/LANGUAGE.md says
 NOTHING = {
-    "gemm": {"k_pack"}, "gemm_sp": {"k_pack"}, "atomic_add": {"use_tma"}, "Persistent": {"group_size"}, "make_swizzled_layout": {"k_major"},
+    "Kernel": {"is_cpu"}, "gemm": {"k_pack"}, "gemm_sp": {"k_pack"}, "atomic_add": {"use_tma"}, "Persistent": {"group_size"}, "make_swizzled_layout": {"k_major"},
 }  # fmt: skip
 
 
 def forgotten(path: Path) -> dict[str, set[str]]:
-    """The parameters of a module's public functions that their bodies do not name."""
+    """The parameters of a module's public functions, and of its classes, that their bodies do not name."""
     found = {}
-    for f in ast.parse(path.read_text()).body:
-        if isinstance(f, ast.FunctionDef) and not f.name.startswith("_") and hasattr(T, f.name):
+    for node in ast.parse(path.read_text()).body:
+        inner = node.body if isinstance(node, ast.ClassDef) else [node]
+        for f in (f for f in inner if isinstance(f, ast.FunctionDef) and f.name in (getattr(node, "name", ""), "__init__")):
             names = {a.arg for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs, f.args.vararg, f.args.kwarg) if a is not None}
             used = {n.id for s in f.body for n in ast.walk(s) if isinstance(n, ast.Name)}
-            if names - used:
-                found[f.name] = names - used
+            if hasattr(T, node.name) and not node.name.startswith("_") and names - used - {"self"}:
+                found[node.name] = names - used - {"self"}
     return found
 
 

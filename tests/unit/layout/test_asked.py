@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.layout import asked
+from tilescale.compiler.layout import Fragment, Piece, asked
 from tilescale.compiler.layout.infer import Executor, walk
 from tilescale.compiler.layout.loops import choose
 from tilescale.compiler.passes import pipeline
@@ -89,6 +90,57 @@ def test_neighbours_stay_with_their_iteration():
     assert loop == T.Fragment((64, 64), lambda i, j: (i * 2 + j // 4 % 2, j // 8 * 4 + j % 4))
     assert "ts::red_add4_f32" in print_kernel(Lowering(program).run()).text
     agree(kernel, {"A": data((64, 64), "float32"), "B": empty((64, 64), "float32")}, exact=True)
+
+
+def drawn(shape: tuple[int, int], threads: int, rnd: random.Random) -> Fragment:
+    """A layout of digits in any order, some over threads and others over rounds; threads that are left have copies."""
+    digits = []
+    for axis, extent in enumerate(shape):
+        unit = 1
+        while unit < extent:
+            count = rnd.choice([d for d in range(2, extent // unit + 1) if extent // unit % d == 0])
+            digits.append((axis, unit, count))
+            unit *= count
+    rnd.shuffle(digits)
+    pieces, thread, slot = [], 1, 1
+    for axis, unit, count in digits:
+        if threads // thread % count == 0 and rnd.random() < 0.8:
+            pieces.append(Piece(axis, unit, count, "thread", thread))
+            thread *= count
+        else:
+            pieces.append(Piece(axis, unit, count, "slot", slot))
+            slot *= count
+    left = [Piece(None, 0, threads // thread, "thread", thread)] if thread < threads else []
+    return Fragment(shape, (*pieces, *left), threads)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_layout(seed: int):
+    """Reads and writes of memory and fragments, under a condition, atomic updates, and in the warps of a block."""
+    rnd = random.Random(seed)
+    M, N, threads = rnd.choice([16, 32, 48]), rnd.choice([16, 24, 32]), rnd.choice([32, 64, 96, 128])
+    layout, of_warps, width = drawn((M, N), threads, rnd), drawn((M, N), 32, rnd), rnd.choice([None, 1, 2, 4])
+
+    @T.prim_func
+    def kernel(A: T.Tensor((M - 3, N), "float32"), B: T.Tensor((M, N), "float32"), C: T.Tensor((M,), "int32"), D: T.Tensor((4, M, N), "float32")):
+        with T.Kernel(1, threads=threads):
+            s, f = T.alloc_shared((M, N), "float32"), T.alloc_fragment((M, N), "float32")
+            T.copy(A[0:M, 0:N], s)
+            for i, j in T.Parallel(M, N, loop_layout=layout, coalesced_width=width):
+                f[i, j] = s[i, j] * 2 + i
+                T.atomic_add(C[i], j)
+                if i + j > 9:
+                    B[i, j] = f[i, j]
+            with T.Scale("warp") as (w, count):
+                g = T.alloc_fragment((M, N), "float32")
+                for i, j in T.Parallel(M, N, loop_layout=of_warps):
+                    g[i, j] = s[i, j] + w
+                T.copy(g, D[w, 0:M, 0:N])
+
+    assert layout.covers and of_warps.covers and loops_of(scheduled(kernel)) == [layout, of_warps]
+    shapes = {"A": (M - 3, N), "B": (M, N), "C": (M,), "D": (4, M, N)}
+    args = {name: (data if name == "A" else empty)(shape, "int32" if name == "C" else "float32") for name, shape in shapes.items()}
+    agree(kernel, args, exact=True, seed=seed, arch="sm_80" if seed % 2 else "sm_90a")
 
 
 def test_a_layout_is_kept_as_text():

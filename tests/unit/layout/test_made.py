@@ -107,6 +107,18 @@ def test_what_is_no_layout():
         T.Fragment((32, 8))
     with refused(TileTypeError, "gives one number"):
         T.Fragment((32, 8), lambda i, j: i)
+    with refused(TileTypeError, "the function of T.Layout does not take 2 indices", write="lambda i, j"):
+        T.Layout((8, 8), lambda i: i)
+    with refused(TileTypeError, "the function of T.Fragment does not take 3 indices", expected="one more"):
+        T.Fragment((8, 8), lambda i, j: (i, j), replicate=2)
+    with refused(TileValueError, "T.Fragment with replicate=0"):
+        T.Fragment((8, 8), lambda i, j: (i, j), replicate=0)
+    made = T.Fragment((8, 8), lambda i, j: (i, j))
+    for repeats in ([2], [2, 0], [1.5, 1], 2):
+        with refused(TileValueError, f"repeat({repeats!r}) of a fragment of (8, 8)", expected="2 positive numbers"):
+            made.repeat(repeats)
+    with refused(TileValueError, "replicate(0) of a fragment"):
+        made.replicate(0)
 
 
 def test_the_usual_names():
@@ -267,6 +279,8 @@ def test_the_same_results_everywhere():
 
 def test_pictures(tmp_path: Any):
     pytest.importorskip("matplotlib")
+    with refused(TileValueError, "there is no folder", write="os.makedirs("):
+        tilescale.plot_layout(T.Fragment((32, 8), lambda i, j: (i, j)), tmp_path / "none" / "f.svg")
     assert "32×8 on 32 threads" in tilescale.plot_layout(T.Fragment((32, 8), lambda i, j: (i, j)), tmp_path / "f.svg").read_text()
     text = tilescale.plot_layout(T.Layout((8, 32), lambda i, j: (i, (j // 4 ^ i) * 4 + j % 4)), tmp_path / "s.svg").read_text()
     assert "swizzle 128 B" in text

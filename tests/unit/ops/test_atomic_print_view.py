@@ -7,6 +7,7 @@ import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
+from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.sim.run import launch
 from tilescale.errors import LaunchError, TileSyntaxError, TileTypeError, TileValueError
 
@@ -189,6 +190,39 @@ def test_a_pipelined_copy_into_a_viewed_buffer_keeps_its_meaning():
         c = torch.zeros(4, 4, dtype=torch.int32)
         run(kernel, depth=depth)(a, c)
         assert c.equal(want), depth
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("dtype, shape", [("float16", (16, 128)), ("int32", (16, 64)), ("int64", (16, 32))])
+def test_a_view_of_registers_on_gpus(arch: str, dtype: str, shape: tuple[int, int]):
+    """What is written under one name is read under the other, also where nothing else reads it."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 64), "float32"), B: T.Tensor(shape, dtype), C: T.Tensor((16, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            a, c = T.alloc_fragment((16, 64), "float32"), T.alloc_fragment((16, 64), "float32")
+            T.copy(A, a)
+            T.copy(T.view(a, shape, dtype), B)
+            bits = T.view(c, shape, dtype)
+            T.copy(B, bits)
+            T.copy(c, C)
+
+    a = data((16, 64), "float32", 1)
+    args = {"A": a, "B": empty(shape, dtype), "C": empty((16, 64), "float32")}
+    got = agree(kernel, args, exact=True, arch=arch)
+    assert (got["C"] == a).all() and (got["B"].view("float32") == a).all()
+
+
+def test_a_view_of_registers_that_would_move_elements():
+    @T.prim_func
+    def kernel(A: T.Tensor((16, 64), "float32"), B: T.Tensor((32, 32), "float32")):
+        with T.Kernel(1, threads=64):
+            a = T.alloc_fragment((16, 64), "float32")
+            T.copy(A, a)
+            T.copy(T.view(a, (32, 32)), B)
+
+    with refused(TileValueError, "a view of a of (16, 64) float32 as (32, 32)", at="T.view(a, (32, 32))", expected="last axis alone"):
+        agree(kernel, {"A": data((16, 64), "float32"), "B": empty((32, 32), "float32")})
 
 
 def test_reinterpret_and_bits():

@@ -10,6 +10,7 @@ import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
+from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.errors import TileTypeError, TileValueError
 
 
@@ -172,3 +173,21 @@ def test_limits_of_dtypes():
 
     with refused(TileValueError, "T.ieee_add with rounding 'rz'", expected='"rn"'):
         rounding.trace()
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint8", "int16"])
+def test_bits_on_emulated_threads(dtype: str):
+    @T.prim_func
+    def kernel(A: T.Tensor((40,), dtype), B: T.Tensor((40,), dtype), C: T.Tensor((5, 40), dtype)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(40):
+                C[0, i] = ~A[i]
+                C[1, i] = T.bitwise_not(A[i] & B[i])
+                C[2, i] = A[i] | ~B[i]
+                C[3, i] = ~(A[i] ^ B[i]) + 1
+                C[4, i] = ~T.cast(i, dtype)
+
+    a, b = data((40,), dtype, 1), data((40,), dtype, 2)
+    for arch in ("sm_90a", "sm_80"):
+        got = agree(kernel, {"A": a, "B": b, "C": empty((5, 40), dtype)}, arch=arch)["C"]
+        assert (got[:3] == [~a, ~(a & b), a | ~b]).all()

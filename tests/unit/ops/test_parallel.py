@@ -7,6 +7,7 @@ import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
+from tests.unit.cuda.emulated import agree
 from tilescale.errors import LaunchError, TileError, TileSyntaxError, TileValueError
 
 
@@ -259,3 +260,20 @@ def test_operations_that_meet_are_refused_in_a_parallel_loop():
 
     with refused(TileSyntaxError, "T.parallel is used outside a `for`", at="list(T.Parallel(4))"):
         not_looped.trace()
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_an_empty_tensor_reads_zero(rows: int):
+    """No extent that a call gives is known not to be zero."""
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((n,), "float32"), C: T.Tensor((16,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(16):
+                C[i] = A[0] + A[T.min(i, n - 1)] + 1
+
+    a, c = torch.ones(rows), torch.zeros(16)
+    run(kernel)(a, c)
+    assert (c == (3 if rows else 1)).all()
+    agree(kernel, {"A": a.numpy(), "C": c.numpy()})

@@ -16,6 +16,7 @@ from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.products import flat, name_of
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
+from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
 
@@ -117,6 +118,32 @@ def test_statements_of_a_stage_run_in_their_order():
         agree(scaled(order=[1, 0, 2, 4, 3], stage=[0, 0, 1, 1, 1]), SUMS, arch=arch, exact=True)
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("words", [{"order": [2, 0, 1], "stage": [0, 2, 2]}, {"order": [9, 0, 1, 2], "stage": [9, 0, 1, 1]}])
+def test_a_range_with_a_beginning_and_an_allocation_inside(words: dict[str, Any], arch: str):
+    """Neither has an entry; the name in front of the copy may."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((10, 128), "float32"), at: T.Tensor((10,), "int32"), C: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=64):
+            s = T.alloc_fragment((128,), "float32")
+            T.clear(s)
+            for k in T.Pipelined(1, 9, **words):
+                a = T.alloc_shared((128,), "float32")
+                row = at[k]
+                T.copy(A[row, 0], a)
+                if k > 3:
+                    for i in T.Parallel(128):
+                        s[i] += a[i] * k
+                for i in T.Parallel(128):
+                    s[i] += 1
+            T.copy(s, C)
+
+    assert [r.form for r in scheduled(kernel, "sm_80").schedule.rings] == [AHEAD]
+    where = np.arange(10, dtype=np.int32)[::-1].copy()
+    agree(kernel, {"A": data((10, 128), "float32"), "at": where, "C": empty((128,), "float32")}, arch=arch, exact=True)
+
+
 def test_one_stage_runs_nothing_ahead():
     kernel = scaled(order=[0, 1, 2, 3, 4], stage=[0] * 5, num_stages=3)
     for arch in ("sm_90a", "sm_80"):
@@ -209,3 +236,14 @@ def test_words_that_are_no_schedule():
         ({"sync": [[0, 1]]}, "sync=[[0, 1]]"), ({"num_stages": -1}, "num_stages=-1"),
     ):  # fmt: skip
         refuse(product(**words), message, at="T.Pipelined(8, **words)")
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("words", [
+    {"order": [1, 0, 2, 4, 3], "stage": [0, 0, 2, 2, 2]}, {"order": [3, 4, 0, 1, 2], "stage": [0, 0, 1, 1, 1], "num_stages": 3},
+    {"order": [0, 1, 2, 3, 4], "stage": [0, 1, 1, 1, 1]},
+])  # fmt: skip
+def test_the_simulator_finds_nothing(words: dict[str, Any], arch: str):
+    """The schedule that it becomes leaves the bits of the program as written, and nothing in flight is touched."""
+    report = check(scaled(**words), 1, SUMS, level="both", seeds=2, arch=arch)
+    assert report, report
