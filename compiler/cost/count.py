@@ -168,7 +168,7 @@ class _Counting:
         self.origins: dict[str, float] = {}
         self.loops: list[tuple[Any, Any, int, Work, Any]] = []
         self.stages: dict[Any, int] = {}
-        self.allocated: list[Any] = []
+        self.allocated: list[tuple[Any, int]] = []  # tiles, and how many executors of a block have one each
 
     def run(self) -> Count:
         launch = self.program.launch
@@ -192,10 +192,10 @@ class _Counting:
             Loop(self.mean(e), self.mean(r * e) / max(self.mean(e), 1e-9), s, w.each(self.mean), loc) for e, r, s, w, loc in self.loops
         ]
         held = {"shared": 0, "local": 0}
-        for buffer in self.allocated:
+        for buffer, count in self.allocated:
             scope = buffer.ty.storage_scope.partition(".")[0]
             size = prod(int(e) for e in buffer.ty.shape) * canonical(str(getattr(buffer.ty.dtype, "dtype", buffer.ty.dtype))).bytes
-            held[scope] = held.get(scope, 0) + size * self.stages.get(buffer, 1)
+            held[scope] = held.get(scope, 0) + size * self.stages.get(buffer, 1) * (count if scope == "shared" else 1)
         return Count(
             self.program.name, grid, launch.threads, work.each(self.mean), loops, held["shared"], held["local"],
             float(np.max(heavy)) / mean if mean else 1.0, tensors, list(dict.fromkeys(self.notes)), straddling=self.straddling(),
@@ -344,7 +344,7 @@ class _Counting:
             self.stmt(x, weight, work)
 
     def _s_AllocBuffer(self, s: Any, weight: Any, work: Work) -> None:
-        self.allocated.append(s.buffer)
+        self.allocated.append((s.buffer, self.executors))
 
     def _s_Bind(self, s: Any, weight: Any, work: Work) -> None:
         self.operations(s.value, weight, work)
@@ -383,7 +383,8 @@ class _Counting:
         if kind == "pipelined":
             inner = Work()
             stages = max(1, int(s.annotations.get("ts.num_stages", 1) or 1))
-            self.ring(s.body, stages)
+            if self.executors == 1:  # below the block a loop has no ring
+                self.ring(s.body, stages)
             self.stmt(s.body, 1.0, inner)
             # rounds of points where the loop is entered at all
             self.loops.append((weight, rounds, stages, inner, loc_of(s.span)))

@@ -149,7 +149,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         if scope == "local.var" and not self.forks:
             self.header.append(tirx.AllocBuffer(buf))
             return
-        copies = self.executor_count() if scope.startswith("local") and self.forks else 1  # forked executors live at once
+        copies = self.executor_count() if self.forks else 1  # forked executors live at once, each with its own
         if copies > 1:
             flat: Any = lit(0, "int32")
             for _, index, n in self.executors:
@@ -159,7 +159,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         if scope.startswith("shared"):
             # nominal, for residency: what a GPU would hold, all stages that the author asked for and no padding of ours
             stages = self.program.schedule.stages.get(var, 1) if self.program.schedule else 1
-            self.shared_bytes += prod(shape) * size_of(storage) * stages
+            self.shared_bytes += prod(shape) * size_of(storage) * stages * self.executor_count()
         self.header.append(self._in_arena(buf, storage, offset))
         self.memory[var].arena_offset = offset  # type: ignore[attr-defined]
 

@@ -12,10 +12,10 @@ from tilescale.compiler.passes.schedule import AHEAD, ROLES
 
 
 def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
-    """Every T.copy between a tensor and a tile, once a line: ``line``, ``of`` ("A → a"), ``how``."""
+    """Every T.copy and T.tma_copy between a tensor and a tile, once a line: ``line``, ``of`` ("A → a"), ``how``."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for call in roles.calls(program.func.body):
-        if call.op.name != "ts.copy":
+        if call.op.name not in ("ts.copy", "ts.tma_copy"):
             continue
         src, dst = (r.source for r in call.args[:2])
         if not any(b.ty.storage_scope.startswith("global") for b in (src, dst)):
@@ -27,6 +27,8 @@ def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
 
 
 def _how(program: Any, kernel: ThreadKernel, call: Any) -> str:
+    if call.op.name == "ts.tma_copy":
+        return "by TMA"
     if str(call.attrs["side"]):
         return "by threads, to or from another rank or block"
     if "bulk" in call.attrs:

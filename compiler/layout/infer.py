@@ -180,6 +180,7 @@ class Solver:
         for b in self.free:
             if b.ty.storage_scope == "local.var":
                 self.known.setdefault(b, replicated(_shape(b), self.uses.owners[b].threads))
+        self._read_below()
         self._follow_fixed_loops()
         self.propagate()
         for u in self.uses.items:  # scalars are computed by every thread: what they read is wanted by all
@@ -193,6 +194,15 @@ class Solver:
             largest = max(left, key=lambda b: prod(_shape(b)))
             self.known[largest] = self.cheapest(largest)
             self.propagate()
+
+    def _read_below(self) -> None:
+        """Small fragments of which some of their threads read single elements, in a narrower scope, are held by all (see tile_owners)."""
+        for u in self.uses.items:
+            read = u.reads if u.nest is None else [a for a in fragments_of(u.nest) if a.mode == "read" and not u.nest.vars]
+            for a in read:
+                owner = self.uses.owners.get(a.buffer)
+                if owner is not None and owner.threads != u.executor.threads and in_registers(a.buffer):
+                    self.known.setdefault(a.buffer, replicated(_shape(a.buffer), owner.threads))
 
     def propagate(self) -> None:
         """Until nothing changes: operations and loops that know one layout pass it on."""

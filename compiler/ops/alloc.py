@@ -55,7 +55,8 @@ def _check_scope(what: str, scope: str, *known: str) -> None:
 
 
 def alloc_shared(shape: Any, dtype: Any = "float32", scope: str = "shared.dyn") -> Buffer:
-    """A tile in the block's shared memory, seen by all its executors; contents undefined."""
+    """A tile in the block's shared memory, seen by all its executors; contents undefined. Inside ``T.Scale`` each executor has a tile of
+    its own, seen by those below it: what warps or warpgroups share is allocated in front of it."""
     _check_scope("alloc_shared", scope, "shared", "shared.dyn")
     return _allocate(shape, dtype, "shared", "alloc_shared")
 
@@ -84,7 +85,14 @@ def alloc_var(dtype: Any, init: Any = None, scope: str = "local.var") -> Variabl
 
 
 def alloc_signal(shape: Any = (1,)) -> Buffer:
-    """Counters (int64) in shared memory for T.signal and T.wait between the executors of a block or a cluster; zero to begin with."""
+    """Counters (int64) in shared memory for T.signal and T.wait between the executors of a block or a cluster; zero to begin with.
+
+    Raises:
+        TileSyntaxError: inside T.Scale below the block, where each executor would have counters that no other one signals.
+    """
+    b = bld.current()
+    if b.launch is not None and b.executor != "block":
+        raise TileSyntaxError("T.alloc_signal inside T.Scale", loc=source.current(), hint="allocate it in front of T.Scale")
     buffer = _allocate(shape, "int64", "shared.signal", "alloc_signal")
     buffer.kind = "signal"
     return buffer

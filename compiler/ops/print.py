@@ -97,11 +97,15 @@ class Print(TileOp):
         return bld.sequence(stmts)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        value, label = call.args[0], str(call.attrs["msg"])
+        from tilescale.compiler.sim import printing
+
+        value, label, loc = call.args[0], str(call.attrs["msg"]), source.loc_of(call.span)
         if isinstance(value, ir.StringImm):
-            return lambda ex: ex.machine.show(ex, label, None)
+            return lambda ex: ex.machine.show(ex, f"{printing.head(ex, loc)}{label}")
         if isinstance(value, ir.TensorRegion):
             view, dropped = cx.view(value, call), tuple(k for k, d in enumerate(call.attrs["dropped"]) if d)
-            return lambda ex: ex.machine.show(ex, label, view.read(ex).squeeze(axis=dropped))
-        number = cx.scalar(value)
-        return lambda ex: ex.machine.show(ex, label, number(ex))
+            return lambda ex: ex.machine.show(
+                ex, f"{printing.head(ex, loc)}{label} = {printing.tile(view.read(ex).squeeze(axis=dropped), view.dtype)}"
+            )
+        number, dtype = cx.scalar(value), str(value.ty)
+        return lambda ex: ex.machine.show(ex, f"{printing.head(ex, loc)}{label} = {printing.scalar(number(ex), dtype)}")

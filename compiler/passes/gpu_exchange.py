@@ -11,13 +11,14 @@ from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.infer import Executor, scalar_reads
-from tilescale.compiler.layout.loops import bits_of, choose, element_dtype, in_registers
-from tilescale.compiler.layout.match import is_replicated
+from tilescale.compiler.layout.loops import bits_of, choose, element_dtype, fragments_of, in_registers
+from tilescale.compiler.layout.match import is_replicated, seen_by
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.gpu_stage import copy_statement, whole
+from tilescale.compiler.passes.tile_owners import spread
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.errors import TileSyntaxError, TileValueError
+from tilescale.errors import TileSyntaxError
 
 
 class Exchange:
@@ -80,6 +81,10 @@ def _refuse_whiles(program: Any) -> None:
 
 
 def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
+    for a in fragments_of(nest):
+        held = cx.layouts.get(a.buffer)
+        if isinstance(held, Fragment):
+            _require_own(a.buffer, seen_by(held, cx.executor.threads) if a.mode == "read" else held, s, cx)
     _, bad = choose(nest, cx.layouts, cx.executor.threads)
     if not bad:
         return None
@@ -88,13 +93,6 @@ def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
     there: dict[Any, Any] = {}
     before, after = [], []
     for buffer, why in reasons.items():
-        held = cx.layouts[buffer]
-        if held.threads != cx.executor.threads:
-            raise TileValueError(
-                f"{buffer.name} is spread over {held.threads} threads and touched by a {cx.executor.name} of {cx.executor.threads}",
-                loc=loc_of(getattr(s, "span", None)),
-                hint=f"allocate {buffer.name} inside the T.Scale, or in shared memory",
-            )
         tile = cx.scratch(f"{buffer.name}_shared", buffer.ty.shape, element_dtype(buffer), nest.node.span)
         there[buffer] = tile.source
         _say(cx, buffer, why, nest.what, nest.node)
@@ -102,6 +100,12 @@ def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:
         if buffer in written:
             after.append(copy_statement(tile, whole(buffer), nest.node))
     return [*cx.made, *before, _redirected(s, there), *after]
+
+
+def _require_own(buffer: Any, held: Fragment, s: Any, cx: Exchange) -> None:
+    """Who touches a fragment are all of the threads that hold it: some of them would touch their part alone."""
+    if held.threads != cx.executor.threads:
+        raise spread(buffer.name, held.threads, cx.executor.name, cx.executor.threads, loc_of(getattr(s, "span", None)))
 
 
 def _scalar(s: Any, cx: Exchange) -> list[Any] | None:
@@ -112,6 +116,7 @@ def _scalar(s: Any, cx: Exchange) -> list[Any] | None:
     there = {}
     before = []
     for buffer in apart:
+        _require_own(buffer, cx.layouts[buffer], s, cx)
         tile = cx.scratch(f"{buffer.name}_shared", buffer.ty.shape, element_dtype(buffer), s.span)
         there[buffer] = tile.source
         _say(cx, buffer, "every thread reads one element", "a scalar", s)

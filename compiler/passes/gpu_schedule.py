@@ -33,8 +33,9 @@ from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
+from tilescale.compiler.passes.products_by_hand import products_by_hand
 from tilescale.compiler.passes.remove_unused import remove_unused
-from tilescale.compiler.passes.schedule import ROLES, schedule
+from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.compiler.widths import WARPGROUP
 
@@ -62,7 +63,13 @@ class Unfit(Exception):
 
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
-    program = without_reach(replace(program, notes=list(program.notes)))
+    made = _formed(without_reach(replace(program, notes=list(program.notes))), arch)
+    if made.schedule.rings:  # else it has been said
+        made.notes += [f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}" for k in made.schedule.kept if k.reason == BELOW]
+    return products_by_hand(made) if arch == "sm_90a" else made
+
+
+def _formed(program: Any, arch: str) -> Any:
     stages = _stages(program.func.body)
     limit = limit_of(arch)
     if arch == "sm_90a" and stages:
@@ -123,7 +130,7 @@ def _depth(limit: int, one: Any) -> int:
     rings = one.schedule.rings
     ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)
     rest = sum(sizes.values()) - ring
-    return int((limit - rest - BESIDE) // ring) if ring else 0
+    return int((limit - rest - BESIDE) // ring) if ring else limit  # no ring wants room
 
 
 def _aside(program: Any, depth: int, limit: int) -> Any | None:

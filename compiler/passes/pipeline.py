@@ -30,6 +30,7 @@ from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.passes.stores_apart import stores_apart
 from tilescale.compiler.passes.structured_exits import structured_exits
+from tilescale.compiler.passes.tile_owners import tile_owners
 from tilescale.env import DUMP
 
 
@@ -44,7 +45,9 @@ class Pass:
 
 #: Tile IR → tile IR → scheduled tile IR. What follows is the target's: compiler/cpu/lower.py makes thread IR of it.
 PASSES: tuple[Pass, ...] = (
-    # The author's own schedule first: its entries count the statements as they are written.
+    # What means something else on each target is refused on all of them, as it is written.
+    Pass("tile_owners", tile_owners, spec.TILE),
+    # The author's own schedule next: its entries count the statements as they are written.
     Pass("manual_stages", manual_stages, spec.TILE),
     # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
     Pass("expand_collectives", expand_collectives, spec.TILE),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from tilescale.compiler.layout.infer import Executor, walk
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
@@ -67,14 +68,10 @@ def meets_ranks(body: Any) -> bool:
 def shared_bytes(program: Any) -> int:
     """Shared memory of one block."""
     total = 0
-
-    def add(s: Any) -> None:
-        nonlocal total
-        ty = s.buffer.ty
-        if ty.storage_scope.startswith("shared"):
-            total += prod(int(e) for e in ty.shape) * canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes
-
-    structural_walk(program.func.body, (tirx.AllocBuffer, add))
+    for s, executor in walk(program.func.body, Executor("block", program.launch.threads)):
+        if isinstance(s, tirx.AllocBuffer) and s.buffer.ty.storage_scope.startswith("shared"):
+            ty = s.buffer.ty
+            total += prod(int(e) for e in ty.shape) * canonical(str(getattr(ty.dtype, "dtype", ty.dtype))).bytes * executor.count
     return total
 
 

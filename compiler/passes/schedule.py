@@ -19,7 +19,8 @@ The loop's body becomes, where order alone is the guard (form "turn", all that t
 
 with n a variable that lives across loops and tiles. In the other forms two variables count, one those rounds that were filled, one those
 that were read, and the copies are asynchronous: they carry the number of their ring, and are complete where its round is awaited.
-A loop of which this cannot be done rightly keeps the form "turn", and the schedule says why (`Schedule.kept`).
+A loop of which this cannot be done rightly keeps the form "turn", and the schedule says why (`Schedule.kept`). One in a T.Scale below the
+block, where each executor goes through it by itself, has no ring and stays as it is, which is said too.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 ZERO = tirx.IntImm("int32", 0)
 #: what a ring's loop looks like: copies in turn, by a producer, or ahead of the loop's own computation
 TURN, ROLES, AHEAD = "turn", "roles", "ahead"
+#: why a loop has no ring where it could have one in the block
+BELOW = "the loop runs once for each executor below the block, and a ring belongs to a block"
 
 
 @dataclass
@@ -134,9 +137,12 @@ class _Draft:
             return loop
         by_reader = self.by_reader and loop.loop_var not in self.reasons
         pipeline = pipeline_of(loop, self.uses, self.views, by_reader)
-        if pipeline is not None:
+        narrow = any(loop.loop_var.same_as(v) for v in self.narrow)
+        if pipeline is not None and not narrow:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
-        if self.wanted != TURN:
+        if narrow and pipeline is not None:
+            self.plan.kept.append(Kept(loc_of(loop.span), BELOW))
+        elif self.wanted != TURN:
             reason = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
             self.plan.kept.append(Kept(loc_of(loop.span), reason))
         return loop
@@ -290,8 +296,6 @@ class _Draft:
     def _unfit(self, p: Pipeline, ring: Ring) -> Kept | None:
         """Why the copies of a loop must stay in turn, by the loop alone; None where they need not."""
         loc = loc_of(p.loop.span)
-        if any(p.loop.loop_var.same_as(v) for v in self.narrow):
-            return Kept(loc, "the loop runs once for each executor below the block, and a ring belongs to a block")
         if ring.form == AHEAD and ring.depth == 1:
             return Kept(loc, "a ring of one stage has none to copy ahead into")
         guarded = p.with_guards()

@@ -5,5 +5,5 @@ prepare.py   a tile program → Python functions of an executor, once; expr.py a
 machine.py   executors, blocks, ranks; counters and barriers; the main loop; schedule.py chooses who runs next
 memory.py    tiles and tensors, and beside each element who wrote and read it last, as vector-clock epochs
 numerics.py  what arithmetic means: dtypes, rounding, conversions
-findings.py  what is reported, printed like a compiler's errors
+findings.py  what is reported, printed like a compiler's errors; printing.py: what T.print shows
 """

@@ -15,6 +15,7 @@ from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.polling import Polling
 from tilescale.compiler.sim.schedule import Schedule
+from tilescale.compiler.widths import WIDTHS
 
 COMPARE: dict[str, Callable[[int, int], bool]] = {
     "ge": operator.ge, "eq": operator.eq, "gt": operator.gt, "ne": operator.ne, "le": operator.le, "lt": operator.lt,
@@ -179,16 +180,17 @@ class Block:
         self.cluster_index = x + dims[0] * (y + dims[1] * z)
         self.shown = index[: len(machine.prepared.launch.grid)]
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
-        self.tiles: dict[int, Any] = {}
+        self.tiles: dict[tuple[int, tuple[int, ...]], Any] = {}
         self.rings: dict[int, Any] = {}
         self.mbarriers: dict[tuple[int, int], Any] = {}  # see mbarriers.py
         self.flights: dict[tuple[int, str], Any] = {}  # (executor, kind) → its queue, see flights.py
 
-    def tile(self, slot: int) -> Any:
-        """This block's shared tile (or counters) of a buffer."""
-        made = self.tiles.get(slot)
+    def tile(self, slot: int, place: tuple[int, ...] = ()) -> Any:
+        """This block's shared tile (or counters) of a buffer; of one that is allocated below the block, that of the executor ``place``."""
+        made = self.tiles.get((slot, place))
         if made is None:
-            made = self.tiles[slot] = self.machine.allocate(slot, (self.rank.number, self.shown), self.tile)
+            made = self.machine.allocate(slot, (self.rank.number, self.shown), lambda base: self.tile(base, place), place)
+            self.tiles[slot, place] = made
             if (ring := self.machine.prepared.buffers[slot].ring) is not None:
                 made.ring = rings.of(self, ring)
         return made
@@ -228,6 +230,10 @@ class Executor:
         self.outbox: dict[int, list[Callable[[], None]]] = {}  # by peer: what it wrote there and has not landed, oldest first
         self.parent: Executor | None = None
         self.children = 0
+
+    def place(self, depth: int) -> tuple[int, ...]:
+        """Its indices in the first ``depth`` scales below the block: whose a tile is that is allocated there."""
+        return tuple([index for name, index in self.path if name in WIDTHS and index is not None][:depth]) if depth else ()
 
     # -- clocks ---------------------------------------------------------------------------------------------------
     def release(self) -> Any:
@@ -341,8 +347,9 @@ class Machine:
         x, y, z = (c * d + o for c, d, o in zip(ex.block.cluster, dims, offsets, strict=True))
         return self.blocks[ex.rank.number, x + self.grid[0] * (y + self.grid[1] * z)]
 
-    def allocate(self, slot: int, owner: tuple[Any, ...], base: Callable[[int], Any]) -> Any:
-        """New memory for a buffer of the kernel; ``base`` gives the memory of the buffer that this one is a view of."""
+    def allocate(self, slot: int, owner: tuple[Any, ...], base: Callable[[int], Any], place: tuple[int, ...] = ()) -> Any:
+        """New memory for a buffer of the kernel; ``base`` gives the memory of the buffer that this one is a view of. ``place``: which of
+        the block's executors it belongs to."""
         info = self.prepared.buffers[slot]
         if info.base is not None:
             old = base(info.base)
@@ -351,7 +358,7 @@ class Machine:
         if info.scope == "shared.signal":
             return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner, slot)
         data = np.zeros(info.shape, numerics.storage(info.dtype))
-        cells, key = data.size * info.cells, (*owner, slot)
+        cells, key = data.size * info.cells, (*owner, slot, *place)
         shadow = Shadow(cells, self.events, tracked=info.tracked, written=False, key=key, viewed=info.viewed)
         return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
 
@@ -535,12 +542,11 @@ class Machine:
             yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
         # an executor's own threads act as one: their program order is enough
 
-    def show(self, ex: Executor, label: str, value: Any) -> None:
-        """What T.print shows."""
-        who = ex.where(self.prepared.site).who
+    def show(self, ex: Executor, text: str) -> None:
+        """What T.print shows, see printing.py."""
         self.polling.changed()
         self.printers.append(ex.rank.number)
-        self.printed.append(f"[{who}] {label}" if value is None else f"[{who}] {label} = {value}")
+        self.printed.append(text)
 
     # -- findings -------------------------------------------------------------------------------------------------
     def raced(self, storage: Storage, event: int, ids: Any, bad: Any, other: str) -> None:

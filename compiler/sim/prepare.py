@@ -376,7 +376,7 @@ class Preparation(Expressions):
         shape = tuple(int(e) for e in ty.shape)
         scope = ty.storage_scope
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
-        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles))
+        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles, depth=self.depth))
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
         if scope == "shared.barrier":
             self.barrier_counts[s.buffer] = [int(n) for n in s.annotations["ts.counts"]]
@@ -384,7 +384,7 @@ class Preparation(Expressions):
 
         def run(ex: Any) -> None:
             if scope.startswith("shared"):
-                ex.mem[slot] = ex.block.tile(slot)
+                ex.mem[slot] = ex.block.tile(slot, ex.place(info.depth))
                 return
             if private and ex.lanes is not None:
                 info.shape = (*ex.lanes, *shape)
@@ -398,7 +398,7 @@ class Preparation(Expressions):
         dtype = str(getattr(ty.dtype, "dtype", ty.dtype))
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
         shape = tuple(int(e) for e in ty.shape)
-        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old))
+        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, info.scope, cells, info.tracked, old, depth=info.depth))
         at: int | None = old
         while at is not None:
             self.buffers[at].viewed, at = True, self.buffers[at].base
@@ -408,7 +408,7 @@ class Preparation(Expressions):
         def run(ex: Any) -> None:
             shared = info.scope.startswith("shared")
             owner = (ex.rank.number, ex.block.shown)
-            ex.mem[slot] = ex.block.tile(slot) if shared else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
+            ex.mem[slot] = ex.block.tile(slot, ex.place(info.depth)) if shared else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
 
         return Step(run)
 
@@ -533,6 +533,11 @@ class Preparation(Expressions):
                 total *= n
             self.made.executors += total
         return self.first[path]
+
+    @property
+    def depth(self) -> int:
+        """How many scales below the block stand around the current statement."""
+        return sum(name in WIDTHS for name, _ in self.scales)
 
     def executor_count(self) -> int:
         """How many executors of a block run the current statement (it stands in one role)."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass
 class BufferInfo:
     """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it;
-    ``ring``: whose stages it has."""
+    ``ring``: whose stages it has; ``depth``: the scales below the block around its allocation, whose executors have one each."""
 
     name: str
     dtype: str
@@ -29,6 +29,7 @@ class BufferInfo:
     base: int | None = None
     viewed: bool = False
     ring: int | None = None
+    depth: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class View:
         machine = ex.machine
         if self.reach == "device":
             return machine.ranks[owner].memory[self.slot]
-        return machine.clustered(ex, owner).tile(self.slot)
+        return machine.clustered(ex, owner).tile(self.slot, ex.place(self.info.depth))
 
     def index(self, ex: Any) -> tuple[Any, ...]:
         """The indices of its first element; arrays in the lanes of a nest."""

@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("shape, options", [((1000, 776, 520), {}), ((257, 264, 200), {"BM": 64, "stages": 2}), ((1024, 1024, 4096), {"BN": 256, "stages": 4})])  # fmt: skip
+@pytest.mark.parametrize("shape, options", [((1000, 776, 520), {}), ((257, 264, 200), {"BM": 64, "stages": 2}), ((1024, 1024, 4096), {"BN": 256, "stages": 4}), ((1000, 776, 520), {"later": False})])  # fmt: skip
 def test_a_gemm_by_hand(shape: tuple[int, int, int], options: dict[str, int]):
     M, N, K = shape
     a, b = (torch.randn(s, device="cuda").bfloat16() for s in ((M, K), (K, N)))

@@ -95,6 +95,8 @@ def test_executors_reductions_and_peers():
             T.copy(A, t)
             T.reduce_sum(t, total, dim=1)
             with T.Scale("warp") as (warp, warps):
+                own = T.alloc_shared((64,), "float32")
+                T.fill(own, 1)
                 for i in T.serial(warps):
                     A[warp, i] = 1.0
             with T.Scale("device") as (rank, world):
@@ -102,6 +104,7 @@ def test_executors_reductions_and_peers():
 
     c = cost.count(kernel.trace())
     assert c.work.element == 128 * 64 and c.work.written == {"A": 4 * 4 * 4}
+    assert c.shared_bytes == 4 * 64 * 4  # each warp has one
     assert c.work.remote == 128 * 64 * 4 and c.work.read["A"] == 2 * 128 * 64 * 4
 
 

@@ -7,15 +7,18 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
+from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
 from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda.account import copies
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.printer import print_kernel
 
 
-def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, stages: int = 3, dtype: str = "bfloat16") -> Any:
-    """C = A · B in float32: a producer warpgroup of which one thread drives TMA, consumers of 64 rows each that multiply one round ahead."""
+def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, stages: int = 3, dtype: str = "bfloat16", later: bool = True) -> Any:
+    """C = A · B in float32: a producer warpgroup of which one thread drives TMA, consumers of 64 rows each. ``later``: their products are
+    awaited by a statement of its own."""
     consumers, rounds = BM // 64, -(-K // BK)
     size = (BM * BK + BK * BN) * 2
 
@@ -41,8 +44,9 @@ def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, sta
                     T.clear(acc)
                     for k in T.serial(rounds):
                         T.mbarrier_wait_parity(full[k % stages], k // stages % 2)
-                        T.gemm(a[k % stages, w * 64 : w * 64 + 64, :], b[k % stages, :, :], acc, wg_wait=-1)
-                        T.wait_wgmma(0)
+                        T.gemm(a[k % stages, w * 64 : w * 64 + 64, :], b[k % stages, :, :], acc, wg_wait=-1 if later else 0)
+                        if later:
+                            T.wait_wgmma(0)
                         T.mbarrier_arrive(empty[k % stages])
                     T.copy(acc, C[by * BM + w * 64, bx * BN])
 
@@ -64,6 +68,63 @@ def test_a_gemm_by_hand(seed: int):
                  "ts::fewer_registers<40>", "ts::more_registers<232>", "__launch_bounds__(384, 1)"):  # fmt: skip
         assert word in text, word
     agree(kernel, operands(*SHAPE), seed=seed)
+
+
+def test_a_product_of_what_tma_copied_is_wgmmas_unasked():
+    kernel = gemm(*SHAPE, later=False)
+    text = print_kernel(lowered(kernel)[0]).text
+    assert "ts::wgmma_m64n128k16_bf16" in text and "ts::wgmma_wait<0>" in text and "ldmatrix" not in text
+    made, program = lowered(kernel)
+    assert [(c["of"], c["how"]) for c in copies(program, made)][:2] == [("A → a", "by TMA"), ("B → b", "by TMA")]
+    agree(kernel, operands(*SHAPE))
+
+
+def multiplied(scale: str, rows: int, fence: bool, first: int = 0, M: int = 64, wide: int = 64) -> Any:
+    """One thread copies, each executor multiplies its rows of the tile."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((128, 128), "float16"), B: T.Tensor((128, 64), "float16"), C: T.Tensor((M, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, full = T.alloc_shared((128, 64), "float16"), T.alloc_shared((64, 64), "float16"), T.alloc_barrier(1)
+            with T.Scale(scale) as (w, n):
+                c = T.alloc_fragment((rows, 64), "float32")
+                T.clear(c)
+                for k in T.serial(2):
+                    with T.Scale("thread") as (t, m):
+                        if w == 0 and t == 0:
+                            T.mbarrier_expect_tx(full, (128 + 64) * 64 * 2)
+                            T.tma_copy(A[0, k * 64], a, barrier=full)
+                            T.tma_copy(B[k * 64, 0], b, barrier=full)
+                            T.mbarrier_arrive(full)
+                    T.mbarrier_wait_parity(full, k)
+                    T.gemm(a[w * rows + first : w * rows + first + rows, 0:wide], b[0:wide, :], c)
+                    if fence:
+                        T.fence_proxy_async()
+                    T.sync_threads()
+                T.copy(c, C[w * rows, 0])
+
+    return kernel
+
+
+UNFIT = {
+    "a warp": (("warp", 16), "32 threads are no whole warpgroups"),
+    "rows between the pattern's": (("warpgroup", 64, True, 4), "its part of a is not known to begin and end with the swizzle's pattern"),
+    "half of its columns": (("warpgroup", 64, True, 0, 64, 32), "its part of a is not known to begin and end"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_where_wgmma_does_not_fit_the_report_says_what_to_write(name: str):
+    (scale, rows, *more), reason = UNFIT[name]
+    kernel = multiplied(scale, rows, *(more or (True,)))
+    made, program = lowered(kernel)
+    assert "wgmma_m64" not in print_kernel(made).text
+    assert any(reason in note and "T.fence_proxy_async() in front of" in note for note in program.notes), program.notes
+    args = {"A": data((128, 128), "float16", 1), "B": data((128, 64), "float16", 2), "C": empty((64, 64), "float32")}
+    agree(kernel, args)
+    if name == "a warp":
+        with pytest.raises(EmulationError, match="proxy fence"):
+            agree(multiplied(scale, rows, False), args)
 
 
 def _wait(n: str, a: Any, which: str) -> bool:
@@ -123,5 +184,9 @@ def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
 def test_it_compiles():
     made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a")
     assert made.resources.spill_stores == 0 and not made.serialised, made.messages
+    made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, stages=4, later=False))[0]), "sm_90a")
+    assert made.resources.spill_stores == 0 and not made.serialised, made.messages
+    if sass.find_nvdisasm() is not None:
+        assert sass.faults(sass.disassembled(made.code)) == []
     for reduce, dtype in (("", "float16"), ("add", "float32"), ("min", "int32"), ("max", "bfloat16")):
         toolchain.compile_cubin(print_kernel(lowered(stored(reduce, dtype))[0]), "sm_90a")

@@ -8,6 +8,7 @@ import torch
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.sim.run import launch
 from tilescale.errors import LaunchError, TileSyntaxError, TileTypeError, TileValueError
 
 ATOMIC = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
@@ -88,6 +89,37 @@ def test_prints_show_rank_block_place_and_value(capfd: pytest.CaptureFixture[str
     ):  # fmt: skip
         assert part in text, (part, text)
     assert "block (0, 0, 0)" not in text
+
+
+def test_the_simulator_prints_like_the_cpu(capfd: pytest.CaptureFixture[str]):
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def kernel(A: T.Tensor((2, 3), "float32"), B: T.Tensor((n, 12), "float32"), x: T.float32, flag: T.bool):
+        with T.Kernel(2, 2) as (bx, by):
+            if bx == 1 and by == 0:
+                for dtype in ("float64", "float16", "bfloat16", "float8_e4m3fn", "int32"):
+                    t = T.alloc_shared((2, 3), dtype)
+                    T.copy(A, t)
+                    T.print(t)
+                m = T.alloc_shared((3,), "bool")
+                for i in T.Parallel(3):
+                    m[i] = A[0, i] > 0.2
+                T.print(m, "mask")
+                T.print(B)
+                T.print(B[0:2, 4], "column")
+                T.print(x / 3, "third")
+                T.print(A[1, 2] > 1)
+                T.print(flag, "flag")
+                T.print(A[1, 1])
+                T.print("here")
+
+    a, b = torch.tensor([[0.1257302, -1.5, 3.0], [1e-9, float("inf"), 250.125]]), torch.randn(90, 12)
+    run(kernel)(a, b, 0.7, True)
+    want = capfd.readouterr().out
+    shown = launch(kernel, 1, {"A": a.numpy(), "B": b.numpy(), "x": 0.7, "flag": True}).printed
+    assert "\n".join(shown) + "\n" == want and "..., " in want and "[False, False, True]" in want
+
 
 
 def test_device_assertions_name_the_line():

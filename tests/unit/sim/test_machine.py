@@ -233,7 +233,11 @@ def test_prints_say_who():
                 T.print(A[0:2], "both")
 
     a = np.arange(4, dtype=np.float32)
-    assert launch(main, 1, {"A": a}).printed == ["[rank 0, block 1] second = 1.0", "[rank 0, block 1] both = [0. 1.]"]
+    line = main.func.__code__.co_firstlineno + 4
+    heads = [f"block (1, 0, 0) {__file__}:{line + k}: " for k in (0, 1)]
+    want = [f"{heads[0]}second = 1", f"{heads[1]}both = float32(2)\n[0, 1]"]
+    assert launch(main, 1, {"A": a}).printed == want
+    assert launch(main, 2, {"A": a}).printed == [f"rank {r} {text}" for r in (0, 1) for text in want]
 
 
 def test_arguments_are_checked():

@@ -1,0 +1,83 @@
+"""Products of tiles that ``T.tma_copy`` fills: TMA lays them as wgmma reads them, so whole warpgroups multiply them by wgmma, complete
+where they stand. Otherwise threads would read by ldmatrix what TMA overwrites next, and would owe it a proxy fence in front of the arrival
+that gives the stage back (PTX ISA 9.0, "Proxies"). What wgmma cannot do stays with the threads, which the report says, with the fence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.multiples import multiple, spelt_out
+from tilescale.compiler.layout.loops import bits_of, in_registers
+from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+from tilescale.compiler.widths import WARPGROUP, WIDTHS
+
+FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back to TMA"
+
+
+def products_by_hand(program: Any) -> Any:
+    """The scheduled program with those products marked for wgmma, for sm_90a."""
+    filled = {c.args[1].source for c in calls(program.func.body) if c.op.name == "ts.tma_copy" and len(c.args) > 2}
+    mine = [c for c in calls(program.func.body) if _is_plain(c) and any(r.source in filled for r in c.args[:2])]
+    if not mine:
+        return program
+    names: dict[Any, Any] = {}
+    structural_walk(program.func.body, (tirx.Bind, lambda s: names.__setitem__(s.var, s.value)))
+    reasons = {c: _unfit(c, program, names) for c in mine}
+    kept = {c.args[2].source: why for c, why in reasons.items() if why is not None}
+    # what else is added to an accumulator by threads decides its layout
+    kept |= {c.args[2].source: "its accumulator is also another's" for c in calls(program.func.body) if _is_plain(c) and c not in reasons}
+    for c in mine:
+        if (why := kept.get(c.args[2].source)) is not None:
+            loc = loc_of(c.span)
+            place = f" (line {loc.line})" if loc else ""
+            program.notes.append(f"T.gemm{place} is not made by wgmma: {reasons[c] or why}; its threads read what TMA writes next: {FENCE}")
+
+    def mark(s: Any) -> Any:
+        c = s.value
+        if not isinstance(c, ir.Call) or c not in reasons or c.args[2].source in kept:
+            return s
+        made = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "wgmma": 0}, ret_ty=c.ty, span=c.span)
+        return tirx.Evaluate(made, s.span)
+
+    return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
+
+
+def _is_plain(call: Any) -> bool:
+    return call.op.name == "ts.gemm" and "wgmma" not in call.attrs
+
+
+def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
+    """Why a product is none of wgmma's; None where it is."""
+    from tilescale.compiler.cuda import dtypes
+    from tilescale.compiler.cuda.gemm import extents, swizzled, wgmma_fragments
+
+    a, b, c = call.args[:3]
+    threads = WIDTHS.get(str(call.attrs["executor"]), program.launch.threads)
+    if why := dtypes.no_wgmma(call):
+        return why
+    if threads % WARPGROUP:
+        return f"{threads} threads are no whole warpgroups"
+    if constant(call.args[3]) is None:
+        return "clear_accum is a condition"
+    if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
+        return "its accumulator is no whole fragment"
+    if any(t in program.hints.get("layouts", {}) for t in (a.source, b.source, c.source)):
+        return "T.annotate_layout says how its tiles lie"
+    for r, along in ((a, not call.attrs["trans_a"]), (b, bool(call.attrs["trans_b"]))):
+        layout = swizzled(r, along)
+        if layout is None:
+            return f"{r.source.name} is no tile of shared memory that its matrix descriptors name"
+        units = (8, layout.swizzle * 8 // layout.bits)  # as TMA's boxes and the swizzle's pattern begin
+        ends = zip(r.region[-2:], units, strict=True)
+        if not all(multiple(sym.Analyzer(), spelt_out(x, names), unit) for part, unit in ends for x in (part.min, part.extent)):
+            return f"its part of {r.source.name} is not known to begin and end with the swizzle's pattern"
+    m, n, k = extents(call)
+    cuts = wgmma_fragments(call, threads)
+    if k % dtypes.depth(bits_of(a.source)) or m % 64 or not cuts or cuts[0][0].shape[0] != m:
+        return f"wgmma has no {m} × {n} × {k} for {threads} threads"
+    return None
