@@ -32,37 +32,45 @@ RESULTS = ("bfloat16", "float16", "float32")
 
 
 def by_tensor(
-    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
-    fast: bool,
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int, left: str,
+    right: str, out: str, fast: bool,
 ) -> Any:  # fmt: skip
     """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each. ``stay`` blocks take one tile after
     another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A round has ``parts`` sums of 128 steps: one is added
     while the tensor cores form the next."""
-    high, wide = ceil_div(M, BM), ceil_div(N, BN)
-    count, deep = min(stay or high * wide, high * wide), parts * BLOCK
+    high, wide = ceil_div(M, BM * cluster), ceil_div(N, BN)  # of tiles, or of pairs of them
+    count, deep = min(stay // cluster or high * wide, high * wide), parts * BLOCK
+    late = late if parts > 1 and not fast else 0
 
     @T.prim_func
     def fp8_gemm(
         A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((1,), "float32"), SB: T.Tensor((1,), "float32"),
         C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(count, threads=threads) as block:
-            a, b = T.alloc_shared((BM, deep), left), T.alloc_shared((BN, deep), right)
+        with T.Kernel(count * cluster, threads=threads, cta_cluster=cluster) as block:
+            a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in range(parts)] for extent, dtype in ((BM, left), (BN, right)))
             acc = T.alloc_fragment((BM, BN), "float32")
-            part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(parts)]
-            for tile in T.Persistent(high * wide, count, block):
-                by, bx = panelled(tile, high, wide, panel)
+            part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
+            for tile in T.Persistent(high * wide, count, block // cluster):
+                by, bx = panelled(tile, high, wide, max(1, panel // cluster))
+                by = by * cluster + block % cluster
                 T.clear(acc)
+                if late:
+                    T.clear(part[-1])
                 for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
-                    T.copy(A[by * BM, k * deep], a)
-                    T.copy(B[bx * BN, k * deep], b)
                     for p in range(parts):
-                        at = p * BLOCK
-                        T.gemm(a[0:BM, at : at + BLOCK], b[0:BN, at : at + BLOCK], part[p], transpose_B=True, clear_accum=not fast)
-                    if not fast:
-                        for p in range(parts):
+                        T.copy(A[by * BM, k * deep + p * BLOCK], a[p])
+                        T.copy(B[bx * BN, k * deep + p * BLOCK], b[p])
+                        T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=not fast)
+                        if not fast and p + late > 0:
                             for i, j in T.Parallel(BM, BN):
-                                acc[i, j] += part[p][i, j]
+                                acc[i, j] += part[(p - 1) % len(part)][i, j]
+                    if not fast and not late:
+                        for i, j in T.Parallel(BM, BN):
+                            acc[i, j] += part[-1][i, j]
+                if late:
+                    for i, j in T.Parallel(BM, BN):
+                        acc[i, j] += part[-1][i, j]
                 for i, j in T.Parallel(BM, BN):
                     acc[i, j] *= SA[0] * SB[0]
                 T.copy(acc, C[by * BM, bx * BN])
@@ -71,60 +79,70 @@ def by_tensor(
 
 
 def by_block(
-    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
-    down: bool,
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int, left: str,
+    right: str, out: str, down: bool,
 ) -> Any:  # fmt: skip
     """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
     (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). A tile of BN columns, 64, 128 or 192,
     has columns of two blocks at most. The rest is as in `by_tensor`. The scales of a round are loaded in the one before it; those of tiles
     whose rounds are shorter than a load takes are all fetched into shared memory first."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
-    high, wide = ceil_div(M, BM), ceil_div(N, BN)
-    count, deep = min(stay or high * wide, high * wide), parts * BLOCK
+    high, wide = ceil_div(M, BM * cluster), ceil_div(N, BN)  # of tiles, or of pairs of them
+    count, deep = min(stay // cluster or high * wide, high * wide), parts * BLOCK
     sides, rounds = range(ceil_div(BN, BLOCK)), range(parts)  # blocks of b that a tile's columns are of; sums of a round
     fetched = len(sides) == parts == 1 and steps * BM * 4 <= FETCHED
+    ring = late == 2
 
     @T.prim_func
     def fp8_gemm_blocks(
         A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, M) if down else (M, steps), "float32"),
         SB: T.Tensor((groups, steps), "float32"), C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(count, threads=threads) as block:
-            a, b = T.alloc_shared((BM, deep), left), T.alloc_shared((BN, deep), right)
-            acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in rounds]
+        with T.Kernel(count * cluster, threads=threads, cta_cluster=cluster) as block:
+            a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
+            acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
             row, later_row = ([T.alloc_fragment((BM,), "float32") for _ in rounds] for _ in range(2))
             column, later_column = ([[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds] for _ in range(2))
             if fetched:
                 sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
-            for tile in T.Persistent(high * wide, count, block):
-                by, bx = panelled(tile, high, wide, panel)
+            if ring:
+                sar = [T.alloc_shared((BM,), "float32") for _ in rounds]
+                sbr = [T.alloc_shared((32,), "float32") for _ in rounds]
+            for tile in T.Persistent(high * wide, count, block // cluster):
+                by, bx = panelled(tile, high, wide, max(1, panel // cluster))
+                by = by * cluster + block % cluster
                 group = bx * BN // BLOCK
                 edge = ((group + 1) * BLOCK - bx * BN) // 64  # blocks of b begin at multiples of 64 columns of a tile
                 if fetched:
                     for k, i in T.Parallel(steps, BM):
                         sa[k, i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
                     T.copy(SB[group, 0:steps], sb)
-                else:
+                elif not ring:
                     scales(SA, SB, row, column, by * BM, group, 0, down)
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
                     if fetched:
                         for i in T.Parallel(BM):
                             row[0][i] = sa[k, i] * sb[k]
-                    else:  # the next round's scales have this round to come
+                    elif not ring:  # the next round's scales have this round to come
                         scales(SA, SB, later_row, later_column, by * BM, group, (k + 1) * parts, down)
-                    T.copy(A[by * BM, k * deep], a)
-                    T.copy(B[bx * BN, k * deep], b)
                     for p in rounds:
-                        at = p * BLOCK
-                        T.gemm(a[0:BM, at : at + BLOCK], b[0:BN, at : at + BLOCK], part[p], transpose_B=True, clear_accum=True)
-                    for p in rounds:
-                        for i, j in T.Parallel(BM, BN):
-                            if fetched:
-                                acc[i, j] += part[p][i, j] * row[0][i]
-                            else:
-                                acc[i, j] += part[p][i, j] * (row[p][i] * either(j // 64 < edge, column[p]))
-                    if not fetched:
+                        T.copy(A[by * BM, k * deep + p * BLOCK], a[p])
+                        T.copy(B[bx * BN, k * deep + p * BLOCK], b[p])
+                        if ring:
+                            T.copy(SA[k * parts + p, by * BM : by * BM + BM], sar[p])
+                            T.copy(SB[group, k * parts + p : k * parts + p + 32], sbr[p])
+                        T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=True)
+                        if ring:
+                            for i in T.Parallel(BM):
+                                row[p][i] = sar[p][i] * sbr[p][0]
+                        for q in ([p - 1] if p else []) + ([p] if p == parts - 1 else []):
+                            for i, j in T.Parallel(BM, BN):
+                                if fetched or ring:
+                                    acc[i, j] += part[q % len(part)][i, j] * row[q][i]
+                                else:
+                                    acc[i, j] += part[q % len(part)][i, j] * (row[q][i] * either(j // 64 < edge, column[q]))
+                    if not fetched and not ring:
                         for p in rounds:
                             T.copy(later_row[p], row[p])
                             for s in sides:
@@ -164,6 +182,8 @@ class Config:
     threads: int = 256
     panel: int = 8
     stay: int = 0
+    cluster: int = 1
+    late: int = 0
 
 
 def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config:
