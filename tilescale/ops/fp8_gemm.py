@@ -32,8 +32,8 @@ RESULTS = ("bfloat16", "float16", "float32")
 
 
 def by_tensor(
-    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int, left: str,
-    right: str, out: str, fast: bool,
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int,
+    left: str, right: str, out: str, fast: bool,
 ) -> Any:  # fmt: skip
     """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each. ``stay`` blocks take one tile after
     another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A round has ``parts`` sums of 128 steps: one is added
@@ -79,8 +79,8 @@ def by_tensor(
 
 
 def by_block(
-    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int, left: str,
-    right: str, out: str, down: bool,
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int,
+    left: str, right: str, out: str, down: bool,
 ) -> Any:  # fmt: skip
     """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
     (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). A tile of BN columns, 64, 128 or 192,
@@ -90,8 +90,8 @@ def by_block(
     high, wide = ceil_div(M, BM * cluster), ceil_div(N, BN)  # of tiles, or of pairs of them
     count, deep = min(stay // cluster or high * wide, high * wide), parts * BLOCK
     sides, rounds = range(ceil_div(BN, BLOCK)), range(parts)  # blocks of b that a tile's columns are of; sums of a round
-    fetched = len(sides) == parts == 1 and steps * BM * 4 <= FETCHED
     ring = late == 2
+    fetched = not ring and len(sides) == parts == 1 and steps * BM * 4 <= FETCHED
 
     @T.prim_func
     def fp8_gemm_blocks(
