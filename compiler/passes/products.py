@@ -36,7 +36,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops import base
-from tilescale.compiler.ops.wgmma import FREE, await_products, turn
+from tilescale.compiler.ops.wgmma import FREE, await_products, halved, turn
 from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -286,7 +286,8 @@ def _in_turns(loop: Any) -> Any | None:
         results = {s.value.args[2].source for s in stmts[k:end]}
         if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:after]):
             return None
-        body += [turn("take", span), *stmts[k:end], turn("pass", span), *stmts[end:after]]
+        last = stmts[end - 1] if end - k > 1 else halved(stmts[k])  # what is under way still when the turn passes
+        body += [turn("take", span), *stmts[k : end - 1], last, await_products([], span, pending=1), turn("pass", span), *stmts[end:after]]
     made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
     return sequence([turn("first", span), made, turn("last", span)])
 

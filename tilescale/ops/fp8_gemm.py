@@ -107,7 +107,7 @@ def by_block(
                 sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
             if ring:
                 sar = [T.alloc_shared((BM,), "float32") for _ in rounds]
-                sbr = [T.alloc_shared((32,), "float32") for _ in rounds]
+                sbr = [[T.alloc_shared((32,), "float32") for _ in sides] for _ in rounds]
             for tile in T.Persistent(high * wide, count, block // cluster):
                 by, bx = panelled(tile, high, wide, max(1, panel // cluster))
                 by = by * cluster + block % cluster
@@ -131,14 +131,16 @@ def by_block(
                         T.copy(B[bx * BN, k * deep + p * BLOCK], b[p])
                         if ring:
                             T.copy(SA[k * parts + p, by * BM : by * BM + BM], sar[p])
-                            T.copy(SB[group, k * parts + p : k * parts + p + 32], sbr[p])
+                            for s in sides:
+                                T.copy(SB[group + s, k * parts + p : k * parts + p + 32], sbr[p][s])
                         T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=True)
                         if ring:
-                            for i in T.Parallel(BM):
-                                row[p][i] = sar[p][i] * sbr[p][0]
+                            T.copy(sar[p], row[p])
+                            for s in sides:
+                                column[p][s][0] = sbr[p][s][0]
                         for q in ([p - 1] if p else []) + ([p] if p == parts - 1 else []):
                             for i, j in T.Parallel(BM, BN):
-                                if fetched or ring:
+                                if fetched:
                                     acc[i, j] += part[q % len(part)][i, j] * row[q][i]
                                 else:
                                     acc[i, j] += part[q % len(part)][i, j] * (row[q][i] * either(j // 64 < edge, column[q]))
