@@ -22,8 +22,8 @@ from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 #: steps of k that have a scale of their own, and columns of b
 BLOCK = 128
-#: bytes of A's scales that a block may fetch into shared memory
-FETCHED = 32 << 10
+#: numbers of the shortest vector that TMA brings into a ring
+VECTOR = 32
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 RESULTS = ("bfloat16", "float16", "float32")
 
@@ -51,6 +51,7 @@ def by_tensor(
             a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in range(parts)] for extent, dtype in ((BM, left), (BN, right)))
             acc = T.alloc_fragment((BM, BN), "float32")
             part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
+            factor = SA[0] * SB[0]
             for tile in T.Persistent(high * wide, count, block // cluster):
                 by, bx = panelled(tile, high, wide, max(1, panel // cluster))
                 by = by * cluster + block % cluster
@@ -72,7 +73,7 @@ def by_tensor(
                     for i, j in T.Parallel(BM, BN):
                         acc[i, j] += part[-1][i, j]
                 for i, j in T.Parallel(BM, BN):
-                    acc[i, j] *= SA[0] * SB[0]
+                    acc[i, j] *= factor
                 T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm
@@ -80,75 +81,49 @@ def by_tensor(
 
 def by_block(
     M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int,
-    left: str, right: str, out: str, down: bool,
+    left: str, right: str, out: str,
 ) -> Any:  # fmt: skip
-    """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
-    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). A tile of BN columns, 64, 128 or 192,
-    has columns of two blocks at most. The rest is as in `by_tensor`. The scales of a round are loaded in the one before it; those of tiles
-    whose rounds are shorter than a load takes are all fetched into shared memory first."""
+    """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (K / 128, M); B (N, K)
+    with one for 128 rows and 128 steps, SB (N / 128, K / 128). The rows of SA and SB are some numbers longer where TMA wants that. A tile
+    of BN columns, 64, 128 or 192, has columns of two blocks at most. The rest is as in `by_tensor`. Scales come with the operands that
+    they are of, as vectors of TMA's: those of the tile's rows, and of b's block the one of this step and what follows it, of no use."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
     high, wide = ceil_div(M, BM * cluster), ceil_div(N, BN)  # of tiles, or of pairs of them
     count, deep = min(stay // cluster or high * wide, high * wide), parts * BLOCK
     sides, rounds = range(ceil_div(BN, BLOCK)), range(parts)  # blocks of b that a tile's columns are of; sums of a round
-    ring = late == 2
-    fetched = not ring and len(sides) == parts == 1 and steps * BM * 4 <= FETCHED
 
     @T.prim_func
     def fp8_gemm_blocks(
-        A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, M) if down else (M, steps), "float32"),
-        SB: T.Tensor((groups, steps), "float32"), C: T.Tensor((M, N), out),
+        A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, whole_chunks(M)), "float32"),
+        SB: T.Tensor((groups, whole_chunks(steps)), "float32"), C: T.Tensor((M, N), out),
     ):  # fmt: skip
         with T.Kernel(count * cluster, threads=threads, cta_cluster=cluster) as block:
             a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
+            sa, sb = [T.alloc_shared((BM,), "float32") for _ in rounds], [[T.alloc_shared((VECTOR,), "float32") for _ in sides] for _ in rounds]
             acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
-            row, later_row = ([T.alloc_fragment((BM,), "float32") for _ in rounds] for _ in range(2))
-            column, later_column = ([[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds] for _ in range(2))
-            if fetched:
-                sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
-            if ring:
-                sar = [T.alloc_shared((BM,), "float32") for _ in rounds]
-                sbr = [[T.alloc_shared((32,), "float32") for _ in sides] for _ in rounds]
+            row = [T.alloc_fragment((BM,), "float32") for _ in rounds]
+            column = [[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds]
             for tile in T.Persistent(high * wide, count, block // cluster):
                 by, bx = panelled(tile, high, wide, max(1, panel // cluster))
                 by = by * cluster + block % cluster
                 group = bx * BN // BLOCK
                 edge = ((group + 1) * BLOCK - bx * BN) // 64  # blocks of b begin at multiples of 64 columns of a tile
-                if fetched:
-                    for k, i in T.Parallel(steps, BM):
-                        sa[k, i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
-                    T.copy(SB[group, 0:steps], sb)
-                elif not ring:
-                    scales(SA, SB, row, column, by * BM, group, 0, down)
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
-                    if fetched:
-                        for i in T.Parallel(BM):
-                            row[0][i] = sa[k, i] * sb[k]
-                    elif not ring:  # the next round's scales have this round to come
-                        scales(SA, SB, later_row, later_column, by * BM, group, (k + 1) * parts, down)
                     for p in rounds:
-                        T.copy(A[by * BM, k * deep + p * BLOCK], a[p])
-                        T.copy(B[bx * BN, k * deep + p * BLOCK], b[p])
-                        if ring:
-                            T.copy(SA[k * parts + p, by * BM : by * BM + BM], sar[p])
-                            for s in sides:
-                                T.copy(SB[group + s, k * parts + p : k * parts + p + 32], sbr[p][s])
+                        at = k * parts + p
+                        T.copy(A[by * BM, at * BLOCK], a[p])
+                        T.copy(B[bx * BN, at * BLOCK], b[p])
+                        T.copy(SA[at, by * BM : (by + 1) * BM], sa[p])
+                        for s in sides:
+                            T.copy(SB[group + s, at : at + VECTOR], sb[p][s])
                         T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=True)
-                        if ring:
-                            T.copy(sar[p], row[p])
-                            for s in sides:
-                                column[p][s][0] = sbr[p][s][0]
+                        T.copy(sa[p], row[p])
+                        for s in sides:
+                            column[p][s][0] = sb[p][s][0]
                         for q in ([p - 1] if p else []) + ([p] if p == parts - 1 else []):
                             for i, j in T.Parallel(BM, BN):
-                                if fetched:
-                                    acc[i, j] += part[q % len(part)][i, j] * row[q][i]
-                                else:
-                                    acc[i, j] += part[q % len(part)][i, j] * (row[q][i] * either(j // 64 < edge, column[q]))
-                    if not fetched and not ring:
-                        for p in rounds:
-                            T.copy(later_row[p], row[p])
-                            for s in sides:
-                                T.copy(later_column[p][s], column[p][s])
+                                acc[i, j] += part[q % len(part)][i, j] * (row[q][i] * either(j // 64 < edge, column[q]))
                 T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm_blocks
@@ -159,14 +134,9 @@ def either(first: Any, column: list[Any]) -> Any:
     return column[0][0] if len(column) == 1 else T.if_then_else(first, column[0][0], column[1][0])
 
 
-@T.macro
-def scales(SA, SB, row, column, first, group, step, down):
-    """The scales of a round: for each of its sums those of the tile's rows, and those of the blocks of b that its columns are of."""
-    for p in range(len(row)):
-        for i in T.Parallel(*row[p].shape):
-            row[p][i] = SA[step + p, first + i] if down else SA[first + i, step + p]
-        for s in range(len(column[p])):
-            column[p][s][0] = SB[group + s, step + p]
+def whole_chunks(count: int) -> int:
+    """So many numbers that rows of them begin at multiples of 16 bytes, as TMA needs them."""
+    return ceil_div(count, 4) * 4
 
 
 # ---- configurations
@@ -248,10 +218,14 @@ def fp8_matmul(
         raise TileValueError("fast=True with scales of blocks, whose sums are formed one by one", expected="fast=False")
     if how.BN not in (64, 128, 192):
         raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected="64, 128 or 192")
-    down = scale_a.T.is_contiguous()
-    scales = scale_a.T if down else scale_a.contiguous()
-    host.launch(by_block, (rows, columns, scales, scale_b.T.contiguous(), c), **what, down=down)
+    host.launch(by_block, (rows, columns, in_rows(scale_a.T), in_rows(scale_b.T), c), **what)
     return c
+
+
+def in_rows(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as `by_block` takes them: rows one behind another, of `whole_chunks`. They are copied if they do not lie so."""
+    missing = whole_chunks(scales.shape[1]) - scales.shape[1]
+    return torch.nn.functional.pad(scales, (0, missing)) if missing else scales.contiguous()
 
 
 chosen = functools.lru_cache(maxsize=None)(choose)
