@@ -99,7 +99,8 @@ def by_block(
     ):  # fmt: skip
         with T.Kernel(count * cluster, threads=threads, cta_cluster=cluster) as block:
             a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
-            sa, sb = [T.alloc_shared((BM,), "float32") for _ in rounds], [[T.alloc_shared((VECTOR,), "float32") for _ in sides] for _ in rounds]
+            sa = [T.alloc_shared((BM,), "float32") for _ in rounds]
+            sb = [[T.alloc_shared((VECTOR,), "float32") for _ in sides] for _ in rounds]
             acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
             row = [T.alloc_fragment((BM,), "float32") for _ in rounds]
             column = [[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds]
