@@ -289,6 +289,8 @@ def _cases() -> tuple[Case, ...]:
     small += [{"M": 130, "N": 400, "K": 144, "blocks": True, "BN": 192, "stages": 2}]
     small += [{"M": 300, "N": 136, "K": 144, "stages": 2, "stay": 2}]
     small += [{"M": 100, "N": 136, "K": 400, "blocks": b, **tiles, "parts": 2, "stay": 3} for b in (False, True)]
+    turns = {"BM": 128, "BN": 64, "stages": 2, "threads": 256, "stay": 2}
+    small += [{"M": 130, "N": 72, "K": 400, "blocks": b, **turns, "parts": parts} for b in (False, True) for parts in (1, 2)]
     ways: list[dict[str, Any]] = [{}, {"fast": True}, {"blocks": True}]
     ways.append({"blocks": True, "rows": True, "right": FLOAT8[1], "out": "float32"})
     ragged = [(1, 128, 128), (70, 264, 208), (1000, 776, 1104), (257, 1032, 4096), (33, 40, 100), (2500, 3000, 400)]
