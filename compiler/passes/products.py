@@ -213,6 +213,7 @@ def _is_straight(s: Any) -> bool:
 def overlapped(program: Any, body: Any) -> Any:
     """The body, its loops overlapped where they have that form."""
     groups = program.launch.threads // 128
+    turned: list[Any] = []
     deep = {k for k, r in enumerate(program.schedule.rings) if r.depth >= DEEP}
 
     def visit(loop: Any) -> Any:
@@ -221,9 +222,11 @@ def overlapped(program: Any, body: Any) -> Any:
         made = _overlap(loop, deep)
         if made is None and groups > 1:
             made = _in_turns(loop) or _a_round_each(loop)
+            turned.extend([] if made is None else [made])
         return _decided(loop) if made is None else made
 
-    return structural_map(body, (tirx.For, visit))
+    body = structural_map(body, (tirx.For, visit))
+    return structural_map(body, (tirx.AttrStmt, _first_and_last)) if turned else body
 
 
 def _overlap(loop: Any, deep: set[int]) -> Any | None:
@@ -288,8 +291,7 @@ def _in_turns(loop: Any) -> Any | None:
             return None
         last = stmts[end - 1] if end - k > 1 else halved(stmts[k])  # what is under way still when the turn passes
         body += [turn("take", span), *stmts[k : end - 1], last, await_products([], span, pending=1), turn("pass", span), *stmts[end:after]]
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
-    return sequence([turn("first", span), made, turn("last", span)])
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
 
 
 def _a_round_each(loop: Any) -> Any | None:
@@ -308,8 +310,16 @@ def _a_round_each(loop: Any) -> Any | None:
     if not beside or results[-1] is results[-2]:
         return None
     body = [*stmts[: at[0]], turn("take", span), *stmts[at[0] : end], turn("pass", span), *stmts[end:]]
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
-    return sequence([turn("first", span), made, turn("last", span)])
+    return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
+
+
+def _first_and_last(role: Any) -> Any:
+    """The consumers' part with the turn given to the first warpgroup in front of it, and taken back behind it. Not around each loop: the last
+    warpgroup, done with one loop, would give the first one the turn for the next before that one has taken back the turn of this."""
+    if role.attr_key != "ts.role" or str(role.node.value) != "consumer":
+        return role
+    body = sequence([turn("first", role.span), role.body, turn("last", role.span)])
+    return tirx.AttrStmt(role.node, role.attr_key, role.value, body, role.span)
 
 
 def _turning_points(stmts: list[Any], var: Any) -> list[int]:
