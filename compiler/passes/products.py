@@ -290,7 +290,8 @@ def _in_turns(loop: Any) -> Any | None:
         if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:after]):
             return None
         last = stmts[end - 1] if end - k > 1 else halved(stmts[k])  # what is under way still when the turn passes
-        body += [turn("take", span), *stmts[k : end - 1], last, await_products([], span, pending=1), turn("pass", span), *stmts[end:after]]
+        given = [last, await_products([], span, pending=1), turn("pass", span)]
+        body += [turn("take", span), *stmts[k : end - 1], *given, *stmts[end:after]]
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=dict(loop.annotations), span=span)
 
 
