@@ -315,7 +315,7 @@ def _a_round_each(loop: Any) -> Any | None:
 
 
 def _first_and_last(role: Any) -> Any:
-    """The consumers' part with the turn given to the first warpgroup in front of it, and taken back behind it. Not around each loop: the last
+    """The consumers with the turn given to the first warpgroup in front of it, and taken back behind it. Not around each loop: the last
     warpgroup, done with one loop, would give the first one the turn for the next before that one has taken back the turn of this."""
     if role.attr_key != "ts.role" or str(role.node.value) != "consumer":
         return role
