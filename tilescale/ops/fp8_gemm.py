@@ -183,7 +183,7 @@ def fp8_matmul(
     Args:
         a, b: (M, K) and (K, N) of 8-bit floats. They are multiplied where they lie if a's rows and b's columns are contiguous, copied else.
         scale_a, scale_b: float32, one number each; or (M, K / 128) and (K / 128, N / 128), rounded up: one for 128 steps of k of a row
-            of a, and of 128 columns of b. scale_a's rows or columns are contiguous, scale_b's columns.
+            of a, and of 128 columns of b. They are read where they lie if columns are contiguous and multiples of 16 bytes, copied else.
         out: (M, N), contiguous, takes the result, which is of ``out_dtype`` without: bfloat16, float16 or float32.
         fast: with one scale each, all of k is summed by the tensor cores, on Hopper with 13 bits behind the point.
         config: how the work is cut, where the choice by the shape's class is not wanted.
