@@ -25,9 +25,6 @@ TURNS = 8
 #: slots of a fragment behind whose computation a wait is kept: the last ones, or, where the fragment has several times the slots of the
 #: product that is awaited, so that the product ends long before it is computed, the last of such a part
 PINNED = 4
-#: clocks of the tensor cores that the last instructions of a product take which a warpgroup leaves under way as it gives its turn away: the
-#: next one's first arrive meanwhile
-UNDER_WAY = 96
 
 
 def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> Any:
@@ -64,10 +61,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
             into = at(held.buf, tirx.IntImm("int32", block * own_n // 2))
             keep = tirx.IntImm("int32", 0 if clear and step == 0 else 1)
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, keep), call.span))
-    end = plain("wgmma_commit", call.span)
-    if "halved" in call.attrs and len(steps) > 1:
-        steps.insert(max(1, len(steps) - -(-UNDER_WAY // (own_n // 2))), end)
-    issued = [plain("wgmma_fence", call.span), *steps, end]
+    issued = [plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
     if own_m * down > m and cx.group is None:  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
         mine = digit(group, 1, down, across == 1) < m // own_m

@@ -24,13 +24,6 @@ def await_products(
     return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
-def halved(product: Any) -> Any:
-    """A product whose last instructions are a group of their own, so that a wait for all but one group ends while they run."""
-    c = product.value
-    call = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "halved": 1}, ret_ty=c.ty, span=c.span)
-    return tirx.Evaluate(call, product.span)
-
-
 def turn(what: str, span: Any) -> Any:
     """``ts.turn()``, one of `TURNS`."""
     return tirx.Evaluate(ir.Call("ts.turn", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)

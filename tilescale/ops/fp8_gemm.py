@@ -22,8 +22,8 @@ from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 #: steps of k that have a scale of their own, and columns of b
 BLOCK = 128
-#: numbers of the shortest vector that TMA brings into a ring
-VECTOR = 32
+#: numbers of the shortest vector that TMA brings into a ring, and what its first one's column is a multiple of: 128 and 16 bytes
+VECTOR, CHUNK = 32, 4
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 RESULTS = ("bfloat16", "float16", "float32")
 
@@ -32,46 +32,37 @@ RESULTS = ("bfloat16", "float16", "float32")
 
 
 def by_tensor(
-    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int,
-    left: str, right: str, out: str, fast: bool,
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
+    fast: bool,
 ) -> Any:  # fmt: skip
     """C = (A · Bᵀ) · SA · SB: A (M, K), B (N, K), C (M, N) of ``out``, SA and SB one float32 each. ``stay`` blocks take one tile after
     another, 0: as many as there are tiles, in panels of ``panel`` rows of tiles. A round has ``parts`` sums of 128 steps: one is added
     while the tensor cores form the next."""
-    high, wide = ceil_div(M, BM * cluster), ceil_div(N, BN)  # of tiles, or of pairs of them
-    count, deep = min(stay // cluster or high * wide, high * wide), parts * BLOCK
-    late = late if parts > 1 and not fast else 0
+    high, wide = ceil_div(M, BM), ceil_div(N, BN)
+    count, deep = min(stay or high * wide, high * wide), parts * BLOCK
+    rounds = range(parts)  # sums of a round
 
     @T.prim_func
     def fp8_gemm(
         A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((1,), "float32"), SB: T.Tensor((1,), "float32"),
         C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(count * cluster, threads=threads, cta_cluster=cluster) as block:
-            a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in range(parts)] for extent, dtype in ((BM, left), (BN, right)))
+        with T.Kernel(count, threads=threads) as block:
+            a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
             acc = T.alloc_fragment((BM, BN), "float32")
             part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
             factor = SA[0] * SB[0]
-            for tile in T.Persistent(high * wide, count, block // cluster):
-                by, bx = panelled(tile, high, wide, max(1, panel // cluster))
-                by = by * cluster + block % cluster
+            for tile in T.Persistent(high * wide, count, block):
+                by, bx = panelled(tile, high, wide, panel)
                 T.clear(acc)
-                if late:
-                    T.clear(part[-1])
                 for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
-                    for p in range(parts):
+                    for p in rounds:
                         T.copy(A[by * BM, k * deep + p * BLOCK], a[p])
                         T.copy(B[bx * BN, k * deep + p * BLOCK], b[p])
                         T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=not fast)
-                        if not fast and p + late > 0:
+                        for q in [] if fast else added(p, parts):
                             for i, j in T.Parallel(BM, BN):
-                                acc[i, j] += part[(p - 1) % len(part)][i, j]
-                    if not fast and not late:
-                        for i, j in T.Parallel(BM, BN):
-                            acc[i, j] += part[-1][i, j]
-                if late:
-                    for i, j in T.Parallel(BM, BN):
-                        acc[i, j] += part[-1][i, j]
+                                acc[i, j] += part[q % len(part)][i, j]
                 for i, j in T.Parallel(BM, BN):
                     acc[i, j] *= factor
                 T.copy(acc, C[by * BM, bx * BN])
@@ -80,16 +71,15 @@ def by_tensor(
 
 
 def by_block(
-    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, cluster: int, late: int,
-    left: str, right: str, out: str,
+    M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
 ) -> Any:  # fmt: skip
     """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (K / 128, M); B (N, K)
     with one for 128 rows and 128 steps, SB (N / 128, K / 128). The rows of SA and SB are some numbers longer where TMA wants that. A tile
     of BN columns, 64, 128 or 192, has columns of two blocks at most. The rest is as in `by_tensor`. Scales come with the operands that
-    they are of, as vectors of TMA's: those of the tile's rows, and of b's block the one of this step and what follows it, of no use."""
+    they are of, as vectors of TMA's: those of the tile's rows, and of b's block the one of this step among its neighbours."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
-    high, wide = ceil_div(M, BM * cluster), ceil_div(N, BN)  # of tiles, or of pairs of them
-    count, deep = min(stay // cluster or high * wide, high * wide), parts * BLOCK
+    high, wide = ceil_div(M, BM), ceil_div(N, BN)
+    count, deep = min(stay or high * wide, high * wide), parts * BLOCK
     sides, rounds = range(ceil_div(BN, BLOCK)), range(parts)  # blocks of b that a tile's columns are of; sums of a round
 
     @T.prim_func
@@ -97,16 +87,15 @@ def by_block(
         A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, whole_chunks(M)), "float32"),
         SB: T.Tensor((groups, whole_chunks(steps)), "float32"), C: T.Tensor((M, N), out),
     ):  # fmt: skip
-        with T.Kernel(count * cluster, threads=threads, cta_cluster=cluster) as block:
+        with T.Kernel(count, threads=threads) as block:
             a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
             sa = [T.alloc_shared((BM,), "float32") for _ in rounds]
             sb = [[T.alloc_shared((VECTOR,), "float32") for _ in sides] for _ in rounds]
             acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
             row = [T.alloc_fragment((BM,), "float32") for _ in rounds]
             column = [[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds]
-            for tile in T.Persistent(high * wide, count, block // cluster):
-                by, bx = panelled(tile, high, wide, max(1, panel // cluster))
-                by = by * cluster + block % cluster
+            for tile in T.Persistent(high * wide, count, block):
+                by, bx = panelled(tile, high, wide, panel)
                 group = bx * BN // BLOCK
                 edge = ((group + 1) * BLOCK - bx * BN) // 64  # blocks of b begin at multiples of 64 columns of a tile
                 T.clear(acc)
@@ -117,17 +106,22 @@ def by_block(
                         T.copy(B[bx * BN, at * BLOCK], b[p])
                         T.copy(SA[at, by * BM : (by + 1) * BM], sa[p])
                         for s in sides:
-                            T.copy(SB[group + s, at : at + VECTOR], sb[p][s])
+                            T.copy(SB[group + s, at // CHUNK * CHUNK : at // CHUNK * CHUNK + VECTOR], sb[p][s])
                         T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=True)
                         T.copy(sa[p], row[p])
                         for s in sides:
-                            column[p][s][0] = sb[p][s][0]
-                        for q in ([p - 1] if p else []) + ([p] if p == parts - 1 else []):
+                            column[p][s][0] = sb[p][s][at % CHUNK]
+                        for q in added(p, parts):
                             for i, j in T.Parallel(BM, BN):
                                 acc[i, j] += part[q % len(part)][i, j] * (row[q][i] * either(j // 64 < edge, column[q]))
                 T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm_blocks
+
+
+def added(p: int, parts: int) -> list[int]:
+    """Which sums of a round are added behind the issue of product ``p``: the one before it, and behind the last its own."""
+    return [*range(max(0, p - 1), p), *([p] if p == parts - 1 else [])]
 
 
 def either(first: Any, column: list[Any]) -> Any:
@@ -137,7 +131,7 @@ def either(first: Any, column: list[Any]) -> Any:
 
 def whole_chunks(count: int) -> int:
     """So many numbers that rows of them begin at multiples of 16 bytes, as TMA needs them."""
-    return ceil_div(count, 4) * 4
+    return ceil_div(count, CHUNK) * CHUNK
 
 
 # ---- configurations
@@ -155,8 +149,6 @@ class Config:
     threads: int = 256
     panel: int = 8
     stay: int = 0
-    cluster: int = 1
-    late: int = 0
 
 
 def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config:
@@ -165,9 +157,7 @@ def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
-    if blocks:
-        return Config(BN=128, parts=2, stages=3, stay=units)
-    return Config(BN=256 if fast else 192, stay=units)
+    return Config(BN=256, stay=units) if fast else Config(BN=128, parts=2, stages=3, stay=units)
 
 
 # ---- what people call

@@ -143,8 +143,7 @@ def test_two_products_of_one_ring():
 @pytest.mark.parametrize("K", [64, 400])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
-    """Each block of k in a fragment of its own, warpgroups in turn, which pass while a product's last instructions run; the stage is
-    released when it has been multiplied."""
+    """Each block of k in a fragment of its own, warpgroups in turn; the stage is released when it has been multiplied."""
     M, N, steps = 130, 136, -(-K // 128)
 
     @T.prim_func
@@ -167,7 +166,7 @@ def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
 
     made, program = lowered(kernel)
     text = print_kernel(made).text
-    assert program.notes == [] and text.index("barrier_arrive(((warpgroup") > text.index("ts::wgmma_wait<1>()") > text.index("ts::wgmma_commit()")
+    assert program.notes == [] and text.index("barrier_arrive(((warpgroup") > text.index("ts::wgmma_commit()")
     assert text.index("ts::mbarrier_arrive_warp") < text.index("acc[u0 * 4 + u1 * 2 + u2] + part")
     f8 = "float8_e4m3fn"
     agree(kernel, {"A": data((M, K), f8, 1), "B": data((N, K), f8, 2), "S": data((M, steps), "float32", 3), "C": empty((M, N), "float32")}, seed=seed)
