@@ -26,7 +26,6 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
@@ -141,9 +140,7 @@ def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[An
     kinds = {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}
     if call.op.name not in kinds or str(call.attrs["executor"]) != "block":
         return False
-    if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
-        return False
-    return is_multiple(spelt_out(dst.region[-1].min, names), boxes.CHUNK * 8 // bits_of(var))
+    return boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params, names) is None
 
 
 def _names(statements: list[Any]) -> dict[Any, Any]:
