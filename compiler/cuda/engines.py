@@ -69,6 +69,8 @@ class TensorMap:
 
     def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
         """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
+        if coordinates[0] * self.array.dtype.itemsize % 16:
+            raise EmulationError(f"a box begins at column {coordinates[0]}, no multiple of 16 bytes: an illegal instruction")
         starts = coordinates[::-1]
         parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
         if not all(a < z for a, z in parts):

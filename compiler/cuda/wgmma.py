@@ -190,10 +190,11 @@ def computed(held: Any) -> list[Any]:
 def turned(cx: Any, what: str, span: Any) -> Any:
     """A turn at the tensor cores taken or given (`ops.wgmma.Turn`): a named barrier for each warpgroup, at which it meets the one before
     it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last warpgroup,
-    whose last "pass" it is that "last" waits for."""
+    whose last "pass" it is that "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
+    follows, such as matrix descriptors, in each lane."""
     groups = cx.threads // WARPGROUP
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
-    mine = cx.tid // WARPGROUP
+    mine = cx.warpgroup()
     named = lambda name, which: tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", which + TURNS, number(2 * WARPGROUP)), span)  # noqa: E731
     if what == "take":
         return named("barrier_sync", mine)

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.multiples import is_multiple
+from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 #: axes of a tensor that TMA can copy, and what its rows and its coordinates along them come to a multiple of, in bytes
 MOST_AXES, CHUNK = 5, 16
 
 
-def unfit(region: Any, tile: Sequence[int], params: Any) -> str | None:
-    """Why TMA cannot copy between a region and a tile of these extents in shared memory; None where it can. ``params``: the kernel's."""
+def unfit(region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any]) -> str | None:
+    """Why TMA cannot copy between a region and a tile of these extents in shared memory; None where it can. ``params``: the kernel's.
+    ``names``: what names stand for. A box that begins elsewhere than at a multiple of 16 bytes of a row is an illegal instruction."""
+    var, name = region.source, region.source.name
+    if (why := _unfit_shape(region, tile, params)) is not None:
+        return why
+    if is_multiple(spelt_out(region.region[-1].min, names), CHUNK * 8 // bits_of(var)):
+        return None
+    return f"the first column of {name}'s tile is not known to be a multiple of {CHUNK} bytes"
+
+
+def names_of(body: Any) -> dict[Any, Any]:
+    """What names are bound to."""
+    found: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
+    return found
+
+
+def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
+    """The same, wherever the box begins."""
     var, name = region.source, region.source.name
     if all(not p.var.same_as(var) for p in params) or var.ty.storage_scope != "global":
         return f"{name} is no tensor of this rank alone"

@@ -142,10 +142,10 @@ def _aside(program: Any, depth: int, limit: int) -> Any | None:
 
 
 def _scheduled(program: Any, depth: int, aside: int = 1) -> Any:
-    written = written_buffers(program)
+    written, names = written_buffers(program), boxes.names_of(program.func.body)
 
     def alone(call: Any) -> bool:
-        return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape)) is None
+        return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
 
     return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, aside=aside)
 
@@ -188,14 +188,15 @@ def _check_place(program: Any) -> None:
 
 def _check_copies(program: Any) -> None:
     """Every fill of a ring is a copy that TMA can do."""
+    names = boxes.names_of(program.func.body)
     for call in splitting.calls(program.func.body):
         if call.op.name == "ts.copy" and "ring" in call.attrs:
-            if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:])):
+            if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:]), names):
                 raise Unfit(why, call)
 
 
-def _unfit_copy(call: Any, params: Any, extents: list[Any]) -> str | None:
-    """Why TMA cannot make a copy into a tile of these extents; None where it can."""
+def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any]) -> str | None:
+    """Why TMA cannot make a copy into a tile of these extents; None where it can. ``names``: what names stand for."""
     src, dst = call.args[:2]
     var, name = src.source, src.source.name
     if "by_threads" in call.attrs:
@@ -204,7 +205,7 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any]) -> str | None:
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
         return f"the copy of {name} changes the dtype"
-    return boxes.unfit(src, [int(e) for e in extents], params)
+    return boxes.unfit(src, [int(e) for e in extents], params, names)
 
 
 def _check_readers(program: Any) -> None:

@@ -26,11 +26,11 @@ from typing import Any
 
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.layout.shared import widest_swizzle
 from tilescale.compiler.ops.bulk import await_stores, fence_writes
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.passes import boxes
@@ -39,9 +39,6 @@ from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole,
 from tilescale.compiler.passes.products import name_of, touched
 from tilescale.compiler.passes.roles import calls, meets
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
-
-#: bytes of a box's row: the widest swizzle
-ROW = 128
 
 
 def tma_stores(program: Any, room: int) -> Any:
@@ -144,9 +141,7 @@ def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[An
     kinds = {"ts.atomic" if _updates(s) else "ts.copy" for s in writers.get(var, [])}
     if call.op.name not in kinds or str(call.attrs["executor"]) != "block":
         return False
-    if boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params) is not None:
-        return False
-    return is_multiple(spelt_out(dst.region[-1].min, names), boxes.CHUNK * 8 // bits_of(var))
+    return boxes.unfit(dst, [int(e) for e in src.source.ty.shape], program.params, names) is None
 
 
 def _names(statements: list[Any]) -> dict[Any, Any]:
@@ -191,9 +186,9 @@ def _staging(call: Any, tiles: dict[Any, Any], room: int) -> Any:
 
 
 def _width(rows: int, cols: int, bits: int, room: int) -> int:
-    """Columns of a part: as many as fit, whole boxes that divide the fragment; 0 where there are none."""
-    box = ROW * 8 // bits
-    return max((w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room), default=0)
+    """Columns of a part: as many as fit, whole boxes of the widest swizzle that divide the fragment; 0 where there are none."""
+    box = widest_swizzle(cols, bits) * 8 // bits
+    return max((w for w in range(box, cols + 1, box) if cols % w == 0 and w * rows * bits // 8 <= room), default=0) if box else 0
 
 
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:

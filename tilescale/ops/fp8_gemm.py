@@ -22,8 +22,8 @@ from tilescale.ops.gemm_kernels import ceil_div, panelled
 
 #: steps of k that have a scale of their own, and columns of b
 BLOCK = 128
-#: bytes of A's scales that a block may fetch into shared memory
-FETCHED = 32 << 10
+#: numbers of the shortest vector that TMA brings into a ring, and what its first one's column is a multiple of: 128 and 16 bytes
+VECTOR, CHUNK = 32, 4
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 RESULTS = ("bfloat16", "float16", "float32")
 
@@ -40,6 +40,7 @@ def by_tensor(
     while the tensor cores form the next."""
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
     count, deep = min(stay or high * wide, high * wide), parts * BLOCK
+    rounds = range(parts)  # sums of a round
 
     @T.prim_func
     def fp8_gemm(
@@ -47,24 +48,23 @@ def by_tensor(
         C: T.Tensor((M, N), out),
     ):  # fmt: skip
         with T.Kernel(count, threads=threads) as block:
-            a, b = T.alloc_shared((BM, deep), left), T.alloc_shared((BN, deep), right)
+            a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
             acc = T.alloc_fragment((BM, BN), "float32")
-            part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(parts)]
+            part = [acc if fast else T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
+            factor = SA[0] * SB[0]
             for tile in T.Persistent(high * wide, count, block):
                 by, bx = panelled(tile, high, wide, panel)
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
-                    T.copy(A[by * BM, k * deep], a)
-                    T.copy(B[bx * BN, k * deep], b)
-                    for p in range(parts):
-                        at = p * BLOCK
-                        T.gemm(a[0:BM, at : at + BLOCK], b[0:BN, at : at + BLOCK], part[p], transpose_B=True, clear_accum=not fast)
-                    if not fast:
-                        for p in range(parts):
+                    for p in rounds:
+                        T.copy(A[by * BM, k * deep + p * BLOCK], a[p])
+                        T.copy(B[bx * BN, k * deep + p * BLOCK], b[p])
+                        T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=not fast)
+                        for q in [] if fast else added(p, parts):
                             for i, j in T.Parallel(BM, BN):
-                                acc[i, j] += part[p][i, j]
+                                acc[i, j] += part[q % len(part)][i, j]
                 for i, j in T.Parallel(BM, BN):
-                    acc[i, j] *= SA[0] * SB[0]
+                    acc[i, j] *= factor
                 T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm
@@ -72,66 +72,56 @@ def by_tensor(
 
 def by_block(
     M: int, N: int, K: int, BM: int, BN: int, parts: int, stages: int, threads: int, panel: int, stay: int, left: str, right: str, out: str,
-    down: bool,
 ) -> Any:  # fmt: skip
-    """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (M, K / 128), or
-    (K / 128, M) with ``down``; B (N, K) with one for 128 rows and 128 steps, SB (N / 128, K / 128). A tile of BN columns, 64, 128 or 192,
-    has columns of two blocks at most. The rest is as in `by_tensor`. The scales of a round are loaded in the one before it; those of tiles
-    whose rounds are shorter than a load takes are all fetched into shared memory first."""
+    """C = the sum over blocks of k of (A · Bᵀ) · SA · SB: A (M, K) with a scale for each row and 128 steps of k, SA (K / 128, M); B (N, K)
+    with one for 128 rows and 128 steps, SB (N / 128, K / 128). The rows of SA and SB are some numbers longer where TMA wants that. A tile
+    of BN columns, 64, 128 or 192, has columns of two blocks at most. The rest is as in `by_tensor`. Scales come with the operands that
+    they are of, as vectors of TMA's: those of the tile's rows, and of b's block the one of this step among its neighbours."""
     steps, groups = ceil_div(K, BLOCK), ceil_div(N, BLOCK)
     high, wide = ceil_div(M, BM), ceil_div(N, BN)
     count, deep = min(stay or high * wide, high * wide), parts * BLOCK
     sides, rounds = range(ceil_div(BN, BLOCK)), range(parts)  # blocks of b that a tile's columns are of; sums of a round
-    fetched = len(sides) == parts == 1 and steps * BM * 4 <= FETCHED
 
     @T.prim_func
     def fp8_gemm_blocks(
-        A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, M) if down else (M, steps), "float32"),
-        SB: T.Tensor((groups, steps), "float32"), C: T.Tensor((M, N), out),
+        A: T.Tensor((M, K), left), B: T.Tensor((N, K), right), SA: T.Tensor((steps, whole_chunks(M)), "float32"),
+        SB: T.Tensor((groups, whole_chunks(steps)), "float32"), C: T.Tensor((M, N), out),
     ):  # fmt: skip
         with T.Kernel(count, threads=threads) as block:
-            a, b = T.alloc_shared((BM, deep), left), T.alloc_shared((BN, deep), right)
-            acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in rounds]
-            row, later_row = ([T.alloc_fragment((BM,), "float32") for _ in rounds] for _ in range(2))
-            column, later_column = ([[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds] for _ in range(2))
-            if fetched:
-                sa, sb = T.alloc_shared((steps, BM), "float32"), T.alloc_shared((steps,), "float32")
+            a, b = ([T.alloc_shared((extent, BLOCK), dtype) for _ in rounds] for extent, dtype in ((BM, left), (BN, right)))
+            sa = [T.alloc_shared((BM,), "float32") for _ in rounds]
+            sb = [[T.alloc_shared((VECTOR,), "float32") for _ in sides] for _ in rounds]
+            acc, part = T.alloc_fragment((BM, BN), "float32"), [T.alloc_fragment((BM, BN), "float32") for _ in range(min(parts, 2))]
+            row = [T.alloc_fragment((BM,), "float32") for _ in rounds]
+            column = [[T.alloc_fragment((1,), "float32") for _ in sides] for _ in rounds]
             for tile in T.Persistent(high * wide, count, block):
                 by, bx = panelled(tile, high, wide, panel)
                 group = bx * BN // BLOCK
                 edge = ((group + 1) * BLOCK - bx * BN) // 64  # blocks of b begin at multiples of 64 columns of a tile
-                if fetched:
-                    for k, i in T.Parallel(steps, BM):
-                        sa[k, i] = SA[k, by * BM + i] if down else SA[by * BM + i, k]
-                    T.copy(SB[group, 0:steps], sb)
-                else:
-                    scales(SA, SB, row, column, by * BM, group, 0, down)
                 T.clear(acc)
                 for k in T.Pipelined(T.ceildiv(K, deep), num_stages=stages):
-                    if fetched:
-                        for i in T.Parallel(BM):
-                            row[0][i] = sa[k, i] * sb[k]
-                    else:  # the next round's scales have this round to come
-                        scales(SA, SB, later_row, later_column, by * BM, group, (k + 1) * parts, down)
-                    T.copy(A[by * BM, k * deep], a)
-                    T.copy(B[bx * BN, k * deep], b)
                     for p in rounds:
-                        at = p * BLOCK
-                        T.gemm(a[0:BM, at : at + BLOCK], b[0:BN, at : at + BLOCK], part[p], transpose_B=True, clear_accum=True)
-                    for p in rounds:
-                        for i, j in T.Parallel(BM, BN):
-                            if fetched:
-                                acc[i, j] += part[p][i, j] * row[0][i]
-                            else:
-                                acc[i, j] += part[p][i, j] * (row[p][i] * either(j // 64 < edge, column[p]))
-                    if not fetched:
-                        for p in rounds:
-                            T.copy(later_row[p], row[p])
-                            for s in sides:
-                                T.copy(later_column[p][s], column[p][s])
+                        at = k * parts + p
+                        T.copy(A[by * BM, at * BLOCK], a[p])
+                        T.copy(B[bx * BN, at * BLOCK], b[p])
+                        T.copy(SA[at, by * BM : (by + 1) * BM], sa[p])
+                        for s in sides:
+                            T.copy(SB[group + s, at // CHUNK * CHUNK : at // CHUNK * CHUNK + VECTOR], sb[p][s])
+                        T.gemm(a[p], b[p], part[p % len(part)], transpose_B=True, clear_accum=True)
+                        T.copy(sa[p], row[p])
+                        for s in sides:
+                            column[p][s][0] = sb[p][s][at % CHUNK]
+                        for q in added(p, parts):
+                            for i, j in T.Parallel(BM, BN):
+                                acc[i, j] += part[q % len(part)][i, j] * (row[q][i] * either(j // 64 < edge, column[q]))
                 T.copy(acc, C[by * BM, bx * BN])
 
     return fp8_gemm_blocks
+
+
+def added(p: int, parts: int) -> list[int]:
+    """Which sums of a round are added behind the issue of product ``p``: the one before it, and behind the last its own."""
+    return [*range(max(0, p - 1), p), *([p] if p == parts - 1 else [])]
 
 
 def either(first: Any, column: list[Any]) -> Any:
@@ -139,14 +129,9 @@ def either(first: Any, column: list[Any]) -> Any:
     return column[0][0] if len(column) == 1 else T.if_then_else(first, column[0][0], column[1][0])
 
 
-@T.macro
-def scales(SA, SB, row, column, first, group, step, down):
-    """The scales of a round: for each of its sums those of the tile's rows, and those of the blocks of b that its columns are of."""
-    for p in range(len(row)):
-        for i in T.Parallel(*row[p].shape):
-            row[p][i] = SA[step + p, first + i] if down else SA[first + i, step + p]
-        for s in range(len(column[p])):
-            column[p][s][0] = SB[group + s, step + p]
+def whole_chunks(count: int) -> int:
+    """So many numbers that rows of them begin at multiples of 16 bytes, as TMA needs them."""
+    return ceil_div(count, CHUNK) * CHUNK
 
 
 # ---- configurations
@@ -172,9 +157,7 @@ def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:
         return Config(BN=128, stages=6)
-    if blocks:
-        return Config(BN=128, parts=2, stages=3, stay=units)
-    return Config(BN=256 if fast else 192, stay=units)
+    return Config(BN=256, stay=units) if fast else Config(BN=128, parts=2, stages=3, stay=units)
 
 
 # ---- what people call
@@ -190,7 +173,7 @@ def fp8_matmul(
     Args:
         a, b: (M, K) and (K, N) of 8-bit floats. They are multiplied where they lie if a's rows and b's columns are contiguous, copied else.
         scale_a, scale_b: float32, one number each; or (M, K / 128) and (K / 128, N / 128), rounded up: one for 128 steps of k of a row
-            of a, and of 128 columns of b. scale_a's rows or columns are contiguous, scale_b's columns.
+            of a, and of 128 columns of b. They are read where they lie if columns are contiguous and multiples of 16 bytes, copied else.
         out: (M, N), contiguous, takes the result, which is of ``out_dtype`` without: bfloat16, float16 or float32.
         fast: with one scale each, all of k is summed by the tensor cores, on Hopper with 13 bits behind the point.
         config: how the work is cut, where the choice by the shape's class is not wanted.
@@ -226,10 +209,14 @@ def fp8_matmul(
         raise TileValueError("fast=True with scales of blocks, whose sums are formed one by one", expected="fast=False")
     if how.BN not in (64, 128, 192):
         raise TileValueError(f"a tile of {how.BN} columns with scales of blocks", expected="64, 128 or 192")
-    down = scale_a.T.is_contiguous()
-    scales = scale_a.T if down else scale_a.contiguous()
-    host.launch(by_block, (rows, columns, scales, scale_b.T.contiguous(), c), **what, down=down)
+    host.launch(by_block, (rows, columns, in_rows(scale_a.T), in_rows(scale_b.T), c), **what)
     return c
+
+
+def in_rows(scales: torch.Tensor) -> torch.Tensor:
+    """Scales as `by_block` takes them: rows one behind another, of `whole_chunks`. They are copied if they do not lie so."""
+    missing = whole_chunks(scales.shape[1]) - scales.shape[1]
+    return torch.nn.functional.pad(scales, (0, missing)) if missing else scales.contiguous()
 
 
 chosen = functools.lru_cache(maxsize=None)(choose)
@@ -292,6 +279,8 @@ def _cases() -> tuple[Case, ...]:
     small += [{"M": 130, "N": 400, "K": 144, "blocks": True, "BN": 192, "stages": 2}]
     small += [{"M": 300, "N": 136, "K": 144, "stages": 2, "stay": 2}]
     small += [{"M": 100, "N": 136, "K": 400, "blocks": b, **tiles, "parts": 2, "stay": 3} for b in (False, True)]
+    turns = {"BM": 128, "BN": 64, "stages": 2, "threads": 256, "stay": 2}
+    small += [{"M": 130, "N": 72, "K": 400, "blocks": b, **turns, "parts": parts} for b in (False, True) for parts in (1, 2)]
     ways: list[dict[str, Any]] = [{}, {"fast": True}, {"blocks": True}]
     ways.append({"blocks": True, "rows": True, "right": FLOAT8[1], "out": "float32"})
     ragged = [(1, 128, 128), (70, 264, 208), (1000, 776, 1104), (257, 1032, 4096), (33, 40, 100), (2500, 3000, 400)]

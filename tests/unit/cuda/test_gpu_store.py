@@ -13,18 +13,18 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
 
 
-def product(result: Any) -> Any:
-    """A GEMM whose ``result(acc, C, bx, by)`` writes its tile."""
+def product(result: Any, wide: int = 64) -> Any:
+    """A GEMM whose ``result(acc, C, bx, by)`` writes its tile of ``wide`` columns."""
 
     @T.prim_func
-    def kernel(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 128), "float16"), C: T.Tensor((128, 128), "float16")):
+    def kernel(A: T.Tensor((128, 64), "float16"), B: T.Tensor((64, 2 * wide), "float16"), C: T.Tensor((128, 2 * wide), "float16")):
         with T.Kernel(2, 2, threads=128) as (bx, by):
-            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
-            acc = T.alloc_fragment((64, 64), "float32")
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, wide), "float16")
+            acc = T.alloc_fragment((64, wide), "float32")
             T.clear(acc)
             for k in T.Pipelined(2, num_stages=2):
                 T.copy(A[by * 64, k * 32], a)
-                T.copy(B[k * 32, bx * 64], b)
+                T.copy(B[k * 32, bx * wide], b)
                 T.gemm(a, b, acc)
             result(acc, C, bx, by)
 
@@ -70,3 +70,40 @@ def test_who_stores(result: Any, stores: int):
     args = {"A": data((128, 64), "float16", 1), "B": data((64, 128), "float16", 2), "C": empty((128, 128), "float16")}
     for seed in (0, 1):
         agree(kernel, args, seed=seed)
+
+
+@pytest.mark.parametrize("wide, stores", [(32, 1), (48, 3), (80, 5), (24, 0)])
+def test_columns_of_a_narrower_swizzle(wide: int, stores: int):
+    """Boxes of 64 or 32 bytes where 128 do not divide the columns; threads store what no box divides."""
+
+    @T.macro
+    def plain(acc, C, bx, by):
+        T.copy(acc, C[by * 64, bx * wide])
+
+    kernel = product(plain, wide)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert print_kernel(Lowering(program, "sm_90a").run()).text.count("ts::tma_store(") == stores
+    agree(kernel, {"A": data((128, 64), "float16", 1), "B": data((64, 2 * wide), "float16", 2), "C": empty((128, 2 * wide), "float16")})
+
+
+@pytest.mark.parametrize("first, by_tma", [(8, True), (4, False)])
+def test_where_a_box_begins(first: int, by_tma: bool):
+    """TMA reads from multiples of 16 bytes of a row alone: elsewhere it is an illegal instruction, and threads copy."""
+
+    @T.prim_func
+    def kernel(A: T.Tensor((64, 80), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((64, 32), "float16"), T.alloc_shared((32, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(2, num_stages=2):
+                at = k * 32 + first
+                T.copy(A[0, at], a)
+                T.copy(B[k * 32, 0], b)
+                T.gemm(a, b, acc)
+            T.copy(acc, C)
+
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    assert ("ts::tma_load(" in print_kernel(Lowering(program, "sm_90a").run()).text) == by_tma
+    assert by_tma or "the first column of A's tile is not known to be a multiple of 16 bytes" in program.notes[0]
+    agree(kernel, {"A": data((64, 80), "float16", 1), "B": data((64, 64), "float16", 2), "C": empty((64, 64), "float32")})

@@ -197,7 +197,7 @@ def test_sums_that_are_scaled_block_by_block(K: int, seed: int):
 
     made, program = lowered(kernel)
     text = print_kernel(made).text
-    assert program.notes == [] and text.index("barrier_arrive((((tid") > text.index("ts::wgmma_commit()")
+    assert program.notes == [] and text.index("barrier_arrive(((warpgroup") > text.index("ts::wgmma_commit()")
     assert text.index("ts::mbarrier_arrive_warp") < text.index("acc[u0 * 4 + u1 * 2 + u2] + part")
     f8 = "float8_e4m3fn"
     agree(kernel, {"A": data((M, K), f8, 1), "B": data((N, K), f8, 2), "S": data((M, steps), "float32", 3), "C": empty((M, N), "float32")}, seed=seed)

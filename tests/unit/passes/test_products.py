@@ -15,6 +15,7 @@ from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.ops.attention import Tile
+from tilescale.ops.fp8_gemm import by_tensor
 
 BOTH = ("producer", "consumer")
 
@@ -76,3 +77,25 @@ def test_attention_keeps_its_meaning():
     for tile in (Tile(64, 32, 128), Tile(64, 64, 128, 2, 2)):
         report = check(kernel(2, 1, 32, True, tile), 1, arguments(100, 100, 2, 1, 32), level="both", arch="sm_90a", seeds=1)
         assert not report.findings, report
+
+
+@pytest.mark.parametrize("parts, round_", [(1, ["gemm", "pass", "await 0"]), (2, ["gemm", "gemm", "await 1", "pass", "await 0"])])
+def test_turns(parts: int, round_: list[str]):
+    """Two warpgroups that sum products in float32: a turn ends when no more than the last product is under way. The
+    first turn is given once, in front of all tiles: one warpgroup may be done with a tile before the other has begun its last round."""
+    cut = {"BM": 128, "BN": 64, "stages": 2, "threads": 256, "panel": 1, "stay": 1, "parts": parts}
+    made = by_tensor(256, 64, 512, **cut, left="float8_e4m3fn", right="float8_e4m3fn", out="float32", fast=False)
+    found: list[str] = []
+
+    def look(s: Any) -> None:
+        if name_of(s) in ("gemm", "await_products", "turn"):
+            attrs = s.value.attrs
+            texts = {"gemm": lambda: "gemm", "turn": lambda: str(attrs["what"]), "await_products": lambda: f"await {int(attrs['pending'])}"}
+            found.append(texts[name_of(s)]())
+
+    body = gpu_scheduled(tile_level(made), "sm_90a").func.body
+    structural_walk(body, (tirx.Evaluate, look))
+    assert found == ["first", "take", *round_, "last"]
+    found.clear()
+    structural_walk(body, (tirx.For, lambda loop: structural_walk(loop.body, (tirx.Evaluate, look))))
+    assert "first" not in found and "last" not in found
