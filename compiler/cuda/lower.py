@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
+from tilescale.compiler.cuda.asked_early import asked_early
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -531,13 +532,18 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         return self.analyzer.simplify(tirx.floordiv(widened(blocks, "int32"), tirx.IntImm("int32", self.program.launch.cluster[axis])))
 
     # -- the whole ------------------------------------------------------------------------------------------------
+    def _only_read(self) -> set[Any]:
+        """Tensors of this rank that no block writes, as thread IR knows them."""
+        kept = [p.var for p in self.program.params if p.var not in self.written and str(p.var.ty.storage_scope) == "global"]
+        return {self.places[v].buf for v in kept if isinstance(self.places.get(v), Global)}
+
     def run(self) -> ThreadKernel:
         """The kernel's function and what its launcher must know."""
         order = self._panels()
         body = self.stmt(self.program.func.body)
         begins, ends = self.cluster_ends()
         if self.dependent and not self.barriers:
-            begins += _awaits_launches()
+            begins += [*asked_early(body, self._only_read(), self.threads), *_awaits_launches()]
         body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = tidied(sequence([*order, *smem, *self.head, body]))
