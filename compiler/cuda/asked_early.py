@@ -64,7 +64,8 @@ class _Asking:
             return self.loop(s)
         elif isinstance(s, tirx.IfThenElse) and self.known(s.condition):
             then, other = self.statement(s.then_case), None if s.else_case is None else self.statement(s.else_case)
-            return None if then is None and other is None else tirx.IfThenElse(s.condition, sequence([]) if then is None else then, other, s.span)
+            if then is not None or other is not None:
+                return tirx.IfThenElse(s.condition, sequence([]) if then is None else then, other, s.span)
         elif isinstance(s, tirx.BufferStore):
             return self.loads(s.value)
         return None

@@ -14,6 +14,7 @@ from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.asked_early import asked_early
+from tilescale.compiler.cuda.async_copies import async_copies
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -546,7 +547,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
             begins += [*asked_early(body, self._only_read(), self.threads), *_awaits_launches()]
         body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = tidied(sequence([*order, *smem, *self.head, body]))
+        whole = sequence([*order, *smem, *self.head, body])
+        whole = tidied(async_copies(whole, self._only_read()) if self.capability >= 80 else whole)
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):

@@ -128,14 +128,15 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
     tiles = BN // rows
     shares = warps // tiles
     own = ceil_div(K // GROUP, shares * ahead) * ahead  # groups of a warp
-    BM, width, whole = M if M == 1 else 16, GROUP // max(early, 1), early < 0
+    BM, width, whole, apart = M if M == 1 else 16, GROUP // max(early, 1), early == -1, early == -2
     held = own * shares * GROUP if whole else GROUP  # of k in a tile of activations
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), threads=32 * warps, pdl=pdl) as bx:
-            a, sums = T.alloc_shared((1 if whole else warps, BM, held), dtype), T.alloc_shared((shares, BN, BM), "float32")
+            a = [T.alloc_shared((1 if whole else warps, BM, held), dtype) for _ in range(ahead if apart else 1)]
+            sums = T.alloc_shared((shares, BN, BM), "float32")
             ready: Any = T.alloc_signal((1,)) if whole else None
             with T.Scale("warp") as (warp, _):
                 first, share = bx * BN + warp % tiles * rows, warp // tiles
@@ -160,6 +161,8 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
 
                 def multiply(k, n, more):
                     """Group k + n; ``more``: there are others behind those whose words are under way."""
+                    if apart and (more or n + 1 < ahead):
+                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[(n + 1) % ahead][warp, :, :])
                     if zeros is not None:
                         for i in T.Parallel(rows):
                             offset[i] = T.cast(T.cast(zero[n][i], "int32") + base, dtype)
@@ -169,18 +172,18 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
                             pairs[c % 2][i, p] = (words[n][i, p % 4 * 4 + c] >> (p // 4 * 4)) & 0x000F000F | magic
                         for i, j in T.Parallel(rows, PART):
                             weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                        T.gemm(weights[c % 2], a[0 if whole else warp, :, at : at + PART], part, transpose_B=True, clear_accum=c == 0)
+                        T.gemm(weights[c % 2], a[n if apart else 0][0 if whole else warp, :, at : at + PART], part, transpose_B=True, clear_accum=c == 0)
                         if early > 0 and (c + 1) * PART % width == 0:  # the next group's piece takes this one's place
                             piece = c * PART // width
                             if more or n + 1 < ahead:
-                                T.copy(later, a[warp, :, piece * width : piece * width + width])
+                                T.copy(later, a[0][warp, :, piece * width : piece * width + width])
                             if more or n + 1 + (piece + 1) // early < ahead:
                                 fetch(k + n + 1 + (piece + 1) // early, (piece + 1) % early)
                                 T.barrier()  # ptxas would move the loads behind later products, which saves registers
                     for i, j in T.Parallel(rows, BM):
                         acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
                     if early == 0 and (more or n + 1 < ahead):
-                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[warp, :, :])
+                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[0][warp, :, :])
                     if more:
                         load(n, k + n + ahead)
                         T.barrier()
@@ -190,11 +193,11 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
                     load(n, n)
                 if whole:
                     chunk = held // warps
-                    T.copy(A[0, warp * chunk], a[0, :, warp * chunk : warp * chunk + chunk])
+                    T.copy(A[0, warp * chunk], a[0][0, :, warp * chunk : warp * chunk + chunk])
                     T.signal(ready[0])
                     T.wait(ready[0], warps)
                 else:
-                    T.copy(A[0, share * GROUP], a[warp, :, :])
+                    T.copy(A[0, share * GROUP], a[0][warp, :, :])
                 if early > 0:
                     fetch(1, 0)
                 for step in T.serial(own // ahead - 1):
@@ -381,6 +384,7 @@ def _cases() -> tuple[Case, ...]:
         {"M": 5, "N": 40, "K": 128, "zeros": True},
         {"M": 11, "N": 76, "K": 1152, "warps": 4, "rows": 32, "early": 2, "zeros": True, "dtype": "float16"},
         {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True},
+        {"M": 13, "N": 72, "K": 1280, "warps": 2, "rows": 64, "early": -2, "zeros": True},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},
