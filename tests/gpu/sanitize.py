@@ -8,7 +8,8 @@ threads reach. What TMA and wgmma touch racecheck does not see: that is the emul
 
 Each tool gets one process, which launches all kernels one after the other and prints the name of each; its exit status is that of the
 tool. Arguments are made on the host, so that no kernel but ours is looked at. Before that, ``--jobs`` processes launch everything without
-a tool and look at the results, which leaves all compiled kernels in the disk cache. ``--most``: so many of an operation's small cases.
+a tool and look at the results, which leaves all compiled kernels in the disk cache; then the tools run side by side. ``--most``: so many
+of an operation's small cases. What each tool saw goes to sanitize.json in tests/bench/results, or in $OUT.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from tests.bench.record import record
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 #: exit status of compute-sanitizer where it found something
@@ -81,8 +87,6 @@ def launches(most: int, checked: bool) -> dict[str, Callable[[], None]]:
 
 def _of_ops(most: int, checked: bool) -> dict[str, Callable[[], None]]:
     """The small cases of tilescale.ops, ``most`` of each from all over its list."""
-    import torch
-
     from tilescale.ops import MODULES, load
 
     made: dict[str, Callable[[], None]] = {}
@@ -106,8 +110,6 @@ def _of_ops(most: int, checked: bool) -> dict[str, Callable[[], None]]:
 
 def child(only: list[str], most: int, share: int, jobs: int, checked: bool) -> int:
     """All launches (or every ``jobs``-th) in this process; how many went wrong."""
-    import torch
-
     bad = 0
     wanted = [(name, once) for name, once in launches(most, checked).items() if not only or any(text in name for text in only)]
     for name, once in wanted[share::jobs]:
@@ -149,17 +151,24 @@ def main() -> int:
     first = [subprocess.Popen([*again, "--child", str(k), "--jobs", str(args.jobs), "--check"]) for k in range(args.jobs)]
     worst = max(p.wait() for p in first)
     print(f"without a tool: {'right' if worst == 0 else f'{worst} launches of a process went wrong'}", flush=True)
-    for tool in args.tool:
-        command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all", "--print-limit", "20", *again]
-        command += ["--child", "0", "--jobs", "1"]
-        print(f"{tool}:", flush=True)
-        try:
-            code = subprocess.run(command, timeout=LIMIT, check=False).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
-        print(f"{tool}: {'clean' if code == 0 else f'status {code}'}", flush=True)
-        worst = max(worst, code)
-    return worst
+    with ThreadPoolExecutor(len(args.tool)) as pool:
+        done = dict(zip(args.tool, pool.map(lambda tool: under(tool, program, again), args.tool), strict=True))
+    record("sanitize", {"checked without a tool": "right" if worst == 0 else "wrong", **done})
+    return max(worst, *(figures["status"] for figures in done.values()))
+
+
+def under(tool: str, program: str, again: list[str]) -> dict[str, Any]:
+    """All launches under a tool: its exit status, 124 where it took too long, and which kernels it saw run."""
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all", "--print-limit", "20", *again]
+    command += ["--child", "0", "--jobs", "1"]
+    try:
+        done = subprocess.run(command, timeout=LIMIT, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        code, said = done.returncode, done.stdout
+    except subprocess.TimeoutExpired as error:
+        code, said = 124, (error.stdout or b"").decode(errors="replace")
+    ran = [line.strip().removesuffix(": ran") for line in said.splitlines() if line.endswith(": ran")]
+    print(f"{tool}:\n{said}{tool}: {'clean' if code == 0 else f'status {code}'}, {len(ran)} launches", flush=True)
+    return {"status": code, "ran": ran}
 
 
 if __name__ == "__main__":
