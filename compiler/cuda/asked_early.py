@@ -30,6 +30,18 @@ def asked_early(body: Any, tensors: set[Any], threads: int) -> list[Any]:
     return [] if made is None else [renewed(made, {})]
 
 
+def admitted_late(body: Any, tensors: set[Any]) -> Any:
+    """The body with the launch behind admitted where the threads have loaded everything from ``tensors``, what they compute and store from
+    it left to do."""
+    stmts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+    last = 0
+    for k, s in enumerate(stmts):
+        found: list[Any] = []
+        structural_walk(s, (ir.TensorLoad, lambda e, found=found: found.append(e) if e.source in tensors else None))
+        last = k if found else last
+    return sequence([*stmts[: last + 1], call("admit_launches"), *stmts[last + 1 :]])
+
+
 @dataclass
 class _Asking:
     """``left``: bytes that each thread may still ask for."""
@@ -81,9 +93,9 @@ class _Asking:
         if body is None:
             return None
         if s.kind != tirx.ForKind.UNROLLED:
-            each = before - self.left
+            each, whole = before - self.left, rounds
             rounds = min(rounds, before // each)
-            self.left = before - rounds * each
+            self.left = before - rounds * each if rounds == whole else 0  # what stands behind the loop is loaded later
         notes = dict(s.annotations) if s.annotations else {}
         return tirx.For(s.loop_var, s.min, tirx.IntImm("int32", rounds), s.kind, body, annotations=notes, span=s.span) if rounds else None
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
-from tilescale.compiler.cuda.asked_early import asked_early
+from tilescale.compiler.cuda.asked_early import admitted_late, asked_early
 from tilescale.compiler.cuda.async_copies import async_copies
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
@@ -47,6 +47,7 @@ _HUGE = 1 << 40
 #: the barrier at which consumers meet; 0 is that of __syncthreads, warpgroups have those behind it
 CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
+LATE = False
 
 
 class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
@@ -544,7 +545,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         body = self.stmt(self.program.func.body)
         begins, ends = self.cluster_ends()
         if self.dependent and not self.barriers:
-            begins += [*asked_early(body, self._only_read(), self.threads), *_awaits_launches()]
+            begins += [*asked_early(body, self._only_read(), self.threads), *_awaits_launches()[: 1 if LATE else 2]]
+            body = admitted_late(body, self._only_read()) if LATE else body
         body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
         whole = sequence([*order, *smem, *self.head, body])
