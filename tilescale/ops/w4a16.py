@@ -118,7 +118,9 @@ def product(
     return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
 
 
-def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool) -> Any:
+def streamed(
+    M: int, N: int, K: int, BN: int, rows: int, warps: int, team: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool
+) -> Any:  # fmt: skip
     """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
 
     A block has ``BN`` columns of C. Each warp takes ``rows`` of them and every so many-th group of k, and works alone to the end: words go
@@ -126,7 +128,8 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
     activations in a tile of the warp's own. Then the warps' sums are added, in order.
     """
     tiles = BN // rows
-    shares = warps // tiles
+    teams = warps // team
+    shares = teams // tiles
     own = ceil_div(K // GROUP, shares * ahead) * ahead  # groups of a warp
     BM, width, whole, apart = M if M == 1 else 16, GROUP // max(early, 1), early == -1, early == -2
     held = own * shares * GROUP if whole else GROUP  # of k in a tile of activations
@@ -135,10 +138,10 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
     @T.macro
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), threads=32 * warps, pdl=pdl) as bx:
-            a = [T.alloc_shared((1 if whole else warps, BM, held), dtype) for _ in range(ahead if apart else 1)]
+            a = [T.alloc_shared((1 if whole else teams, BM, held), dtype) for _ in range(ahead if apart else 1)]
             sums = T.alloc_shared((shares, BN, BM), "float32")
             ready: Any = T.alloc_signal((1,)) if whole else None
-            with T.Scale("warp") as (warp, _):
+            with T.Scale("warp" if team == 1 else "warpgroup") as (warp, _):
                 first, share = bx * BN + warp % tiles * rows, warp // tiles
                 later = T.alloc_fragment((BM, width), dtype)
                 words = [T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)]
@@ -172,7 +175,8 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
                             pairs[c % 2][i, p] = (words[n][i, p % 4 * 4 + c] >> (p // 4 * 4)) & 0x000F000F | magic
                         for i, j in T.Parallel(rows, PART):
                             weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                        T.gemm(weights[c % 2], a[n if apart else 0][0 if whole else warp, :, at : at + PART], part, transpose_B=True, clear_accum=c == 0)
+                        tile = a[n if apart else 0][0 if whole else warp, :, at : at + PART]
+                        T.gemm(weights[c % 2], tile, part, transpose_B=True, clear_accum=c == 0)
                         if early > 0 and (c + 1) * PART % width == 0:  # the next group's piece takes this one's place
                             piece = c * PART // width
                             if more or n + 1 < ahead:
@@ -192,10 +196,10 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
                 for n in range(ahead):
                     load(n, n)
                 if whole:
-                    chunk = held // warps
+                    chunk = held // teams
                     T.copy(A[0, warp * chunk], a[0][0, :, warp * chunk : warp * chunk + chunk])
                     T.signal(ready[0])
-                    T.wait(ready[0], warps)
+                    T.wait(ready[0], teams)
                 else:
                     T.copy(A[0, share * GROUP], a[0][warp, :, :])
                 if early > 0:
@@ -250,6 +254,7 @@ class Config:
     BN: int = 64
     warps: int = 0
     rows: int = 16
+    team: int = 1
     ahead: int = 2
     early: int = 1
     pdl: int = 1
@@ -262,7 +267,7 @@ class Config:
 
 
 #: what each kernel takes of a `Config`
-STREAMED = ("BN", "warps", "rows", "ahead", "early", "pdl")
+STREAMED = ("BN", "warps", "rows", "team", "ahead", "early", "pdl")
 PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster", "pdl")
 
 
@@ -385,6 +390,7 @@ def _cases() -> tuple[Case, ...]:
         {"M": 11, "N": 76, "K": 1152, "warps": 4, "rows": 32, "early": 2, "zeros": True, "dtype": "float16"},
         {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True},
         {"M": 13, "N": 72, "K": 1280, "warps": 2, "rows": 64, "early": -2, "zeros": True},
+        {"M": 16, "N": 72, "K": 1408, "warps": 8, "rows": 64, "team": 4, "early": -2, "dtype": "float16"},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},

@@ -57,7 +57,8 @@ def test_they_run_beside_products(arch: str, rows: int):
     text = print_kernel(lowered(products(2, rows))[0]).text
     first = text.index("ts::cp_async<16>")
     assert text.count("ts::cp_async<16>") == text.count("ts::cp_async_wait<0>()") == ROUNDS - 2  # the first meets the copy in front of it
-    assert first < text.index("ts::mma_") < text.index("ts::cp_async_wait<0>()") < text.index("T.barrier")
+    product = text.index("ts::mma_", first)
+    assert first < product < text.index("ts::cp_async_wait<0>()") < text.index("T.barrier", product)
 
 
 def test_nobody_forgets_to_wait():
