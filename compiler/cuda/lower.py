@@ -536,8 +536,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     # -- the whole ------------------------------------------------------------------------------------------------
     def _only_read(self) -> set[Any]:
         """Tensors of this rank that no block writes, as thread IR knows them."""
-        kept = [p.var for p in self.program.params if p.var not in self.written and str(p.var.ty.storage_scope) == "global"]
-        return {self.places[v].buf for v in kept if isinstance(self.places.get(v), Global)}
+        kept = [v for p in self.program.params if is_buffer_var(v := p.var) and v not in self.written]
+        return {self.places[v].buf for v in kept if v.ty.storage_scope == "global" and isinstance(self.places.get(v), Global)}
 
     def run(self) -> ThreadKernel:
         """The kernel's function and what its launcher must know."""
