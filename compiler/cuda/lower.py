@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
-from tilescale.compiler.cuda.asked_early import admitted_late, asked_early
+from tilescale.compiler.cuda.asked_loads import admitted_late, asked_ahead, asked_early
 from tilescale.compiler.cuda.async_copies import async_copies
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
@@ -48,6 +48,7 @@ _HUGE = 1 << 40
 CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 LATE = False
+AHEAD = 1
 
 
 class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
@@ -545,7 +546,8 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         body = self.stmt(self.program.func.body)
         begins, ends = self.cluster_ends()
         if self.dependent and not self.barriers:
-            begins += [*asked_early(body, self._only_read(), self.threads), *_awaits_launches()[: 1 if LATE else 2]]
+            begins += [*asked_early(body, self._only_read(), self.raw, self.threads), *_awaits_launches()[: 1 if LATE else 2]]
+            body = asked_ahead(body, self._only_read(), self.raw, AHEAD) if AHEAD else body
             body = admitted_late(body, self._only_read()) if LATE else body
         body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []

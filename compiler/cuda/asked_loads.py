@@ -24,10 +24,28 @@ from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, struct
 BUDGET = 64 << 10
 
 
-def asked_early(body: Any, tensors: set[Any], threads: int) -> list[Any]:
-    """Statements that ask for what ``threads`` threads that run ``body`` load first of ``tensors``."""
-    made = _Asking(tensors, BUDGET // threads).statement(body)
+def asked_early(body: Any, tensors: set[Any], block: list[Any], threads: int) -> list[Any]:
+    """Statements that ask for what ``threads`` threads that run ``body`` load first of ``tensors``. ``block``: the block's numbers."""
+    made = _Asking(tensors, set(block), BUDGET // threads).statement(body)
     return [] if made is None else [renewed(made, {})]
+
+
+def asked_ahead(body: Any, tensors: set[Any], block: list[Any], rounds: int) -> Any:
+    """The body with loops that ask, in every round, for what they load so many rounds later."""
+    asking = _Asking(tensors, set(block), 1 << 60)
+    out: list[Any] = []
+    for s in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        made = asking.statement(s)
+        if made is None or not isinstance(s, tirx.For) or s.kind != tirx.ForKind.SERIAL or int(s.extent) <= rounds:
+            out.append(s)
+            continue
+        dt = str(s.loop_var.ty)
+        out += [renewed(made.body, {s.loop_var: s.min + tirx.IntImm(dt, k)}) for k in range(rounds)]
+        later = s.loop_var + tirx.IntImm(dt, rounds)
+        asks = tirx.IfThenElse(later < s.extent, renewed(made.body, {s.loop_var: later}), None)
+        notes = dict(s.annotations) if s.annotations else {}
+        out.append(tirx.For(s.loop_var, s.min, s.extent, s.kind, sequence([asks, s.body]), annotations=notes, span=s.span))
+    return sequence(out)
 
 
 def admitted_late(body: Any, tensors: set[Any]) -> Any:
@@ -47,6 +65,8 @@ class _Asking:
     """``left``: bytes that each thread may still ask for."""
 
     tensors: set[Any]
+    #: the block's numbers and what follows from them
+    own: set[Any]
     left: int
     #: names whose values are not known so early
     late: set[Any] = field(default_factory=set)
@@ -61,6 +81,12 @@ class _Asking:
         structural_walk(e, (ir.Var, lambda v: found.append(v) if v in self.late else None))
         return not found
 
+    def depends(self, e: Any) -> bool:
+        """Whether blocks have different values."""
+        found: list[Any] = []
+        structural_walk(e, (ir.Var, lambda v: found.append(v) if v in self.own else None))
+        return bool(found)
+
     def statement(self, s: Any) -> Any | None:
         """The statement's prefetches, with the control flow around them; None where there are none."""
         if self.left <= 0:
@@ -70,6 +96,8 @@ class _Asking:
             return sequence(made) if any(not isinstance(m, tirx.Bind) for m in made) else None
         if isinstance(s, tirx.Bind):
             if self.known(s.value):
+                if self.depends(s.value):
+                    self.own.add(s.var)
                 return s
             self.late.add(s.var)
         elif isinstance(s, tirx.For):
@@ -108,7 +136,7 @@ class _Asking:
         guarded: list[Any] = []
         structural_walk(value, (ir.TensorLoad, lambda e: found.append(e) if e.source in self.tensors else None))
         structural_walk(value, (ir.Call, lambda c: guarded.append(c) if c.op.name == IF_THEN_ELSE else None))
-        found = [e for e in found if self.known(e.indices[0])]
+        found = [e for e in found if self.known(e.indices[0]) and self.depends(e.indices[0])]
         if not found or guarded:
             return None
         self.left -= sum(bits_of(e.source) // 8 * _lanes(e.indices[0]) for e in found) * self.times
