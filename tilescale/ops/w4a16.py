@@ -119,7 +119,7 @@ def product(
 
 
 def streamed(
-    M: int, N: int, K: int, BN: int, rows: int, warps: int, team: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool
+    M: int, N: int, K: int, BN: int, rows: int, warps: int, team: int, ahead: int, early: int, late: int, pdl: bool, dtype: str, zeros: bool
 ) -> Any:  # fmt: skip
     """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
 
@@ -150,6 +150,7 @@ def streamed(
                 offset, weights = T.alloc_fragment((rows,), dtype), [T.alloc_fragment((rows, PART), dtype) for _ in range(2)]
                 pairs = [T.view(t, (rows, PART // 2), "int32") for t in weights]
                 part, acc = T.alloc_fragment((rows, BM), "float32"), T.alloc_fragment((rows, BM), "float32")
+                ones, total = T.alloc_fragment((16 * team, PART), dtype), T.alloc_fragment((16 * team, BM), "float32")
 
                 def load(n, k):
                     group = k * shares + share
@@ -173,10 +174,13 @@ def streamed(
                         at = c * PART + (((k + n) * shares + share) * GROUP if whole else 0)
                         for i, p in T.Parallel(rows, PART // 2):
                             pairs[c % 2][i, p] = (words[n][i, p % 4 * 4 + c] >> (p // 4 * 4)) & 0x000F000F | magic
-                        for i, j in T.Parallel(rows, PART):
-                            weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                        if not late:
+                            for i, j in T.Parallel(rows, PART):
+                                weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
                         tile = a[n if apart else 0][0 if whole else warp, :, at : at + PART]
                         T.gemm(weights[c % 2], tile, part, transpose_B=True, clear_accum=c == 0)
+                        if late:
+                            T.gemm(ones, tile, total, transpose_B=True, clear_accum=c == 0)
                         if early > 0 and (c + 1) * PART % width == 0:  # the next group's piece takes this one's place
                             piece = c * PART // width
                             if more or n + 1 < ahead:
@@ -185,7 +189,11 @@ def streamed(
                                 fetch(k + n + 1 + (piece + 1) // early, (piece + 1) % early)
                                 T.barrier()  # ptxas would move the loads behind later products, which saves registers
                     for i, j in T.Parallel(rows, BM):
-                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
+                        if late:
+                            middle = float(base + MIDDLE) if zeros is None else T.cast(zero[n][i], "float32") + float(base)
+                            acc[i, j] = acc[i, j] + (part[i, j] - total[i % (16 * team), j] * middle) * T.cast(scale[n][i], "float32")
+                        else:
+                            acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
                     if early == 0 and (more or n + 1 < ahead):
                         T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[0][warp, :, :])
                     if more:
@@ -193,6 +201,7 @@ def streamed(
                         T.barrier()
 
                 T.clear(acc)
+                T.fill(ones, 1)
                 for n in range(ahead):
                     load(n, n)
                 if whole:
@@ -257,6 +266,7 @@ class Config:
     team: int = 1
     ahead: int = 2
     early: int = 1
+    late: int = 0
     pdl: int = 1
     BM: int = 16
     groups: int = 1
@@ -267,7 +277,7 @@ class Config:
 
 
 #: what each kernel takes of a `Config`
-STREAMED = ("BN", "warps", "rows", "team", "ahead", "early", "pdl")
+STREAMED = ("BN", "warps", "rows", "team", "ahead", "early", "late", "pdl")
 PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster", "pdl")
 
 
