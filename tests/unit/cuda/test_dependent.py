@@ -94,6 +94,29 @@ def test_first_loads_are_asked_for_in_front_of_the_wait():
     assert "ts::ask" not in print_kernel(lowered(scaled(pdl=False))[0]).text
 
 
+def streaming() -> Any:
+    @T.prim_func
+    def streaming(A: T.Tensor((4, 640), "float32"), B: T.Tensor((640,), "float32"), C: T.Tensor((4, 128), "float32")):
+        with T.Kernel(4, threads=128, pdl=True) as b:
+            acc = T.alloc_fragment((128,), "float32")
+            T.clear(acc)
+            for k in T.serial(5):
+                for i in T.Parallel(128):
+                    acc[i] = acc[i] + A[b, k * 128 + i] * B[k * 128 + i]
+            T.copy(acc, C[b, 0])
+
+    return streaming
+
+
+def test_loops_ask_a_round_ahead():
+    args = {"A": data((4, 640), "float32", 1), "B": data((640,), "float32", 2), "C": empty((4, 128), "float32")}
+    agree(streaming(), args)
+    text = print_kernel(lowered(streaming())[0]).text
+    loop = text.index("for (int k = 0; k < 5; ++k) {\n    if (k + 1 < 5) {\n      ts::ask(&A[")
+    assert "ts::ask(&A[" in text[text.index("ts::await_launches()") : loop]  # the first round
+    assert "ts::ask(&B[" not in text  # all blocks read it alike
+
+
 def farther(address: Any) -> Any:
     """A hundred elements on."""
     load = address.args[0]
