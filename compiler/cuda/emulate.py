@@ -441,14 +441,6 @@ def _await_launches(b: Block, m: Any) -> None:
     b.early[m] = False
 
 
-def _asked(b: Block, m: Any, where: Pointer) -> None:
-    """Asking reads nothing, but it must ask for what is there."""
-    if m.any():
-        at = np.broadcast_to(where.index, m.shape)[m]
-        if at.min() < 0 or at.max() >= len(where.memory.data):
-            raise EmulationError(f"it asks for what lies outside {where.memory.name}")
-
-
 def _cluster_address(b: Block, m: Any, where: Pointer, rank: Any) -> Pointer:
     """The same place of another block's shared memory."""
     tile = where.memory
@@ -513,7 +505,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
-    "ts::ask": _asked,
     "ts::any": emulated_threads.vote,
     "ts::uniform": emulated_threads.uniform,
     "ts::shuffle_xor": emulated_threads.shuffle_xor,

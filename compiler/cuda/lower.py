@@ -13,8 +13,6 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
-from tilescale.compiler.cuda.asked_loads import admitted_late, asked_ahead, asked_early
-from tilescale.compiler.cuda.async_copies import async_copies
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
@@ -47,8 +45,6 @@ _HUGE = 1 << 40
 #: the barrier at which consumers meet; 0 is that of __syncthreads, warpgroups have those behind it
 CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
-LATE = False
-AHEAD = 1
 
 
 class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
@@ -535,24 +531,16 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         return self.analyzer.simplify(tirx.floordiv(widened(blocks, "int32"), tirx.IntImm("int32", self.program.launch.cluster[axis])))
 
     # -- the whole ------------------------------------------------------------------------------------------------
-    def _only_read(self) -> set[Any]:
-        """Tensors of this rank that no block writes, as thread IR knows them."""
-        kept = [v for p in self.program.params if is_buffer_var(v := p.var) and v not in self.written]
-        return {self.places[v].buf for v in kept if v.ty.storage_scope == "global" and isinstance(self.places.get(v), Global)}
-
     def run(self) -> ThreadKernel:
         """The kernel's function and what its launcher must know."""
         order = self._panels()
         body = self.stmt(self.program.func.body)
         begins, ends = self.cluster_ends()
         if self.dependent and not self.barriers:
-            begins += [*asked_early(body, self._only_read(), self.raw, self.threads), *_awaits_launches()[: 1 if LATE else 2]]
-            body = asked_ahead(body, self._only_read(), self.raw, AHEAD) if AHEAD else body
-            body = admitted_late(body, self._only_read()) if LATE else body
+            begins += _awaits_launches()
         body = sequence([*begins, body, *ends])
         smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
-        whole = sequence([*order, *smem, *self.head, body])
-        whole = tidied(async_copies(whole, self._only_read()) if self.capability >= 80 else whole)
+        whole = tidied(sequence([*order, *smem, *self.head, body]))
         launch = self.program.launch
         grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
         for axis in reversed(range(3)):

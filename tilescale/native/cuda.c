@@ -26,7 +26,6 @@
 
 #define HEAD 13
 enum { MAX_MAPS = 16, MAX_BOX = 5, MAX_DEVICES = 64, WAYS = 4, RECORD = 3 /* words of a failure record */ };
-enum { MOST_SHARED = 228 << 10 }; /* bytes of shared memory that a multiprocessor of sm_90 has */
 enum { FLAG_COOPERATIVE = 1, FLAG_DEPENDENT = 2, FLAG_DEVICE = 4, FLAG_UNORDERED = 8, FLAG_TEAM = 16 };
 enum { FORM_SLOT, FORM_FLOAT, FORM_MAP, FORM_FAILURE, FORM_TEAM };
 enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_MIN, OP_MAX };
@@ -35,8 +34,7 @@ enum { OP_CONST, OP_SLOT, OP_ADD, OP_SUB, OP_MUL, OP_FLOORDIV, OP_FLOORMOD, OP_M
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6, CU_STREAM_CAPTURE_MODE_RELAXED = 2,
        CU_MEMHOSTALLOC_PORTABLE = 1, CU_MEMHOSTALLOC_DEVICEMAP = 2,
-       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
-       CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
+       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14,
        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76 };
 
@@ -233,11 +231,6 @@ static int make_ready(ts_gpu* G, int device) {
     what = "loading the code (cuLibraryLoadData)";
     if (!G->library) code = cu.LibraryLoadData(&G->library, G->code, NULL, NULL, 0, NULL, NULL, 0);
     if (!code) what = "finding the kernel (cuLibraryGetKernel)", code = cu.LibraryGetKernel(&G->kernel, G->library, G->symbol);
-  }
-  if (!code && G->flags & FLAG_DEPENDENT) { /* so that a block of the launch behind has room beside one of this */
-    const int64_t both = 2 * (G->shared + 1024), percent = (100 * both + MOST_SHARED - 1) / MOST_SHARED;
-    what = "asking for the share of shared memory (cuKernelSetAttribute)";
-    code = cu.KernelSetAttribute(CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, percent > 100 ? 100 : (int)percent, G->kernel, device);
   }
   if (!code && G->shared > 48 << 10) {
     what = "asking for shared memory (cuKernelSetAttribute)";

@@ -27,6 +27,8 @@ GROUP = 128
 WORDS = GROUP // 8
 #: rows whose words of a group lie together
 ROWS = 8
+#: rows of a panel, whose groups lie one behind the other
+PANEL = 64
 #: weights of a row that a word of each of four threads has
 PART = 32
 #: dtype → the bits of two numbers whose last four bits of the fraction count ones, and that number
@@ -46,10 +48,13 @@ def order(device: Any = None) -> torch.Tensor:
     return made
 
 
-def pack(values: torch.Tensor) -> torch.Tensor:
+def pack(values: torch.Tensor, *, panels: bool = False) -> torch.Tensor:
     """Weights (N, K) from 0 to 15, of any integer dtype, as ``w4a16_matmul`` takes them: (ceil(N / 8), K) of int32, in a row the groups of
     eight rows of weights, one behind the other: a group's words of the first row, of the second, … What one instruction of a warp loads,
     16 bytes for each thread, is one piece of memory so.
+
+    With ``panels`` (ceil(N / 64) · K / 16, 128): of 64 rows, eight pieces, a group lies together, and the groups of a panel one behind the
+    other, so that what a block reads at a time is one piece of memory too.
 
     Raises:
         TileValueError: K is no multiple of 128.
@@ -60,7 +65,27 @@ def pack(values: torch.Tensor) -> torch.Tensor:
     groups = padded.reshape(-1, ROWS, padded.shape[1] // GROUP, GROUP)[..., order(values.device)]
     words = sum(groups[..., k] << (4 * k) for k in range(8))
     words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-    return words.transpose(1, 2).reshape(words.shape[0], -1)
+    words = words.transpose(1, 2).reshape(words.shape[0], -1)
+    return paneled(words) if panels else words
+
+
+def paneled(words: torch.Tensor) -> torch.Tensor:
+    """Words (ceil(N / 8), K) as panels."""
+    high = PANEL // ROWS
+    padded = torch.nn.functional.pad(words, (0, 0, 0, -words.shape[0] % high))
+    return padded.reshape(-1, high, padded.shape[1] // GROUP, GROUP).transpose(1, 2).reshape(-1, GROUP)
+
+
+def shapes(N: int, K: int) -> dict[bool, tuple[int, int]]:
+    """The shapes of packed weights, without and with panels."""
+    return {False: (ceil_div(N, ROWS), K), True: (ceil_div(N, PANEL) * K // 16, GROUP)}
+
+
+def place(first: Any, group: Any, groups: int, panels: bool) -> tuple[Any, Any]:
+    """Where the words of a group begin, of the rows from ``first`` on, of ``groups`` in all."""
+    if panels:
+        return (first // PANEL * groups + group) * (PANEL // ROWS) + first % PANEL // ROWS, 0
+    return first // ROWS, group * GROUP
 
 
 # ---- the kernel
@@ -68,7 +93,7 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 def product(
     M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, pdl: bool, dtype: str,
-    out: str, zeros: bool,
+    out: str, zeros: bool, panels: bool,
 ) -> Any:  # fmt: skip
     """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of
     them in a stage. Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read equal activations, which TMA brings all of them at
@@ -95,8 +120,10 @@ def product(
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=stages):
                 for g in range(groups):
-                    T.copy(W[bx * (BN // ROWS), ((bz * steps + step) * groups + g) * GROUP], w[g])
-                    T.copy(A[by * BM, ((bz * steps + step) * groups + g) * GROUP], a[g])
+                    group = (bz * steps + step) * groups + g
+                    row, column = place(bx * BN, group, K // GROUP, panels)
+                    T.copy(W[row, column], w[g])
+                    T.copy(A[by * BM, group * GROUP], a[g])
                 for g in range(groups + 1):
                     if g < groups:
                         for i, j in T.Parallel(BN, WORDS):
@@ -115,11 +142,11 @@ def product(
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
-    return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
+    return declared(body, M, N, K, (split, M, N), dtype, out, zeros, panels)
 
 
 def streamed(
-    M: int, N: int, K: int, BN: int, rows: int, warps: int, team: int, ahead: int, early: int, late: int, pdl: bool, dtype: str, zeros: bool
+    M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool, panels: bool
 ) -> Any:  # fmt: skip
     """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
 
@@ -128,20 +155,18 @@ def streamed(
     activations in a tile of the warp's own. Then the warps' sums are added, in order.
     """
     tiles = BN // rows
-    teams = warps // team
-    shares = teams // tiles
+    shares = warps // tiles
     own = ceil_div(K // GROUP, shares * ahead) * ahead  # groups of a warp
-    BM, width, whole, apart = M if M == 1 else 16, GROUP // max(early, 1), early == -1, early == -2
+    BM, width, whole = M if M == 1 else 16, GROUP // max(early, 1), early < 0
     held = own * shares * GROUP if whole else GROUP  # of k in a tile of activations
     magic, base = MAGIC[dtype]
 
     @T.macro
     def body(A, W, scales, zeros, C):
         with T.Kernel(T.ceildiv(N, BN), threads=32 * warps, pdl=pdl) as bx:
-            a = [T.alloc_shared((1 if whole else teams, BM, held), dtype) for _ in range(ahead if apart else 1)]
-            sums = T.alloc_shared((shares, BN, BM), "float32")
+            a, sums = T.alloc_shared((1 if whole else warps, BM, held), dtype), T.alloc_shared((shares, BN, BM), "float32")
             ready: Any = T.alloc_signal((1,)) if whole else None
-            with T.Scale("warp" if team == 1 else "warpgroup") as (warp, _):
+            with T.Scale("warp") as (warp, _):
                 first, share = bx * BN + warp % tiles * rows, warp // tiles
                 later = T.alloc_fragment((BM, width), dtype)
                 words = [T.alloc_fragment((rows, WORDS), "int32") for _ in range(ahead)]
@@ -150,12 +175,12 @@ def streamed(
                 offset, weights = T.alloc_fragment((rows,), dtype), [T.alloc_fragment((rows, PART), dtype) for _ in range(2)]
                 pairs = [T.view(t, (rows, PART // 2), "int32") for t in weights]
                 part, acc = T.alloc_fragment((rows, BM), "float32"), T.alloc_fragment((rows, BM), "float32")
-                ones, total = T.alloc_fragment((16 * team, PART), dtype), T.alloc_fragment((16 * team, BM), "float32")
 
                 def load(n, k):
                     group = k * shares + share
+                    row, column = place(first, group, K // GROUP, panels)
                     for i, j in T.Parallel(rows, WORDS):
-                        words[n][i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
+                        words[n][i, j] = W[row + i // ROWS, column + i % ROWS * WORDS + j]
                     T.copy(scales[group, first], scale[n])
                     if zeros is not None:
                         T.copy(zeros[group, first], zero[n])
@@ -165,8 +190,6 @@ def streamed(
 
                 def multiply(k, n, more):
                     """Group k + n; ``more``: there are others behind those whose words are under way."""
-                    if apart and (more or n + 1 < ahead):
-                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[(n + 1) % ahead][warp, :, :])
                     if zeros is not None:
                         for i in T.Parallel(rows):
                             offset[i] = T.cast(T.cast(zero[n][i], "int32") + base, dtype)
@@ -174,43 +197,34 @@ def streamed(
                         at = c * PART + (((k + n) * shares + share) * GROUP if whole else 0)
                         for i, p in T.Parallel(rows, PART // 2):
                             pairs[c % 2][i, p] = (words[n][i, p % 4 * 4 + c] >> (p // 4 * 4)) & 0x000F000F | magic
-                        if not late:
-                            for i, j in T.Parallel(rows, PART):
-                                weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
-                        tile = a[n if apart else 0][0 if whole else warp, :, at : at + PART]
-                        T.gemm(weights[c % 2], tile, part, transpose_B=True, clear_accum=c == 0)
-                        if late:
-                            T.gemm(ones, tile, total, transpose_B=True, clear_accum=c == 0)
+                        for i, j in T.Parallel(rows, PART):
+                            weights[c % 2][i, j] = weights[c % 2][i, j] - (T.cast(base + MIDDLE, dtype) if zeros is None else offset[i])
+                        T.gemm(weights[c % 2], a[0 if whole else warp, :, at : at + PART], part, transpose_B=True, clear_accum=c == 0)
                         if early > 0 and (c + 1) * PART % width == 0:  # the next group's piece takes this one's place
                             piece = c * PART // width
                             if more or n + 1 < ahead:
-                                T.copy(later, a[0][warp, :, piece * width : piece * width + width])
+                                T.copy(later, a[warp, :, piece * width : piece * width + width])
                             if more or n + 1 + (piece + 1) // early < ahead:
                                 fetch(k + n + 1 + (piece + 1) // early, (piece + 1) % early)
                                 T.barrier()  # ptxas would move the loads behind later products, which saves registers
                     for i, j in T.Parallel(rows, BM):
-                        if late:
-                            middle = float(base + MIDDLE) if zeros is None else T.cast(zero[n][i], "float32") + float(base)
-                            acc[i, j] = acc[i, j] + (part[i, j] - total[i % (16 * team), j] * middle) * T.cast(scale[n][i], "float32")
-                        else:
-                            acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
+                        acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
                     if early == 0 and (more or n + 1 < ahead):
-                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[0][warp, :, :])
+                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[warp, :, :])
                     if more:
                         load(n, k + n + ahead)
                         T.barrier()
 
                 T.clear(acc)
-                T.fill(ones, 1)
                 for n in range(ahead):
                     load(n, n)
                 if whole:
-                    chunk = held // teams
-                    T.copy(A[0, warp * chunk], a[0][0, :, warp * chunk : warp * chunk + chunk])
+                    chunk = held // warps
+                    T.copy(A[0, warp * chunk], a[0, :, warp * chunk : warp * chunk + chunk])
                     T.signal(ready[0])
-                    T.wait(ready[0], teams)
+                    T.wait(ready[0], warps)
                 else:
-                    T.copy(A[0, share * GROUP], a[0][warp, :, :])
+                    T.copy(A[0, share * GROUP], a[warp, :, :])
                 if early > 0:
                     fetch(1, 0)
                 for step in T.serial(own // ahead - 1):
@@ -223,12 +237,12 @@ def streamed(
             for i, j in T.Parallel(BN, BM):
                 C[j, bx * BN + i] = functools.reduce(lambda x, y: x + y, [sums[s, i, j] for s in range(shares)])
 
-    return declared(body, M, N, K, (M, N), dtype, dtype, zeros)
+    return declared(body, M, N, K, (M, N), dtype, dtype, zeros, panels)
 
 
-def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: str, out: str, zeros: bool) -> Any:
+def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: str, out: str, zeros: bool, panels: bool) -> Any:
     """The kernel of ``body(A, W, scales, zeros or None, C)``."""
-    packed, scaled = (ceil_div(N, ROWS), K), (K // GROUP, N)
+    packed, scaled = shapes(N, K)[panels], (K // GROUP, N)
 
     @T.prim_func
     def w4a16(
@@ -263,10 +277,8 @@ class Config:
     BN: int = 64
     warps: int = 0
     rows: int = 16
-    team: int = 1
     ahead: int = 2
     early: int = 1
-    late: int = 0
     pdl: int = 1
     BM: int = 16
     groups: int = 1
@@ -277,7 +289,7 @@ class Config:
 
 
 #: what each kernel takes of a `Config`
-STREAMED = ("BN", "warps", "rows", "team", "ahead", "early", "late", "pdl")
+STREAMED = ("BN", "warps", "rows", "ahead", "early", "pdl")
 PIPELINED = ("BM", "BN", "groups", "stages", "threads", "split", "cluster", "pdl")
 
 
@@ -287,6 +299,8 @@ def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
     if M <= 16:
         BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), 16 if M == 1 else 32)
         rows, most, early = (16, 32, -1 if K <= 1 << 15 else 1) if M == 1 else (BN, 512 // BN, 0)
+        if M == 1 and BN == 64:  # two blocks a multiprocessor, so that one begins where the other ends
+            BN, most = 32, 16
         shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
         return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=early)
     if M <= 64:
@@ -302,7 +316,7 @@ def w4a16_matmul(
     """a · Wᵀ with W[n, k] = (value[n, k] - zero[k // 128, n]) · scale[k // 128, n]; summed in float32 and rounded once.
 
     Args:
-        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: (ceil(N / 8), K) of int32, made by `pack`.
+        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: of int32, made by `pack`, in panels or not.
         scales: (K // 128, N) of a's dtype. zeros: (K // 128, N) of uint8, from 0 to 15; without them all are 8.
         out: (M, N) of a's dtype, contiguous, takes the result. config: how the work is cut, where the own choice is not wanted.
 
@@ -315,10 +329,11 @@ def w4a16_matmul(
             f"a of {tuple(a.shape)}, w of {tuple(w.shape)}", expected=f"contiguous matrices, a of (M, K), K a multiple of {GROUP}"
         )
     (M, K), N = a.shape, scales.shape[1]
-    if tuple(w.shape) != (ceil_div(N, ROWS), K) or any(tuple(x.shape) != (K // GROUP, N) for x in tables):
+    panels = tuple(w.shape) != shapes(N, K)[False]
+    if tuple(w.shape) != shapes(N, K)[panels] or any(tuple(x.shape) != (K // GROUP, N) for x in tables):
         raise TileValueError(
             f"a of {tuple(a.shape)}, w of {tuple(w.shape)}, scales of {tuple(scales.shape)}",
-            expected=f"w ({ceil_div(N, ROWS)}, {K}), scales and zeros ({K // GROUP}, N), contiguous",
+            expected=f"w {shapes(N, K)[False]}, or {shapes(N, K)[True]} in panels, scales and zeros ({K // GROUP}, N), contiguous",
         )
     name = host.dtype_name(a)
     if name not in MAGIC or w.dtype != torch.int32 or scales.dtype != a.dtype or zeros is not None and zeros.dtype != torch.uint8:
@@ -328,7 +343,9 @@ def w4a16_matmul(
     how = config or chosen(M, N, K, host.multiprocessors(a.device))
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
     fields = STREAMED if how.warps else PIPELINED
-    what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}
+    what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None, "panels": panels}
+    if panels and PANEL % how.BN:
+        raise TileValueError(f"{how} for weights in panels of {PANEL} rows", expected="BN that divides them")
     if how.warps:
         if M > 16:
             raise TileValueError(f"{how} for {M} rows", expected="at most 16 rows")
@@ -346,8 +363,10 @@ def w4a16_matmul(
 # ---- what is right, and what it is measured against
 
 
-def unpack(w: torch.Tensor, N: int) -> torch.Tensor:
+def unpack(w: torch.Tensor, N: int, K: int) -> torch.Tensor:
     """The weights (N, K) from 0 to 15 that `pack` made words of."""
+    if tuple(w.shape) != shapes(N, K)[False]:
+        w = w.reshape(-1, K // GROUP, PANEL // ROWS, GROUP).transpose(1, 2).reshape(-1, K)
     nibbles = torch.stack([(w >> (4 * k)) & 15 for k in range(8)], -1).reshape(w.shape[0], -1, ROWS, WORDS, 8).transpose(1, 2)
     made = torch.empty(*nibbles.shape[:3], GROUP, dtype=torch.int32, device=w.device)
     made[..., order(w.device)] = nibbles
@@ -357,17 +376,18 @@ def unpack(w: torch.Tensor, N: int) -> torch.Tensor:
 def dequantised(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     """The weights (N, K) in float64."""
     spread = lambda x: x.T.double().repeat_interleave(GROUP, 1)  # noqa: E731
-    return (unpack(w, scales.shape[1]).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
+    return (unpack(w, scales.shape[1], scales.shape[0] * GROUP).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
 
 
 def draw(
-    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, **config: int
+    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, panels: bool = False,
+    **config: int,
 ) -> dict[str, Any]:
     """Normal random activations, weights and zeros from 0 to 15, scales around 0.1; ``config``: fields of a `Config`."""
     g = generator(device, seed)
     made: dict[str, Any] = {
         "a": normal((M, K), dtype, g),
-        "w": torch.randint(-(1 << 31), 1 << 31, (ceil_div(N, ROWS), K), generator=g, device=device, dtype=torch.int64).to(torch.int32),
+        "w": torch.randint(-(1 << 31), 1 << 31, shapes(N, K)[panels], generator=g, device=device, dtype=torch.int64).to(torch.int32),
         "scales": (torch.rand(K // GROUP, N, generator=g, device=device) * 0.1 + 0.05).to(getattr(torch, dtype)),
     }
     if zeros:
@@ -399,17 +419,20 @@ def _cases() -> tuple[Case, ...]:
         {"M": 5, "N": 40, "K": 128, "zeros": True},
         {"M": 11, "N": 76, "K": 1152, "warps": 4, "rows": 32, "early": 2, "zeros": True, "dtype": "float16"},
         {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True},
-        {"M": 13, "N": 72, "K": 1280, "warps": 2, "rows": 64, "early": -2, "zeros": True},
-        {"M": 16, "N": 72, "K": 1408, "warps": 8, "rows": 64, "team": 4, "early": -2, "dtype": "float16"},
         {"M": 20, "N": 64, "K": 640, "split": 3, "BM": 32, "stages": 2},
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},
         {"M": 70, "N": 136, "K": 256, "zeros": True},
+        {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True, "panels": True},
+        {"M": 11, "N": 136, "K": 1152, "warps": 2, "rows": 64, "early": 0, "panels": True},
+        {"M": 20, "N": 136, "K": 640, "split": 3, "BM": 32, "stages": 2, "panels": True},
     ]
     ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
     gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ragged for d in MAGIC for z in (False, True)]
+    gpu += [{"M": m, "N": n, "K": k, "dtype": "bfloat16", "zeros": True, "panels": True} for m, n, k in ragged]
     bars = {1: 3.0, 16: 2.5, 128: 1.0}
     bench = [({"M": m, "N": 8192, "K": 8192, "zeros": z}, bar) for m, bar in bars.items() for z in (False, True)]
+    bench += [({"M": m, "N": 8192, "K": 8192, "zeros": False, "panels": True}, bar) for m, bar in bars.items()]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=bar) for s, bar in bench))
 
 

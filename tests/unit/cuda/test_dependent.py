@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 import tilescale.language as T
@@ -17,7 +16,6 @@ from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.description import parameter_words
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.tvm_compat import tirx
 
 
 def scaled(pdl: bool = True) -> Any:
@@ -71,66 +69,6 @@ def test_the_text_and_the_launch():
     made, program = lowered(scaled())
     assert "__restrict__" not in print_kernel(made).text  # its memory changes while it runs
     assert "__restrict__" in print_kernel(lowered(scaled(pdl=False))[0]).text
-
-
-def looked_up() -> Any:
-    @T.prim_func
-    def looked_up(A: T.Tensor((70,), "int32"), B: T.Tensor((70,), "float32"), C: T.Tensor((70,), "float32")):
-        with T.Kernel(2, threads=64, pdl=True) as b:
-            at = T.alloc_fragment((64,), "int32")
-            for i in T.Parallel(64):
-                at[i] = A[b * 64 + i]
-            for i in T.Parallel(64):
-                C[b * 64 + i] = B[at[i]]
-
-    return looked_up
-
-
-def test_first_loads_are_asked_for_in_front_of_the_wait():
-    text = print_kernel(lowered(scaled())[0]).text
-    asked = text.index("ts::ask(&A[")
-    assert asked < text.index("ts::await_launches()") < text.index("= A[")
-    assert text.count("ts::ask") == 1  # nobody asks for C, which is written
-    assert "ts::ask" not in print_kernel(lowered(scaled(pdl=False))[0]).text
-
-
-def streaming() -> Any:
-    @T.prim_func
-    def streaming(A: T.Tensor((4, 640), "float32"), B: T.Tensor((640,), "float32"), C: T.Tensor((4, 128), "float32")):
-        with T.Kernel(4, threads=128, pdl=True) as b:
-            acc = T.alloc_fragment((128,), "float32")
-            T.clear(acc)
-            for k in T.serial(5):
-                for i in T.Parallel(128):
-                    acc[i] = acc[i] + A[b, k * 128 + i] * B[k * 128 + i]
-            T.copy(acc, C[b, 0])
-
-    return streaming
-
-
-def test_loops_ask_a_round_ahead():
-    args = {"A": data((4, 640), "float32", 1), "B": data((640,), "float32", 2), "C": empty((4, 128), "float32")}
-    agree(streaming(), args)
-    text = print_kernel(lowered(streaming())[0]).text
-    loop = text.index("for (int k = 0; k < 5; ++k) {\n    if (k + 1 < 5) {\n      ts::ask(&A[")
-    assert "ts::ask(&A[" in text[text.index("ts::await_launches()") : loop]  # the first round
-    assert "ts::ask(&B[" not in text  # all blocks read it alike
-
-
-def farther(address: Any) -> Any:
-    """A hundred elements on."""
-    load = address.args[0]
-    return tirx.address_of(tirx.BufferLoad(load.source, [load.indices[0] + 100]))
-
-
-def test_only_what_is_there_and_known_is_asked_for():
-    args = {"A": np.arange(70, dtype=np.int32)[::-1].copy(), "B": data((70,), "float32", 1), "C": empty((70,), "float32")}
-    agree(looked_up(), args)
-    made, program = lowered(looked_up())
-    text = print_kernel(made).text
-    assert "ts::ask(&A[" in text and "ts::ask(&B[" not in text
-    with pytest.raises(EmulationError, match="asks for what lies outside A"):
-        emulate.run(edited(made, lambda n, a: ("ts::ask", [farther(a[0])]) if n == "ts::ask" else ...), program, args)
 
 
 def test_older_architectures_wait_as_ever():

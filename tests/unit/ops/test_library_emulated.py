@@ -22,10 +22,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("attention_backward", {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "dim": 64}),
     ("attention_backward", {"batch": 1, "heads": 1, "length": 200, "dim": 64, "causal": True}),
     ("attention_backward", {"batch": 2, "heads": 1, "length": 150, "dim": 64, "packed": True, "dtype": "float16"}),
-    ("w4a16", {"M": 13, "N": 72, "K": 1280, "warps": 2, "rows": 64, "early": -2, "zeros": True}),
-    ("w4a16", {"M": 9, "N": 72, "K": 1280, "warps": 2, "rows": 64, "early": -2, "late": 1, "zeros": True}),
-    ("w4a16", {"M": 16, "N": 72, "K": 1408, "warps": 8, "rows": 64, "team": 4, "early": -2, "dtype": "float16"}),
-    ("w4a16", {"M": 1, "N": 40, "K": 1024, "BN": 32, "warps": 4, "early": -1, "late": 1}),
+    ("w4a16", {"M": 11, "N": 136, "K": 1152, "warps": 2, "rows": 64, "early": 0, "panels": True, "zeros": True}),
+    ("w4a16", {"M": 1, "N": 72, "K": 896, "BN": 32, "warps": 4, "early": -1, "panels": True}),
+    ("w4a16", {"M": 20, "N": 136, "K": 640, "split": 3, "BM": 32, "stages": 2, "panels": True}),
 ]
 
 
