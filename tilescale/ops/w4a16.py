@@ -48,7 +48,7 @@ def order(device: Any = None) -> torch.Tensor:
     return made
 
 
-def pack(values: torch.Tensor, *, panels: bool = False) -> torch.Tensor:
+def pack(values: torch.Tensor, *, panels: bool = True) -> torch.Tensor:
     """Weights (N, K) from 0 to 15, of any integer dtype, as ``w4a16_matmul`` takes them: (ceil(N / 8), K) of int32, in a row the groups of
     eight rows of weights, one behind the other: a group's words of the first row, of the second, … What one instruction of a warp loads,
     16 bytes for each thread, is one piece of memory so.
@@ -299,8 +299,6 @@ def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
     if M <= 16:
         BN = next((b for b in (64, 32) if 10 * ceil_div(N, b) >= 9 * processors), 16 if M == 1 else 32)
         rows, most, early = (16, 32, -1 if K <= 1 << 15 else 1) if M == 1 else (BN, 512 // BN, 0)
-        if M == 1 and BN == 64:  # two blocks a multiprocessor, so that one begins where the other ends
-            BN, most = 32, 16
         shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
         return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=early)
     if M <= 64:
@@ -380,7 +378,7 @@ def dequantised(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | Non
 
 
 def draw(
-    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, panels: bool = False,
+    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, panels: bool = True,
     **config: int,
 ) -> dict[str, Any]:
     """Normal random activations, weights and zeros from 0 to 15, scales around 0.1; ``config``: fields of a `Config`."""
@@ -423,16 +421,15 @@ def _cases() -> tuple[Case, ...]:
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},
         {"M": 70, "N": 136, "K": 256, "zeros": True},
-        {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True, "panels": True},
-        {"M": 11, "N": 136, "K": 1152, "warps": 2, "rows": 64, "early": 0, "panels": True},
-        {"M": 20, "N": 136, "K": 640, "split": 3, "BM": 32, "stages": 2, "panels": True},
+        {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True, "panels": False},
+        {"M": 11, "N": 136, "K": 1152, "warps": 2, "rows": 64, "early": 0, "panels": False},
+        {"M": 20, "N": 136, "K": 640, "split": 3, "BM": 32, "stages": 2, "panels": False},
     ]
     ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
     gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ragged for d in MAGIC for z in (False, True)]
-    gpu += [{"M": m, "N": n, "K": k, "dtype": "bfloat16", "zeros": True, "panels": True} for m, n, k in ragged]
+    gpu += [{"M": m, "N": n, "K": k, "dtype": "bfloat16", "zeros": True, "panels": False} for m, n, k in ragged]
     bars = {1: 3.0, 16: 2.5, 128: 1.0}
     bench = [({"M": m, "N": 8192, "K": 8192, "zeros": z}, bar) for m, bar in bars.items() for z in (False, True)]
-    bench += [({"M": m, "N": 8192, "K": 8192, "zeros": False, "panels": True}, bar) for m, bar in bars.items()]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=bar) for s, bar in bench))
 
 
