@@ -27,6 +27,8 @@ GROUP = 128
 WORDS = GROUP // 8
 #: rows whose words of a group lie together
 ROWS = 8
+#: rows of a panel, whose groups lie one behind the other
+PANEL = 64
 #: weights of a row that a word of each of four threads has
 PART = 32
 #: dtype → the bits of two numbers whose last four bits of the fraction count ones, and that number
@@ -46,10 +48,13 @@ def order(device: Any = None) -> torch.Tensor:
     return made
 
 
-def pack(values: torch.Tensor) -> torch.Tensor:
+def pack(values: torch.Tensor, *, panels: bool = True) -> torch.Tensor:
     """Weights (N, K) from 0 to 15, of any integer dtype, as ``w4a16_matmul`` takes them: (ceil(N / 8), K) of int32, in a row the groups of
     eight rows of weights, one behind the other: a group's words of the first row, of the second, … What one instruction of a warp loads,
     16 bytes for each thread, is one piece of memory so.
+
+    With ``panels`` (ceil(N / 64) · K / 16, 128): of 64 rows, eight pieces, a group lies together, and the groups of a panel one behind the
+    other, so that what a block reads at a time is one piece of memory too.
 
     Raises:
         TileValueError: K is no multiple of 128.
@@ -60,7 +65,27 @@ def pack(values: torch.Tensor) -> torch.Tensor:
     groups = padded.reshape(-1, ROWS, padded.shape[1] // GROUP, GROUP)[..., order(values.device)]
     words = sum(groups[..., k] << (4 * k) for k in range(8))
     words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-    return words.transpose(1, 2).reshape(words.shape[0], -1)
+    words = words.transpose(1, 2).reshape(words.shape[0], -1)
+    return paneled(words) if panels else words
+
+
+def paneled(words: torch.Tensor) -> torch.Tensor:
+    """Words (ceil(N / 8), K) as panels."""
+    high = PANEL // ROWS
+    padded = torch.nn.functional.pad(words, (0, 0, 0, -words.shape[0] % high))
+    return padded.reshape(-1, high, padded.shape[1] // GROUP, GROUP).transpose(1, 2).reshape(-1, GROUP)
+
+
+def shapes(N: int, K: int) -> dict[bool, tuple[int, int]]:
+    """The shapes of packed weights, without and with panels."""
+    return {False: (ceil_div(N, ROWS), K), True: (ceil_div(N, PANEL) * K // 16, GROUP)}
+
+
+def place(first: Any, group: Any, groups: int, panels: bool) -> tuple[Any, Any]:
+    """Where the words of a group begin, of the rows from ``first`` on, of ``groups`` in all."""
+    if panels:
+        return (first // PANEL * groups + group) * (PANEL // ROWS) + first % PANEL // ROWS, 0
+    return first // ROWS, group * GROUP
 
 
 # ---- the kernel
@@ -68,7 +93,7 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 def product(
     M: int, N: int, K: int, BM: int, BN: int, groups: int, stages: int, threads: int, split: int, cluster: int, pdl: bool, dtype: str,
-    out: str, zeros: bool,
+    out: str, zeros: bool, panels: bool,
 ) -> Any:  # fmt: skip
     """C (split, M, N) = A (M, K) · dequantised Wᵀ (packed: ceil(N / 8), K), each a sum over its share of the groups, ``groups`` of
     them in a stage. Scales, zeros: (K // 128, N). ``cluster`` blocks side by side read equal activations, which TMA brings all of them at
@@ -95,8 +120,10 @@ def product(
             T.clear(acc)
             for step in T.Pipelined(steps, num_stages=stages):
                 for g in range(groups):
-                    T.copy(W[bx * (BN // ROWS), ((bz * steps + step) * groups + g) * GROUP], w[g])
-                    T.copy(A[by * BM, ((bz * steps + step) * groups + g) * GROUP], a[g])
+                    group = (bz * steps + step) * groups + g
+                    row, column = place(bx * BN, group, K // GROUP, panels)
+                    T.copy(W[row, column], w[g])
+                    T.copy(A[by * BM, group * GROUP], a[g])
                 for g in range(groups + 1):
                     if g < groups:
                         for i, j in T.Parallel(BN, WORDS):
@@ -115,10 +142,12 @@ def product(
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
-    return declared(body, M, N, K, (split, M, N), dtype, out, zeros)
+    return declared(body, M, N, K, (split, M, N), dtype, out, zeros, panels)
 
 
-def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool) -> Any:
+def streamed(
+    M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool, panels: bool
+) -> Any:  # fmt: skip
     """The same for at most 16 rows of A, at the speed of memory: C (M, N) is written once.
 
     A block has ``BN`` columns of C. Each warp takes ``rows`` of them and every so many-th group of k, and works alone to the end: words go
@@ -149,8 +178,9 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
 
                 def load(n, k):
                     group = k * shares + share
+                    row, column = place(first, group, K // GROUP, panels)
                     for i, j in T.Parallel(rows, WORDS):
-                        words[n][i, j] = W[first // ROWS + i // ROWS, group * GROUP + i % ROWS * WORDS + j]
+                        words[n][i, j] = W[row + i // ROWS, column + i % ROWS * WORDS + j]
                     T.copy(scales[group, first], scale[n])
                     if zeros is not None:
                         T.copy(zeros[group, first], zero[n])
@@ -207,12 +237,12 @@ def streamed(M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int,
             for i, j in T.Parallel(BN, BM):
                 C[j, bx * BN + i] = functools.reduce(lambda x, y: x + y, [sums[s, i, j] for s in range(shares)])
 
-    return declared(body, M, N, K, (M, N), dtype, dtype, zeros)
+    return declared(body, M, N, K, (M, N), dtype, dtype, zeros, panels)
 
 
-def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: str, out: str, zeros: bool) -> Any:
+def declared(body: Any, M: int, N: int, K: int, result: tuple[int, ...], dtype: str, out: str, zeros: bool, panels: bool) -> Any:
     """The kernel of ``body(A, W, scales, zeros or None, C)``."""
-    packed, scaled = (ceil_div(N, ROWS), K), (K // GROUP, N)
+    packed, scaled = shapes(N, K)[panels], (K // GROUP, N)
 
     @T.prim_func
     def w4a16(
@@ -284,7 +314,7 @@ def w4a16_matmul(
     """a · Wᵀ with W[n, k] = (value[n, k] - zero[k // 128, n]) · scale[k // 128, n]; summed in float32 and rounded once.
 
     Args:
-        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: (ceil(N / 8), K) of int32, made by `pack`.
+        a: (M, K) of bfloat16 or float16, contiguous, K a multiple of 128. w: of int32, made by `pack`, in panels or not.
         scales: (K // 128, N) of a's dtype. zeros: (K // 128, N) of uint8, from 0 to 15; without them all are 8.
         out: (M, N) of a's dtype, contiguous, takes the result. config: how the work is cut, where the own choice is not wanted.
 
@@ -297,10 +327,11 @@ def w4a16_matmul(
             f"a of {tuple(a.shape)}, w of {tuple(w.shape)}", expected=f"contiguous matrices, a of (M, K), K a multiple of {GROUP}"
         )
     (M, K), N = a.shape, scales.shape[1]
-    if tuple(w.shape) != (ceil_div(N, ROWS), K) or any(tuple(x.shape) != (K // GROUP, N) for x in tables):
+    panels = tuple(w.shape) != shapes(N, K)[False]
+    if tuple(w.shape) != shapes(N, K)[panels] or any(tuple(x.shape) != (K // GROUP, N) for x in tables):
         raise TileValueError(
             f"a of {tuple(a.shape)}, w of {tuple(w.shape)}, scales of {tuple(scales.shape)}",
-            expected=f"w ({ceil_div(N, ROWS)}, {K}), scales and zeros ({K // GROUP}, N), contiguous",
+            expected=f"w {shapes(N, K)[False]}, or {shapes(N, K)[True]} in panels, scales and zeros ({K // GROUP}, N), contiguous",
         )
     name = host.dtype_name(a)
     if name not in MAGIC or w.dtype != torch.int32 or scales.dtype != a.dtype or zeros is not None and zeros.dtype != torch.uint8:
@@ -310,7 +341,9 @@ def w4a16_matmul(
     how = config or chosen(M, N, K, host.multiprocessors(a.device))
     inputs = (a, w, scales) if zeros is None else (a, w, scales, zeros)
     fields = STREAMED if how.warps else PIPELINED
-    what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None}
+    what = {"M": M, "N": N, "K": K, **{f: getattr(how, f) for f in fields}, "dtype": name, "zeros": zeros is not None, "panels": panels}
+    if panels and PANEL % how.BN:
+        raise TileValueError(f"{how} for weights in panels of {PANEL} rows", expected="BN that divides them")
     if how.warps:
         if M > 16:
             raise TileValueError(f"{how} for {M} rows", expected="at most 16 rows")
@@ -328,8 +361,10 @@ def w4a16_matmul(
 # ---- what is right, and what it is measured against
 
 
-def unpack(w: torch.Tensor, N: int) -> torch.Tensor:
+def unpack(w: torch.Tensor, N: int, K: int) -> torch.Tensor:
     """The weights (N, K) from 0 to 15 that `pack` made words of."""
+    if tuple(w.shape) != shapes(N, K)[False]:
+        w = w.reshape(-1, K // GROUP, PANEL // ROWS, GROUP).transpose(1, 2).reshape(-1, K)
     nibbles = torch.stack([(w >> (4 * k)) & 15 for k in range(8)], -1).reshape(w.shape[0], -1, ROWS, WORDS, 8).transpose(1, 2)
     made = torch.empty(*nibbles.shape[:3], GROUP, dtype=torch.int32, device=w.device)
     made[..., order(w.device)] = nibbles
@@ -339,17 +374,18 @@ def unpack(w: torch.Tensor, N: int) -> torch.Tensor:
 def dequantised(w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
     """The weights (N, K) in float64."""
     spread = lambda x: x.T.double().repeat_interleave(GROUP, 1)  # noqa: E731
-    return (unpack(w, scales.shape[1]).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
+    return (unpack(w, scales.shape[1], scales.shape[0] * GROUP).double() - (MIDDLE if zeros is None else spread(zeros))) * spread(scales)
 
 
 def draw(
-    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, **config: int
+    M: int, N: int, K: int, dtype: str = "bfloat16", zeros: bool = False, device: Any = "cpu", seed: int = 0, panels: bool = True,
+    **config: int,
 ) -> dict[str, Any]:
     """Normal random activations, weights and zeros from 0 to 15, scales around 0.1; ``config``: fields of a `Config`."""
     g = generator(device, seed)
     made: dict[str, Any] = {
         "a": normal((M, K), dtype, g),
-        "w": torch.randint(-(1 << 31), 1 << 31, (ceil_div(N, ROWS), K), generator=g, device=device, dtype=torch.int64).to(torch.int32),
+        "w": torch.randint(-(1 << 31), 1 << 31, shapes(N, K)[panels], generator=g, device=device, dtype=torch.int64).to(torch.int32),
         "scales": (torch.rand(K // GROUP, N, generator=g, device=device) * 0.1 + 0.05).to(getattr(torch, dtype)),
     }
     if zeros:
@@ -385,9 +421,13 @@ def _cases() -> tuple[Case, ...]:
         {"M": 3, "N": 72, "K": 640, "groups": 2, "stages": 2, "split": 2, "zeros": True},
         {"M": 70, "N": 72, "K": 640, "BM": 128, "groups": 2, "stages": 2, "threads": 256, "split": 1},
         {"M": 70, "N": 136, "K": 256, "zeros": True},
+        {"M": 1, "N": 72, "K": 896, "warps": 8, "early": -1, "zeros": True, "panels": False},
+        {"M": 11, "N": 136, "K": 1152, "warps": 2, "rows": 64, "early": 0, "panels": False},
+        {"M": 20, "N": 136, "K": 640, "split": 3, "BM": 32, "stages": 2, "panels": False},
     ]
     ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
     gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ragged for d in MAGIC for z in (False, True)]
+    gpu += [{"M": m, "N": n, "K": k, "dtype": "bfloat16", "zeros": True, "panels": False} for m, n, k in ragged]
     bars = {1: 3.0, 16: 2.5, 128: 1.0}
     bench = [({"M": m, "N": 8192, "K": 8192, "zeros": z}, bar) for m, bar in bars.items() for z in (False, True)]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=bar) for s, bar in bench))

@@ -11,7 +11,7 @@ import torch
 
 import tilescale.ops
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.ops import HOME, MODULES, load
+from tilescale.ops import HOME, MODULES, load, w4a16
 from tilescale.ops.case import Case, Op, as_tuple, worst
 
 SMALL = [pytest.param(load(m), c, id=f"{load(m).name}: {c}") for m in MODULES for c in load(m).cases if c.small]
@@ -93,6 +93,14 @@ def test_what_matmul_refuses():
     ):
         with pytest.raises(TileTypeError):
             wrong()
+
+
+@pytest.mark.parametrize("panels", [False, True])
+def test_packed_weights_come_back(panels: bool):
+    values = torch.randint(0, 16, (72, 384), generator=torch.Generator().manual_seed(1))
+    packed = w4a16.pack(values, panels=panels)
+    assert tuple(packed.shape) == w4a16.shapes(72, 384)[panels]
+    assert torch.equal(w4a16.unpack(packed, 72, 384).long(), values)
 
 
 def test_matrices_that_lie_neither_way_are_copied():

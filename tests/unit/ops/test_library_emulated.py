@@ -22,6 +22,9 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("attention_backward", {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "dim": 64}),
     ("attention_backward", {"batch": 1, "heads": 1, "length": 200, "dim": 64, "causal": True}),
     ("attention_backward", {"batch": 2, "heads": 1, "length": 150, "dim": 64, "packed": True, "dtype": "float16"}),
+    ("w4a16", {"M": 11, "N": 136, "K": 1152, "warps": 2, "rows": 64, "early": 0, "panels": True, "zeros": True}),
+    ("w4a16", {"M": 1, "N": 72, "K": 896, "BN": 32, "warps": 4, "early": -1, "panels": False}),
+    ("w4a16", {"M": 20, "N": 136, "K": 640, "split": 3, "BM": 32, "stages": 2, "panels": True}),
 ]
 
 
