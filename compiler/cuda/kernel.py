@@ -29,9 +29,9 @@ class TensorMap:
     """A tensor map (CUtensorMap) of a parameter, encoded by the launcher for the pointer and the extents of each call.
 
     param: the parameter's index. box: extents of the tile, outermost axis first like the tensor's shape. swizzle: bytes, 0, 32, 64 or
-    128. l2: bytes that a miss brings into the L2 cache, 0, 64, 128 or 256: a box's rows have 128 at most, and with 256 a product of 16 rows,
-    which is bound by reading its other operand, took 3 % longer. Elements outside read zero. A copy's coordinates may be negative, but the one along
-    the innermost axis must come to a multiple of 16 bytes: anything else stops the kernel as an illegal instruction.
+    128. l2: bytes that a miss brings into the L2 cache, 0, 64, 128 or 256; a box's rows have 128 at most, and with 256 products of 16 rows,
+    which are bound by reading the other operand, took 3 % longer. Elements outside read zero. A copy's coordinates may be negative, but the
+    one along the innermost axis must come to a multiple of 16 bytes: anything else stops the kernel as an illegal instruction.
     """
 
     param: int
