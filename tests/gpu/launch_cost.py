@@ -9,13 +9,15 @@ Four kinds of rows, each the median (and the least) of bursts that fit the GPU's
 - the whole call, with the same tensors and with others each time, a loop in Python around nothing, and torch's own addition;
 - the time from launch to launch on the GPU, of launches that lie ready.
 
-Calls are launched by graphs (tilescale/native/gpu_graph.c), with ``TILESCALE_LAUNCH_GRAPHS=0`` by cuLaunchKernelEx.
+Calls are launched by graphs (tilescale/native/gpu_graph.c), with ``TILESCALE_LAUNCH_GRAPHS=0`` by cuLaunchKernelEx. The rows go to
+launch_cost.json, or launch_cost_plain.json without graphs, in tests/bench/results, or in $OUT.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import statistics
 import subprocess
 import tempfile
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 
 import tilescale
+from tests.bench.record import record
 from tests.gpu.test_launch import add
 from tilescale import native
 from tilescale.compiler import driver
@@ -49,7 +52,11 @@ def library(folder: str) -> Any:
     return made
 
 
+ROWS: dict[str, dict[str, float]] = {}
+
+
 def show(name: str, median: float, least: float) -> None:
+    ROWS[name] = {"ns": round(median), "least_ns": round(least)}
     print(f"{name:58s} {median:8.0f} ns (least {least:.0f})")
 
 
@@ -133,6 +140,7 @@ def main() -> None:
     of_the_driver()
     of_a_call()
     of_the_gpu()
+    record("launch_cost_plain" if os.environ.get("TILESCALE_LAUNCH_GRAPHS") == "0" else "launch_cost", ROWS)
 
 
 if __name__ == "__main__":
