@@ -24,6 +24,7 @@ from tilescale.compiler.passes.gpu_stage import gpu_stage
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.neighbours import neighbours
+from tilescale.compiler.passes.operands_apart import operands_apart
 from tilescale.compiler.passes.release_fences import release_fences
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
@@ -47,6 +48,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     # What means something else on each target is refused on all of them, as it is written.
     Pass("tile_owners", tile_owners, spec.TILE),
+    Pass("operands_apart", operands_apart, spec.TILE),
     # The author's own schedule next: its entries count the statements as they are written.
     Pass("manual_stages", manual_stages, spec.TILE),
     # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
