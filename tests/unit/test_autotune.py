@@ -127,7 +127,7 @@ def test_wrong_results_are_skipped(latencies: dict[str, float]):
 
 def test_nothing_that_works_is_an_error(latencies: dict[str, float]):
     tuned = tilescale.autotune(copy_factory(), configs=[{"block": -1}, {"block": 0}])
-    text = "autotune of copy: none of 2 configurations works\n  block=-1: the grid has extent -16\n  block=0: integer div"
+    text = "autotune of copy: none of 2 configurations works\n  block=-1: the grid has extent -16\n  block=0: T.ceildiv(16, 0)"
     with refused(TileError, text):
         tuned(16)
 
