@@ -181,6 +181,7 @@ class Block:
         self.shown = index[: len(machine.prepared.launch.grid)]
         self.linear = index[0] + grid[0] * (index[1] + grid[1] * index[2])
         self.tiles: dict[tuple[int, tuple[int, ...]], Any] = {}
+        self.owners: dict[tuple[int, tuple[int, ...]], Executor] = {}
         self.rings: dict[int, Any] = {}
         self.mbarriers: dict[tuple[int, int], Any] = {}  # see mbarriers.py
         self.flights: dict[tuple[int, str], Any] = {}  # (executor, kind) → its queue, see flights.py
@@ -194,6 +195,15 @@ class Block:
             if (ring := self.machine.prepared.buffers[slot].ring) is not None:
                 made.ring = rings.of(self, ring)
         return made
+
+    def own_tile(self, slot: int, ex: Executor, depth: int) -> Any:
+        """`tile` as ``ex`` allocates it: a new one where another executor of its place did before, in an earlier round of a loop around
+        their T.Scale, whose values are no value of this one's. What a peer put there before anyone allocated it stays."""
+        at = slot, ex.place(depth)
+        if depth and self.owners.setdefault(at, ex) is not ex:
+            self.tiles.pop(at, None)
+            self.owners[at] = ex
+        return self.tile(*at)
 
 
 class Rank:

@@ -384,7 +384,7 @@ class Preparation(Expressions):
 
         def run(ex: Any) -> None:
             if scope.startswith("shared"):
-                ex.mem[slot] = ex.block.tile(slot, ex.place(info.depth))
+                ex.mem[slot] = ex.block.own_tile(slot, ex, info.depth)
                 return
             if private and ex.lanes is not None:
                 info.shape = (*ex.lanes, *shape)
@@ -408,7 +408,7 @@ class Preparation(Expressions):
         def run(ex: Any) -> None:
             shared = info.scope.startswith("shared")
             owner = (ex.rank.number, ex.block.shown)
-            ex.mem[slot] = ex.block.tile(slot, ex.place(info.depth)) if shared else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
+            ex.mem[slot] = ex.block.own_tile(slot, ex, info.depth) if shared else ex.machine.allocate(slot, owner, ex.mem.__getitem__)
 
         return Step(run)
 

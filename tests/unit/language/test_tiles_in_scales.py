@@ -216,3 +216,19 @@ def test_a_pipelined_loop_below_the_block_copies_in_turn_and_says_so(scale: str,
     level = gpu_schedule(tile_level(kernel), "sm_80")
     found = launch(level, 1, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)})
     assert not found.report.findings and np.array_equal(found.arrays[0]["C"], want)
+
+
+@T.prim_func
+def kept(D: T.Tensor((2, 64), "float32")):
+    with T.Kernel(1, threads=256):
+        for r in T.serial(3):
+            with T.Scale("warpgroup") as (w, n):
+                s = T.alloc_shared((64,), "float32")
+                if r == 0:
+                    T.fill(s, 1)
+                T.copy(s, D[w, 0:64])
+
+
+def test_what_a_round_left_in_an_executors_tile_is_no_value_of_the_next():
+    found = str(kept.check(ranks=1, args={"D": np.zeros((2, 64), np.float32)}, seeds=2))
+    assert "uninitialised: s[0:64] is read, and nothing has written it" in found
