@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.bench.record import record, script
+
 SHAPES = ((4096, 4096, 4096), (8192, 7168, 8192), (256, 8192, 8192))
 #: BM, BN, BK, stages, threads, panel, blocks
 CONFIGS = (
@@ -112,7 +114,8 @@ def measure_all(rounds: int, seconds: float, held_out: bool) -> None:
                         "kernels": measured(shape, configs, rounds)})  # fmt: skip
         best = sorted(figures[-1]["kernels"].items(), key=lambda item: item[1]["us"])
         print(shape, *(f"{name}: {f['us']:.1f}" for name, f in best[:6]), sep="\n  ", flush=True)
-        made = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rounds": rounds, "command": sys.argv, "figures": figures}
+        made = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "rounds": rounds}
+        made |= {"command": [script(), *sys.argv[1:]], "figures": figures}
         folder = Path(os.environ.get("OUT") or RESULTS)
         (folder / f"gemm_configs{'_held_out' * held_out}.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
 
@@ -214,8 +217,6 @@ def main(argv: list[str] | None = None) -> int:
     if args.measure:
         measure_all(args.rounds, args.seconds, args.held_out)
         return 0
-    from tests.bench.record import record
-
     figures: dict[str, Any] = {}
     for name in ("gemm_configs", "gemm_configs_held_out"):  # the latter where somebody has measured it
         path = RESULTS / f"{name}.json"
