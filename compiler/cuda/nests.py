@@ -11,9 +11,9 @@ from typing import Any
 from tilescale.compiler.cuda import packed, stmatrix
 from tilescale.compiler.cuda.atomic import emit_neighbours
 from tilescale.compiler.cuda.places import Global, Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, bound_in, plan
+from tilescale.compiler.cuda.vectors import Plan, plan
 from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.ir.multiples import spelt_out
+from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by

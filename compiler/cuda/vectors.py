@@ -155,13 +155,6 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
     return inside and all(multiple(analyzer, s, width) for s in place.strides[:-1])
 
 
-def bound_in(body: Any) -> dict[Any, Any]:
-    """The names that a nest's body binds, with what they stand for."""
-    found: dict[Any, Any] = {}
-    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
-    return found
-
-
 def _mentions(e: Any, var: Any) -> bool:
     found: list[Any] = []
     structural_walk(e, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))

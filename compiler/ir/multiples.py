@@ -26,6 +26,13 @@ class Promises(dict[str, int]):
             weakref.finalize(self, _promised.pop, var, None).atexit = False
 
 
+def bound_in(body: Any) -> dict[Any, Any]:
+    """The names that a statement binds, with what they stand for."""
+    found: dict[Any, Any] = {}
+    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
+    return found
+
+
 def spelt_out(e: Any, definitions: Mapping[Any, Any]) -> Any:
     """An index with the names that were bound to integer expressions replaced by those."""
     if isinstance(e, int):

@@ -9,7 +9,6 @@ from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.layout.loops import bits_of
-from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 #: axes of a tensor that TMA can copy, and what its rows and its coordinates along them come to a multiple of, in bytes
 MOST_AXES, CHUNK = 5, 16
@@ -24,13 +23,6 @@ def unfit(region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any
     if is_multiple(spelt_out(region.region[-1].min, names), CHUNK * 8 // bits_of(var)):
         return None
     return f"the first column of {name}'s tile is not known to be a multiple of {CHUNK} bytes"
-
-
-def names_of(body: Any) -> dict[Any, Any]:
-    """What names are bound to."""
-    found: dict[Any, Any] = {}
-    structural_walk(body, (tirx.Bind, lambda s: found.__setitem__(s.var, s.value)))
-    return found
 
 
 def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:

@@ -21,6 +21,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.multiples import bound_in
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.ring import late_release
@@ -142,7 +143,7 @@ def _aside(program: Any, depth: int, limit: int) -> Any | None:
 
 
 def _scheduled(program: Any, depth: int, aside: int = 1) -> Any:
-    written, names = written_buffers(program), boxes.names_of(program.func.body)
+    written, names = written_buffers(program), bound_in(program.func.body)
 
     def alone(call: Any) -> bool:
         return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
@@ -188,7 +189,7 @@ def _check_place(program: Any) -> None:
 
 def _check_copies(program: Any) -> None:
     """Every fill of a ring is a copy that TMA can do."""
-    names = boxes.names_of(program.func.body)
+    names = bound_in(program.func.body)
     for call in splitting.calls(program.func.body):
         if call.op.name == "ts.copy" and "ring" in call.attrs:
             if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:]), names):

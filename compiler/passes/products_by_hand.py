@@ -9,11 +9,11 @@ from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ir.multiples import multiple, spelt_out
+from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.roles import calls
-from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
+from tilescale.compiler.tvm_compat import ir, structural_map, sym, tirx
 from tilescale.compiler.widths import WARPGROUP, WIDTHS
 
 FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back to TMA"
@@ -25,8 +25,7 @@ def products_by_hand(program: Any) -> Any:
     mine = [c for c in calls(program.func.body) if _is_plain(c) and any(r.source in filled for r in c.args[:2])]
     if not mine:
         return program
-    names: dict[Any, Any] = {}
-    structural_walk(program.func.body, (tirx.Bind, lambda s: names.__setitem__(s.var, s.value)))
+    names = bound_in(program.func.body)
     reasons = {c: _unfit(c, program, names) for c in mine}
     kept = {c.args[2].source: why for c, why in reasons.items() if why is not None}
     # what else is added to an accumulator by threads decides its layout

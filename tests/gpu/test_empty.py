@@ -9,6 +9,7 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.gpu.gemms import gemm
+from tests.unit.cuda.test_hopper import ROWS, summed
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
@@ -16,18 +17,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs a Hopper GPU"),
 ]
 OPTIONS = [{}, {"blocks": 2}, {"cluster": 2}]
-ROWS = T.dynamic("rows")
-
-
-@T.prim_func
-def summed(A: T.Tensor((ROWS, 64), "float16"), C: T.Tensor((64, 64), "float32"), n: T.int32):
-    with T.Kernel(1, threads=128):
-        a, c = T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
-        T.fill(c, 1)
-        for k in T.Pipelined(n, num_stages=2):
-            T.copy(A[k * 32, 0], a)
-            T.gemm(a, a, c, transpose_A=True)
-        T.copy(c, C)
 
 
 @T.prim_func

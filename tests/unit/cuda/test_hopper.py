@@ -108,21 +108,23 @@ def test_a_loop_without_rounds(K: int, arch: str, options: dict[str, Any]):
     assert K or not got["C"].any()
 
 
+ROWS = T.dynamic("rows")
+
+
+@T.prim_func
+def summed(A: T.Tensor((ROWS, 64), "float16"), C: T.Tensor((64, 64), "float32"), n: T.int32):
+    with T.Kernel(1, threads=128):
+        a, c = T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+        T.fill(c, 1)
+        for k in T.Pipelined(n, num_stages=2):
+            T.copy(A[k * 32, 0], a)
+            T.gemm(a, a, c, transpose_A=True)
+        T.copy(c, C)
+
+
 def test_rounds_over_an_empty_tensor():
-    rows = T.dynamic("rows")
-
-    @T.prim_func
-    def kernel(A: T.Tensor((rows, 64), "float16"), C: T.Tensor((64, 64), "float32"), n: T.int32):
-        with T.Kernel(1, threads=128):
-            a, c = T.alloc_shared((32, 64), "float16"), T.alloc_fragment((64, 64), "float32")
-            T.fill(c, 1)
-            for k in T.Pipelined(n, num_stages=2):
-                T.copy(A[k * 32, 0], a)
-                T.gemm(a, a, c, transpose_A=True)
-            T.copy(c, C)
-
     for n in (0, 3):
-        assert (agree(kernel, {"A": data((0, 64), "float16"), "C": empty((64, 64), "float32"), "n": n})["C"] == 1).all()
+        assert (agree(summed, {"A": data((0, 64), "float16"), "C": empty((64, 64), "float32"), "n": n})["C"] == 1).all()
 
 
 @pytest.mark.parametrize("panel, order", [(2, "row"), (3, "column"), (8, "row")])
