@@ -1,13 +1,14 @@
 """The tree of errors. Every refusal names the user's file, line and expression, what was expected and what to write instead.
 
-A leaf: imports nothing of ours, so that compiler/, comm/ and launch/ may all raise from it.
+A leaf, so that compiler/, comm/ and launch/ may all raise from it.
 """
 
 from __future__ import annotations
 
-import linecache
 from dataclasses import dataclass
 from typing import Any
+
+from tilescale import source_text
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Loc:
 
     def excerpt(self) -> str:
         """The source line with a caret under the expression; empty where the source cannot be read."""
-        text = linecache.getline(self.file, self.line).rstrip("\n")
+        text = source_text.line(self.file, self.line)
         if not text.strip():
             return ""
         indent = len(text) - len(text.lstrip())

@@ -15,16 +15,15 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import linecache
 import os
 import sys
 import sysconfig
-import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tilescale import source_text
 from tilescale.errors import TileError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
 from tilescale.language.funcs import Macro, PrimFunc
@@ -86,34 +85,27 @@ class _Collect(ast.NodeVisitor):
 _known: dict[int, tuple[types.CodeType, _Names]] = {}
 
 
-def _names(code: types.CodeType) -> _Names:
+def _names(func: types.FunctionType) -> _Names:
+    code = func.__code__
     held = _known.get(id(code))
     if held is None:
-        held = _known[id(code)] = (code, _names_in_source(code) or _names_in_bytecode(code))
+        held = _known[id(code)] = (code, _names_in_source(func) or _names_in_bytecode(code))
     return held[1]
 
 
-def _names_in_source(code: types.CodeType) -> _Names | None:
-    """None where a function has no source that stands alone: lambdas, and what dataclasses and enums generate. Such functions are no
-    kernels, so their local annotations mean nothing and the bytecode has everything."""
-    import inspect
-
-    linecache.checkcache(code.co_filename)  # as the trace reads it: what is hashed is what would be compiled
-    lines = linecache.getlines(code.co_filename)
-    if code.co_name == "<lambda>" or code.co_firstlineno > len(lines):
-        return None
-    try:
-        text = "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
-        tree = ast.parse(textwrap.dedent(text))
-    except SyntaxError:
+def _names_in_source(func: types.FunctionType) -> _Names | None:
+    """None where a function has no definition whose text is the one that it was compiled from: lambdas, what dataclasses and enums
+    generate, helpers whose file has changed since. No kernel is compiled from such, so their local annotations mean nothing and the
+    bytecode has everything."""
+    source = source_text.find(func)
+    if source is None:
         return None
     collect = _Collect()
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            # Decorators and defaults were evaluated when the function was made; their values are hashed as what they are.
-            node.decorator_list = []
-        collect.visit(node)
-    return _Names(text, tuple(collect.chains))
+    # Decorators and defaults were evaluated when the function was made; their values are hashed as what they are.
+    for part in ast.iter_child_nodes(source.node):
+        if part not in source.node.decorator_list:
+            collect.visit(part)
+    return _Names(source.text, tuple(collect.chains))
 
 
 def _names_in_bytecode(code: types.CodeType) -> _Names:
@@ -232,10 +224,10 @@ class Fingerprint:
         if _is_fixed(v.__name__):
             self.put("module", v.__name__)
             return
-        file = getattr(v, "__file__", None)
-        if not file or not file.endswith(".py"):
-            raise Unhashable(f"{what} is the module {v.__name__}, which has no source")
-        self.put("module", v.__name__, Path(file).read_bytes())
+        source = source_text.module_as_imported(v)
+        if source is None:
+            raise Unhashable(f"{what} is the module {v.__name__}, whose source is not there, or has changed since it was imported")
+        self.put("module", v.__name__, source)
 
     def _class(self, v: type, what: str) -> None:
         if _is_fixed(v.__module__):
@@ -284,8 +276,7 @@ class Fingerprint:
             return
         if len(self.seen) > _FUNCTION_LIMIT:
             raise Unhashable(f"more than {_FUNCTION_LIMIT} functions and objects are used")
-        code = f.__code__
-        names = _names(code)
+        code, names = f.__code__, _names(f)
         # The place counts: reports of a cached kernel name it.
         self.put("function", f.__qualname__, code.co_filename, str(code.co_firstlineno), names.text)
         self.value((f.__defaults__, f.__kwdefaults__), f"a default of {f.__name__}")

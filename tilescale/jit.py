@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env, tracing
+from tilescale import env, source_text, tracing
 from tilescale.comm import sim as comm_sim
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 from tilescale.watch import Watch
@@ -301,6 +301,7 @@ def jit(
             f"@tilescale.jit takes a plain function, and this is a {type(func).__name__}",
             hint="@tilescale.jit above a def; tilescale.compile(…) for a @T.prim_func",
         )
+    source_text.keep(func)
     parse_target(target)
     if pass_configs:
         from tilescale import log

@@ -7,7 +7,6 @@ printed line knows its place, so that a compiler's complaint becomes one about t
 
 from __future__ import annotations
 
-import linecache
 import math
 import re
 from collections import Counter
@@ -16,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, ClassVar
 
+from tilescale import source_text
 from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_of
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
@@ -138,7 +138,7 @@ class CPrinter(Expressions):
         changed = self.place is None or (loc.file, loc.line) != (self.place.file, self.place.line)
         self.place = loc
         if changed:
-            source = linecache.getline(loc.file, loc.line).strip().rstrip("\\")
+            source = source_text.line(loc.file, loc.line).strip().rstrip("\\")
             self.write(f"// {PurePath(loc.file).name}:{loc.line}{'  ' + source if source else ''}")
 
     # -- statements

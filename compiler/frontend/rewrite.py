@@ -14,11 +14,11 @@ A name that is rebound under a device construct is poisoned behind it (and, in a
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
+import copy
 import types
 from typing import Any
 
+from tilescale import source_text
 from tilescale.errors import Loc, TileSyntaxError
 
 HOOKS = "__ts__"
@@ -324,24 +324,12 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     if hit is not None:
         return hit[1]
     filename = original.co_filename
-    try:
-        lines, first = inspect.getsourcelines(func)
-    except (OSError, TypeError) as error:
-        raise TileSyntaxError(
-            f"the source of {func.__name__} cannot be read", hint="define the kernel in a file (or a notebook cell), not through exec"
-        ) from error
-    source = textwrap.dedent("".join(lines))
-    indent = len(lines[0]) - len(lines[0].lstrip())
-    tree = ast.parse(source)
-    definition = tree.body[0]
+    source = source_text.find(func)
+    if source is None:
+        raise _lost(func)
+    definition = copy.deepcopy(source.node)
     if not isinstance(definition, ast.FunctionDef):
-        raise TileSyntaxError(f"{func.__name__} is not a plain function", loc=Loc(filename, first))
-    for node in ast.walk(tree):  # give the columns their indentation back
-        if indent and isinstance(node, (ast.stmt, ast.expr, ast.arg, ast.keyword)):
-            node.col_offset += indent
-            if node.end_col_offset is not None:
-                node.end_col_offset += indent
-    ast.increment_lineno(tree, first - 1)
+        raise TileSyntaxError(f"{func.__name__} is not a plain function", loc=Loc(filename, original.co_firstlineno))
     definition.decorator_list = []
     definition.args.defaults, definition.args.kw_defaults = [], [None] * len(definition.args.kwonlyargs)
     rewritten = Rewriter(filename).visit(definition)
@@ -355,6 +343,20 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     inner = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == definition.name)
     _compiled[id(original)] = (original, inner)
     return inner
+
+
+def _lost(func: types.FunctionType) -> TileSyntaxError:
+    """What to say of a function without the text that it was compiled from."""
+    name, at = func.__name__, Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
+    if source_text.has_changed(func):
+        return TileSyntaxError(
+            f"{at.file} changed since it was imported, before the source of {name} was read",
+            loc=at, expected="the lines that Python compiled", hint="start the program again, or reload the module",
+        )  # fmt: skip
+    return TileSyntaxError(
+        f"the source of {name} cannot be read", loc=at,
+        hint="define the kernel in a file (or a notebook cell), not through exec; or put its text into linecache.cache, under its file name",
+    )  # fmt: skip
 
 
 def rewritten(func: types.FunctionType, hooks: Any) -> types.FunctionType:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from tilescale import source_text
 from tilescale.errors import Loc
 
 _COMPILER = Path(__file__).resolve().parent.parent
@@ -28,7 +29,9 @@ _positions: dict[CodeType, list[tuple[int | None, ...]]] = {}
 
 def is_ours(filename: str) -> bool:
     """Whether a file belongs to TileScale, TVM or Python rather than to the user (whose notebook cells have names in <…> too)."""
-    if filename.startswith(("<frozen", "<string", "<__array")) or filename.startswith(OURS):
+    if filename.startswith(("<frozen", "<string", "<__array")):
+        return not source_text.is_known(filename)  # of `python -c`, whose functions are called <string> as what Python makes itself
+    if filename.startswith(OURS):
         return True
     return filename.startswith(_STDLIB) and "-packages/" not in filename
 
@@ -51,9 +54,7 @@ def _chars(code: CodeType, line: int | None, col: int | None) -> int | None:
     """Columns come as UTF-8 bytes; carets count characters. (ASCII lines need no look at the source.)"""
     if col is None or line is None or col == 0:
         return col
-    import linecache
-
-    text = linecache.getline(code.co_filename, line)
+    text = source_text.line(code.co_filename, line)
     if text.isascii():
         return col
     return len(text.encode()[:col].decode(errors="ignore"))

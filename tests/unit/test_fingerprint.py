@@ -110,6 +110,7 @@ def test_what_a_module_has_is_followed_to_the_attribute(tmp_path: Path, monkeypa
     (tmp_path / "ours_a.py").write_text("import ours_b\nX = 1\nY = 1\n")
     (tmp_path / "ours_b.py").write_text("def f(x):\n    return x\n\nZ = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # the .pyc says what a module was compiled from
     import ours_a  # type: ignore[import-not-found]
 
     def uses(x):

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from tilescale import source_text
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError
 
 from .annotations import ScalarSpec, TensorSpec
@@ -112,6 +113,7 @@ def prim_func(func: Callable[..., Any]) -> PrimFunc:
     """Marks a function as a kernel: parameters annotated with ``T.Tensor`` and friends, one ``with T.Kernel(…)`` in its body."""
     if not isinstance(func, types.FunctionType):
         raise TileTypeError("@T.prim_func takes a plain function", expected="@T.prim_func above a def")
+    source_text.keep(func)
     made = PrimFunc(func)
     for name, spec in made.params.items():
         if not isinstance(spec, (TensorSpec, ScalarSpec)):
@@ -143,31 +145,21 @@ def macro(func: Callable[..., Any]) -> Macro:
     """Marks a helper that kernels call: its ifs and loops over device values become device code, and it may return values."""
     if not isinstance(func, types.FunctionType):
         raise TileTypeError("@T.macro takes a plain function")
+    source_text.keep(func)
     return Macro(func)
 
 
 def parameter_loc(func: types.FunctionType, name: str) -> Loc:
     """Where a parameter is declared in the user's source."""
-    code = func.__code__
-    return _declared(code).get(name) or Loc(code.co_filename, code.co_firstlineno)
+    declared = _declared(func).get(name)
+    return declared or Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
 
 
-@functools.lru_cache(maxsize=32)  # reading the source takes longer than tracing a parameter, and a kernel has many
-def _declared(code: types.CodeType) -> dict[str, Loc]:
+def _declared(func: types.FunctionType) -> dict[str, Loc]:
     """Where each parameter is declared; empty without a source."""
-    import ast
-    import textwrap
-
-    try:
-        lines, first = inspect.getsourcelines(code)
-    except (OSError, TypeError):
+    source = source_text.find(func)
+    if source is None:
         return {}
-    indent = len(lines[0]) - len(lines[0].lstrip())
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    out: dict[str, Loc] = {}
-    for node in ast.walk(tree.body[0]):
-        if isinstance(node, ast.arg):
-            last = first + (node.end_lineno or node.lineno) - 1
-            made = Loc(code.co_filename, first + node.lineno - 1, node.col_offset + indent, last, (node.end_col_offset or 0) + indent)
-            out.setdefault(node.arg, made)
-    return out
+    args, file = source.node.args, func.__code__.co_filename
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, *filter(None, (args.vararg, args.kwarg))]
+    return {a.arg: Loc(file, a.lineno, a.col_offset, a.end_lineno, a.end_col_offset) for a in every}

@@ -1,0 +1,326 @@
+"""The text of functions, as it was when Python compiled them.
+
+A kernel is compiled from its text, long after its module was imported, and a file may be edited in between. So a file is read when a
+function of it is decorated (`keep`), and a text counts only where it fits: what it compiles to must be the very code object that the
+function has, with its lines and columns (`find`). A helper that nobody decorated is read when it is first reached, under the same rule.
+
+Bytecode has forgotten one thing, the annotations of local names, with which an eager kernel declares its tensors. Where there are any the
+text must also have been read while its module ran, or lie in a file that nobody touched since the module was compiled.
+
+A leaf that imports nothing of ours, so that `errors` may show the lines that were imported and not those that a file has now.
+"""
+
+from __future__ import annotations
+import __future__ as futures
+
+import ast
+import functools
+import importlib.util
+import linecache
+import os
+import sys
+import time
+import tokenize
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+#: What is older has not changed since a module that imports us was compiled.
+_BEGAN = time.time()
+#: What `from __future__ import …` in a module leaves in its functions' flags.
+_FUTURES = sum({getattr(futures, name).compiler_flag for name in futures.all_feature_names} - {futures.nested_scopes.compiler_flag})
+#: Loaders that compile a module's text as it stands. pytest's, for one, does not: it rewrites assertions.
+_LOADERS = ("_frozen_importlib", "_frozen_importlib_external", "importlib._bootstrap_external", "zipimport")
+#: Texts that are kept of one file; a notebook that reloads a module for weeks must not grow without end.
+_LIMIT = 64
+#: Syntax trees that are kept, which is as many kernels as a program compiles in a row.
+_TREES = 256
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(eq=False)
+class _Text:
+    """One state of a file. ``stamp``: (time of change, modification time, size) of the file that it was read from, None where there
+    is no file; ``running``: read while its module was being executed."""
+
+    lines: list[str]
+    stamp: tuple[int, int, int] | None = None
+    running: bool = False
+
+    @functools.cached_property
+    def imports(self) -> list[ast.stmt]:
+        """The imports at the margin. Python calls the functions of a name that its module imports with other instructions."""
+        out, k = "", 0
+        while k < len(self.lines):
+            if self.lines[k].startswith(("import ", "from ")):
+                out += self.lines[k]
+                while k + 1 < len(self.lines) and (self.lines[k].endswith("\\\n") or out.count("(") > out.count(")")):
+                    k += 1
+                    out += self.lines[k]
+            k += 1
+        tree = _parsed(out)
+        return [] if tree is None else tree.body
+
+
+@dataclass(frozen=True)
+class Source:
+    """The definition of a function: its node in the syntax tree, with the file's own lines and columns, and its text."""
+
+    node: Definition
+    text: str
+
+
+_texts: dict[str, list[_Text]] = {}
+#: file → the lines to show of it: those of the text that was used last
+_shown: dict[str, list[str]] = {}
+#: id of a code object → it and its source. By identity: two that are equal may come from different files (a notebook's cells).
+_found: dict[int, tuple[types.CodeType, Source]] = {}
+
+
+def keep(func: types.FunctionType) -> None:
+    """Reads the file of a function that is being decorated, unless it was read as it is now."""
+    code = func.__code__
+    if id(code) in _found:
+        return
+    texts = _texts.setdefault(code.co_filename, [])
+    running = _is_running(func.__globals__)
+    stamp = _stamp(code.co_filename)
+    if texts and stamp is not None and texts[-1].stamp == stamp:
+        texts[-1].running |= running
+        return
+    text = next(_readable(code, func.__globals__), None)
+    if text is not None:
+        text.running = running
+        texts.append(text)
+    del texts[:-_LIMIT]
+
+
+def find(func: types.FunctionType) -> Source | None:
+    """The definition of a function; None where no text that can be read compiles to the code that it has."""
+    code = func.__code__
+    held = _found.get(id(code))
+    if held is not None:
+        return held[1]
+    texts = _texts.setdefault(code.co_filename, [])
+    for text in (*reversed(texts), *_readable(code, func.__globals__)):
+        source = _fitting(text, func)
+        if source is not None:
+            if text not in texts:
+                texts.append(text)
+            _shown[code.co_filename] = text.lines
+            if len(_found) >= _TREES:
+                del _found[next(iter(_found))]
+            _found[id(code)] = (code, source)
+            return source
+    return None
+
+
+def is_known(file: str) -> bool:
+    """Whether a function's text was found under this name, which need not be a file's."""
+    return file in _shown
+
+
+def has_changed(func: types.FunctionType) -> bool:
+    """Of a function that is not found: whether there is a text under its file's name, which is another one by now. From then on no line
+    of it is shown."""
+    code = func.__code__
+    if not _texts.get(code.co_filename) and next(_readable(code, func.__globals__), None) is None:
+        return False
+    _shown[code.co_filename] = []
+    return True
+
+
+def module_as_imported(module: types.ModuleType) -> bytes | None:
+    """The source of a module; None where it has none, or its file may have changed since the import."""
+    file = getattr(module, "__file__", None)
+    if not file or not file.endswith(".py") or not _untouched(_stamp(file), vars(module)):
+        return None
+    with open(file, "rb") as f:
+        return f.read()
+
+
+def line(file: str, number: int) -> str:
+    """A line of a file without its end, as it was when the functions that are compiled now were imported; empty where there is none."""
+    lines = _shown.get(file)
+    if lines is None:
+        return linecache.getline(file, number).rstrip("\n")
+    return lines[number - 1].rstrip("\n") if 0 < number <= len(lines) else ""
+
+
+# ---- reading
+
+
+def _stamp(file: str) -> tuple[int, int, int] | None:
+    try:
+        s = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return s.st_ctime_ns, s.st_mtime_ns, s.st_size
+
+
+def _readable(code: types.CodeType, scope: dict[str, Any]) -> Iterator[_Text]:
+    """Every text that is known under a code object's file name, one look each: the file; what the module's loader has (a zip file); what
+    linecache has been told (the cells of notebooks, the lines of a REPL); what stands behind ``python -c``."""
+    file = code.co_filename
+    try:
+        with open(file, "rb") as raw:
+            s = os.fstat(raw.fileno())
+            encoding, _ = tokenize.detect_encoding(raw.readline)
+            raw.seek(0)
+            text = raw.read().decode(encoding)
+        yield _Text(_lines(text), (s.st_ctime_ns, s.st_mtime_ns, s.st_size))
+    except (OSError, SyntaxError, ValueError):
+        pass
+    loader, name = scope.get("__loader__"), scope.get("__name__")
+    if scope.get("__file__") == file and hasattr(loader, "get_source") and not os.path.exists(file):
+        try:
+            text = loader.get_source(name)
+        except ImportError:
+            text = None
+        if text:
+            yield _Text(_lines(text))
+    by_code = getattr(linecache, "_getlines_from_code", None)  # Python 3.13 keeps what a REPL compiled by code object
+    lines = by_code(code) if by_code is not None else None
+    if lines:
+        yield _Text(list(lines))
+    lines = linecache.getlines(file, scope)
+    if lines:
+        _, modified = linecache.cache.get(file, (0, None))[:2]
+        read = None if modified is None else (int(modified * 1e9),) * 2
+        yield _Text(list(lines), read and (*read, len("".join(lines).encode())))
+    if file == "<string>" and sys.argv[:1] == ["-c"]:
+        for option, text in zip(sys.orig_argv, sys.orig_argv[1:]):
+            if option.startswith("-") and option.endswith("c"):
+                yield _Text(_lines(text))
+
+
+def _lines(text: str) -> list[str]:
+    """As Python's tokenizer counts them: form feeds and their kin end no line."""
+    return [part + "\n" for part in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+
+
+# ---- does it fit?
+
+
+def _fitting(text: _Text, func: types.FunctionType) -> Source | None:
+    code = func.__code__
+    node = _statement(text, code)
+    if node is not None and not text.running and not _untouched(text.stamp, func.__globals__) and _declares(node):
+        return None
+    if node is None and _has_own_loader(func.__globals__) and _untouched(text.stamp, func.__globals__):
+        node = _definition(_parsed("".join(text.lines)), code, exactly=False)
+    return None if node is None else Source(node, "".join(text.lines[code.co_firstlineno - 1 : node.end_lineno]))
+
+
+def _statement(text: _Text, code: types.CodeType) -> Definition | None:
+    """The definition, from the lines of the statement around it alone, which takes a tenth of a file's time; from the whole file where
+    these lines do not compile to the function's code."""
+    lines, first = text.lines, code.co_firstlineno
+    if first > len(lines):
+        return None
+
+    def begins(k: int) -> bool:
+        """Whether a statement of the module begins here: what stands at the margin and continues nothing."""
+        return lines[k][0] not in " \t\f\n#)]}" and not lines[k].startswith(("else", "elif", "except", "finally"))
+
+    start = end = first - 1
+    while start > 0 and not begins(start):
+        start -= 1
+    while end < len(lines) - 1 and lines[end][0] in "@ \t\f\n#)]}" and lines[start][0] == "@":  # from decorators on to their def
+        end += 1
+    end += 1
+    while end < len(lines) and not begins(end):
+        end += 1
+    alone = _parsed("\n" * start + "".join(lines[start:end]))
+    if alone is not None:
+        alone.body = text.imports + alone.body
+        if (found := _definition(alone, code)) is not None:
+            return found
+    return _definition(_parsed("".join(lines)), code)
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _definition(module: ast.Module | None, code: types.CodeType, exactly: bool = True) -> Definition | None:
+    """The function's definition in a module; None where the module does not hold it or, ``exactly``, compiles to other code."""
+    if module is None or exactly and not _holds(module, code):
+        return None
+    wanted = code.co_name, code.co_firstlineno
+    return next((n for n in _functions(module.body) if (n.name, _first_line(n)) == wanted), None)
+
+
+def _functions(statements: Iterable[Any]) -> Iterator[Definition]:
+    for s in statements:
+        if isinstance(s, Definition):
+            yield s
+        for inner in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from _functions(getattr(s, inner, ()))
+
+
+def _holds(module: ast.Module, code: types.CodeType) -> bool:
+    try:
+        made = compile(module, code.co_filename, "exec", code.co_flags & _FUTURES, True)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return any(inner == code for inner in _all_codes(made))
+
+
+def _first_line(node: Definition) -> int:
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+
+
+def _all_codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from _all_codes(constant)
+
+
+def _declares(node: ast.AST) -> bool:
+    """Whether a function annotates names of its own."""
+    return any(isinstance(n, ast.AnnAssign) for n in ast.walk(node))
+
+
+# ---- what the bytecode cannot tell
+
+
+def _is_running(scope: dict[str, Any]) -> bool:
+    """Whether the body of the module, or the cell, with these globals is being executed: its text was read just now."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals is scope and frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _untouched(stamp: tuple[int, int, int] | None, scope: dict[str, Any]) -> bool:
+    """Whether a file is as it was when its module was compiled: older than this process's first look at the language, or what the
+    module's .pyc was made from. What is no file (a cell, a zip archive) is not edited in place."""
+    if stamp is None:
+        return True
+    changed, modified, size = stamp
+    if max(changed, modified) / 1e9 < _BEGAN:
+        return True
+    try:
+        with open(scope.get("__cached__") or importlib.util.cache_from_source(scope["__file__"]), "rb") as f:
+            head = f.read(16)
+    except (OSError, KeyError, NotImplementedError, TypeError):
+        return False
+    kept = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
+    return head[:4] == importlib.util.MAGIC_NUMBER and head[4:8] == bytes(4) and kept == (modified // 10**9 & 0xFFFFFFFF, size & 0xFFFFFFFF)
+
+
+def _has_own_loader(scope: dict[str, Any]) -> bool:
+    """Whether a module's loader may have compiled something else than its text."""
+    loader = scope.get("__loader__")
+    kind = loader if isinstance(loader, type) else type(loader)
+    return loader is not None and kind.__module__ not in _LOADERS
