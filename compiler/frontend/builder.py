@@ -143,6 +143,12 @@ class Builder:
         self._names[name] = n
         return name if n == 0 else f"{name}_{n}"
 
+    def give_name(self, buffer: Any, name: str) -> Any:
+        """Gives an allocation its name, or one made of it; the buffer."""
+        self.unnamed.discard(buffer.var)
+        buffer.name = self.renames[buffer.var] = self.unique(name)
+        return buffer
+
     @property
     def executor(self) -> str:
         """The innermost scale up to the block: who runs a statement."""

@@ -20,8 +20,9 @@ from tilescale.compiler.frontend.values import (
     dtype_of,
     negative,
     to_expr,
+    truth,
 )
-from tilescale.compiler.tvm_compat import ir, is_expr, tirx
+from tilescale.compiler.tvm_compat import ir, is_expr, structural_walk, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
 from tilescale.language.symbolic import COMPARE, SymExpr, settle
 
@@ -196,7 +197,7 @@ class Hooks:
         then, other = (body, None) if state.then_body is None else (state.then_body, body)
         assert state.frame is not None
         b.pop(state.frame)
-        b.emit(tirx.IfThenElse(_boolean(state.test), then, other, b.span(state.loc)))
+        b.emit(tirx.IfThenElse(truth(state.test), then, other, b.span(state.loc)))
 
     # -- loops ----------------------------------------------------------------------------------------------------
     def loop(self, iterable: Any, targets: tuple[str, ...], snapshot: dict[str, Callable[[], Any]]) -> _Loop:
@@ -229,7 +230,7 @@ class Hooks:
                 loc=state.loc,
                 hint="compute it in the body into a T.alloc_var and test that",
             )
-        state.device, state.test = True, _boolean(value)
+        state.device, state.test = True, truth(value)
         state.frame = b.push("while", device=True)
         state.inside = True
         b.open_body()
@@ -307,14 +308,14 @@ class Hooks:
     # -- assignments ----------------------------------------------------------------------------------------------
     def bind(self, name: str, value: Any, thunk: Callable[[], Any]) -> Any:
         """``name = value``: stores into a variable, or names a device scalar so that it is computed once, here."""
-        now = _peek(thunk)
-        if isinstance(now, Variable) and not isinstance(value, (Variable, Buffer)):
+        now, b = _peek(thunk), bld.current()
+        made_here = isinstance(value, Buffer) and value.var in b.unnamed  # an allocation takes the name over
+        if isinstance(now, Variable) and not isinstance(value, Variable) and not made_here:
             now.store(value)
             return now
         if isinstance(value, Variable) and isinstance(now, Variable) and value is not now and now.name != value.name:
             now.store(value)
             return now
-        b = bld.current()
         if isinstance(value, SymExpr):
             return value
         if hasattr(value, "asobject"):
@@ -332,8 +333,7 @@ class Hooks:
         for called, held in _parts(name, value):
             buffer = held.buffer if isinstance(held, Variable) else held
             if isinstance(buffer, Buffer) and buffer.var in b.unnamed:
-                b.unnamed.remove(buffer.var)
-                buffer.name = b.renames[buffer.var] = b.unique(called)
+                b.give_name(buffer, called)
         return value
 
     def declare(self, name: str, annotation: Any, value: Any, thunk: Callable[[], Any]) -> Any:
@@ -389,7 +389,7 @@ class Hooks:
         return negative(value) if _in_ir(value) else -value
 
     def not_(self, value: Any) -> Any:
-        return tirx.Not(_boolean(value)) if is_device(value) else not value
+        return tirx.Not(truth(value)) if is_device(value) else not value
 
     def cmp(self, ops: tuple[str, ...], left: Any, *rights: Callable[[], Any]) -> Any:
         """A chain ``a < b <= c``: each operand is evaluated once, and not at all behind a Python False."""
@@ -405,7 +405,7 @@ class Hooks:
             else:
                 value = COMPARE[_COMPARISONS[op]](left, right)
             if is_device(value):
-                result = value if result is True else tirx.And(_boolean(result), _boolean(value))
+                result = value if result is True else tirx.And(truth(result), truth(value))
             elif not value:
                 return value
             left = right
@@ -416,7 +416,8 @@ class Hooks:
             return a() if test else b()
         from tilescale.compiler.ops.math import if_then_else
 
-        return if_then_else(test, a(), b())
+        (x, first), (y, second) = _apart(a), _apart(b)
+        return _one_of(test, (first, x), (second, y)) if first or second else if_then_else(test, x, y)
 
     def builtin(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """``range``, ``min``, ``abs`` … over device values; Python's own where nothing is on the device or the name is rebound."""
@@ -451,24 +452,61 @@ def _in_ir(value: Any) -> bool:
     return is_device(value) and not isinstance(value, SymExpr)
 
 
-def _boolean(value: Any) -> Any:
-    e = as_expr(value, "bool")
-    return e if str(e.ty) == "bool" else tirx.NE(e, tirx.const(0, str(e.ty)))
-
-
 def _chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -> Any:
-    """``and`` / ``or``: short-circuit for Python values, one device expression of the rest."""
+    """``and`` / ``or``: short-circuit for Python values; device values become one expression, or statements where an operand needs some."""
     value: Any = None
     for thunk in thunks:
-        x = thunk()
-        if is_device(x):
-            x = _boolean(x)
-            value = x if not is_device(value) else join(value, x)
+        decided = is_device(value)
+        x, stmts = _apart(thunk) if decided else (thunk(), [])
+        if stmts:
+            decided_by = ([], tirx.const(stop_on, "bool"))
+            either = [decided_by, (stmts, truth(x))] if stop_on else [(stmts, truth(x)), decided_by]
+            value = _one_of(value, *either)
+        elif is_device(x):
+            x = truth(x)
+            value = join(value, x) if decided else x
         else:
             if bool(x) is stop_on:
-                return x if not is_device(value) else tirx.const(stop_on, "bool")
-            value = x if not is_device(value) else value
+                return x if not decided else tirx.const(stop_on, "bool")
+            value = value if decided else x
     return value
+
+
+def _apart(thunk: Callable[[], Any]) -> tuple[Any, list[Any]]:
+    """A value, and the statements that must run for it to be there: those that do more than name values, which may stand anywhere."""
+    with bld.current().body() as stmts:
+        value = thunk()
+    if all(isinstance(s, tirx.Bind) and not _acts(s.value) for s in stmts):
+        bld.current().bodies[-1].extend(stmts)
+        return value, []
+    return value, stmts
+
+
+def _one_of(test: Any, a: tuple[list[Any], Any], b: tuple[list[Any], Any]) -> Any:
+    """``a if test else b`` where the statements of one run only if it is chosen."""
+    from tilescale.compiler.ops.alloc import alloc_var
+    from tilescale.compiler.ops.math import alike
+
+    values = alike(a[1], b[1])
+    cell, builder = alloc_var(str(values[0].ty)), bld.current()
+    builder.give_name(cell.buffer, "chosen")
+    sides = []
+    for (stmts, _), value in zip((a, b), values, strict=True):
+        with builder.body() as body:
+            body.extend(stmts)
+            cell.store(value)
+        sides.append(bld.sequence(body))
+    builder.emit(tirx.IfThenElse(truth(test), *sides, builder.span()))
+    return cell.load()
+
+
+def _acts(value: Any) -> bool:
+    """Whether an expression has an operation of the language in it, as what ``T.atomic_load`` gives."""
+    from tilescale.compiler.ops.base import find
+
+    found: list[Any] = []
+    structural_walk(value, (ir.Call, lambda call: found.append(call) if find(call) is not None else None))
+    return bool(found)
 
 
 _PY_MEMBERSHIP: dict[str, Callable[[Any, Any], Any]] = {

@@ -6,8 +6,8 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, as_expr, constant, index_expr
-from tilescale.compiler.tvm_compat import ir, register_op, tirx
+from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, index_expr
+from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.compiler.widths import WARP, WARPGROUP
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
@@ -139,6 +139,8 @@ class Scale:
                 expected="one of " + ", ".join(SCALES),
                 hint=f'T.Scale("{close[0]}")' if close else None,
             )
+        if is_expr(team) or isinstance(team, (Buffer, Region, Variable)):
+            raise TileTypeError(f"T.Scale(…, team={team})", loc=source.current(), expected="what tilescale.comm.team gave")
         self.name, self.team = name, team
         self.names: tuple[str, ...] = ()
 
@@ -195,6 +197,8 @@ def _hint(name: str, value: Any) -> None:
 
 def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) -> None:
     """Asks for blocks in panels of ``panel_size`` rows, so that neighbours share the cache. A hint: results never depend on it."""
+    if not isinstance(order, str):
+        raise TileTypeError(f"T.use_swizzle with order={order!r}", loc=source.current(), expected='a text, as "row"')
     if enable:
         _hint("swizzle", (int(panel_size), order))
 

@@ -54,6 +54,12 @@ def as_expr(value: Any, dt: str = "int32", what: str = "value") -> Any:
     return const(e, dt) if isinstance(e, (bool, int, float)) else e
 
 
+def truth(value: Any) -> Any:
+    """``value`` as a condition in IR: a number holds where it is not zero."""
+    e = as_expr(value, "bool", "a condition")
+    return e if str(e.ty) == "bool" else tirx.NE(e, tirx.const(0, str(e.ty)))
+
+
 def index_expr(value: Any) -> Any:
     """``value`` as an integer index expression."""
     e = to_expr(value, "an index")
@@ -326,17 +332,38 @@ class Poison:
 
 
 class _Tile:
-    """Arithmetic on whole tiles is refused where it is written, with what to write instead."""
+    """A tile is no scalar: arithmetic, comparisons, truth and iteration are refused where they are written, with what to write
+    instead, however many elements it has. Nothing here may fall back to Python's own, which takes every object for true."""
+
+    name: str
 
     def _refuse(self, *_: Any) -> Any:
         return to_expr(self, "an operand")
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _refuse
-    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __matmul__ = _refuse
-    __lshift__ = __rshift__ = __neg__ = __invert__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __mod__ = __rmod__ = __pow__ = __rpow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = _refuse
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = __matmul__ = __rmatmul__ = __neg__ = __pos__ = __invert__ = _refuse
+    __abs__ = __round__ = __floor__ = __ceil__ = __trunc__ = __int__ = __float__ = __index__ = __divmod__ = __rdivmod__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # else Python compares identities
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TileTypeError(
+            f"{self} is a tile, and a scalar is needed as a condition", loc=source.current(),
+            hint=f"T.any_of({self.name}) or T.all_of({self.name}) of its elements; `is not None` asks whether it is given",
+        )  # fmt: skip
+
+    def __iter__(self) -> Any:
+        raise TileTypeError(
+            f"{self} is a tile, and is not taken apart by Python", loc=source.current(),
+            expected="its elements by index", hint=f"for i in T.serial({self.name}.shape[0]):, {self.name}[i]",
+        )  # fmt: skip
+
+    def __contains__(self, value: Any) -> bool:
+        return self.__iter__()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Region(_Tile):
     """A rectangular part of a buffer. ``mins`` and ``extents`` have one entry an axis of the buffer; ``dropped`` axes were
     indexed by a scalar and do not count in :attr:`shape`."""
@@ -473,9 +500,6 @@ class Buffer(_Tile):
                 hint=f"T.signal({self.name}[i], value=…), T.wait({self.name}[i], value=…)",
             )
         b.emit(tirx.BufferStore(self.var, convert(value, self.dtype), indices, b.span()))
-
-    def __bool__(self) -> bool:
-        return True
 
     def __repr__(self) -> str:
         return self.name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, dtype_of, to_expr
+from tilescale.compiler.frontend.values import dtype_of, to_expr, truth
 from tilescale.compiler.ops.base import Access, TileOp, emit, register
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
@@ -24,9 +24,7 @@ def device_assert(condition: Any, msg: str = "") -> None:
     dtype = str(dtype_of(test))
     if "float" in dtype:
         raise TileTypeError(f"T.device_assert of a {dtype}", loc=loc, expected="a comparison", hint=f"T.device_assert({condition} != 0.0)")
-    test = as_expr(test, "bool")
-    test = test if str(test.ty) == "bool" else tirx.NE(test, tirx.const(0, str(test.ty)))
-    emit("assert", [test, ir.StringImm(str(msg))])
+    emit("assert", [truth(test), ir.StringImm(str(msg))])
 
 
 @register

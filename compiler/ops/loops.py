@@ -52,6 +52,7 @@ def unroll(*args: Any, step: Any = None, explicit: bool = False, unroll_factor: 
     Raises:
         TileValueError: a factor that is no positive number, or one together with ``explicit``.
     """
+    explicit = bool(explicit)
     if unroll_factor is None:
         return LoopNest("unroll", [_range(args, step)])
     if not isinstance(unroll_factor, int) or unroll_factor < 1 or explicit:

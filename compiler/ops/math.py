@@ -6,7 +6,7 @@ import math as _math
 from typing import Any
 
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, binary, const, convert, dtype_of, to_expr
+from tilescale.compiler.frontend.values import as_expr, binary, const, convert, dtype_of, to_expr, truth
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import canonical
@@ -197,31 +197,20 @@ def if_then_else(condition: Any, a: Any, b: Any) -> Any:
     test = to_expr(condition, "a condition")
     if not is_expr(test):
         return a if test else b
-    if str(test.ty) != "bool":
-        test = tirx.NE(test, const(0, str(test.ty)))
+    return tirx.if_then_else(truth(test), *alike(a, b))
+
+
+def alike(a: Any, b: Any) -> tuple[Any, Any]:
+    """The two values of a choice as expressions of one dtype."""
     if _python(a, b):
         booleans = isinstance(a, bool) and isinstance(b, bool)
         dt = "float32" if isinstance(a, float) or isinstance(b, float) else "bool" if booleans else "int32"
         a, b = const(a, dt), const(b, dt)
     x, y, _ = _same(a, b, "a branch of T.if_then_else")
-    return tirx.if_then_else(test, x, y)
+    return x, y
 
 
 Select = if_then_else
-
-
-def any_of(*conditions: Any) -> Any:
-    """Whether one of the conditions holds."""
-    from tilescale.compiler.frontend.hooks import Hooks
-
-    return Hooks().or_(*[lambda c=c: c for c in conditions])
-
-
-def all_of(*conditions: Any) -> Any:
-    """Whether all conditions hold."""
-    from tilescale.compiler.frontend.hooks import Hooks
-
-    return Hooks().and_(*[lambda c=c: c for c in conditions])
 
 
 def infinity(dtype: Any = "float32") -> Any:
@@ -363,4 +352,4 @@ def ieee_fmaf(a: Any, b: Any, c: Any, rounding_mode: str = "rn") -> Any:
 
 def likely(x: Any) -> Any:
     """A hint that a condition mostly holds; the value is the condition."""
-    return x
+    return to_expr(x, "a condition")

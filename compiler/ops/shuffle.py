@@ -66,9 +66,8 @@ def _shuffle(kind: str, value: Any, by: Any, width: int, mask: int) -> Any:
     known = constant(number)
     if known is not None and not 0 <= known < WARP:
         raise TileValueError(f"{what} by {known} lanes", loc=loc, expected=f"0 ≤ lanes < {WARP}")
-    held, b = alloc_var(dtype), bld.current()
-    b.unnamed.discard(held.buffer.var)
-    held.buffer.name = b.renames[held.buffer.var] = b.unique("got")
+    held = alloc_var(dtype)
+    bld.current().give_name(held.buffer, "got")
     lanes = number if str(number.ty) == "int32" else tirx.Cast("int32", number)
     emit("shuffle", [held.buffer.whole().ir(), as_expr(value, str(dtype)), lanes], {"kind": kind, "width": width})
     return held.load()

@@ -34,6 +34,7 @@ _EXPORTS: dict[str, str] = {
     "ops.gemm_sp": "gemm_sp",
     "ops.reduce": "reduce reduce_sum reduce_max reduce_min reduce_abssum reduce_absmax reduce_prod reduce_bitand reduce_bitor "
     "reduce_bitxor",
+    "ops.logical": "any_of all_of",
     "ops.cumsum": "cumsum cummax",
     "ops.atomic": "atomic_add atomic_max atomic_min atomic_addx2 atomic_addx4 atomic_load atomic_store",
     "ops.print": "print",
@@ -47,7 +48,7 @@ _EXPORTS: dict[str, str] = {
     "ops.collective": "all_gather reduce_scatter all_reduce all_to_all broadcast",
     "ops.math": "cast if_then_else max min abs exp exp2 exp10 log log2 log10 log1p sqrt rsqrt sin cos tan tanh sigmoid erf pow power "
     "floor ceil round trunc fmod isnan isinf isfinite infinity max_value min_value clamp sinh cosh asin acos atan atan2 "
-    "any_of all_of floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor bitwise_not "
+    "floordiv floormod truncdiv truncmod shift_left shift_right bitwise_and bitwise_or bitwise_xor bitwise_not "
     "reinterpret __exp __exp2 __exp10 __log __log2 __log10 __sin __cos __tan ieee_sqrt ieee_add ieee_sub ieee_mul ieee_fdiv "
     "ieee_fmaf ieee_frcp ieee_frsqrt popcount copysign hypot likely Cast Select",
 }

@@ -1,0 +1,258 @@
+"""A tile is no scalar, anywhere: every word of the language refuses one in each place that is not for tiles.
+
+The words are those that ``tilescale.language`` has. A new one needs nothing here, unless it takes tiles (their parameters are in ``TILES``),
+or unless a call with plain numbers is not one that it accepts (``SAMPLES``, ``SCALES``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+from typing import Any
+
+import pytest
+
+import tilescale.language as T
+from tests.unit.language.test_words import NOTHING
+from tilescale.compiler.frontend import builder as bld
+from tilescale.errors import TileError
+
+#: parameters that take tiles, counters or barriers, by name; and those of single words
+TILES = {"src", "dst", "buffer", "out", "A", "B", "C", "A_sparse", "E", "counter_", "barrier", "tile"}
+OF_WORDS = {
+    "any_of": {"conditions"}, "all_of": {"conditions"}, "print": {"obj"}, "copy": {"operands", "signal"},
+    "atomic_add": {"dst", "value"}, "atomic_max": {"dst", "value"}, "atomic_min": {"dst", "value"}, "atomic_addx2": {"dst", "value"},
+    "atomic_addx4": {"dst", "value"}, "gemm": {"A", "B", "C", "mbar"}, "signal": {"counter_"}, "atomic_store": {"dst", "value"}, "atomic_load": set(),
+}  # fmt: skip
+#: no words of a kernel's body: what declares kernels and makes layouts
+NOT_IN_KERNELS = {
+    "Buffer", "Tensor", "StridedTensor", "SymmTensor", "Signal", "GemmWarpPolicy", "PrimFunc", "prim_func", "macro", "inline", "Layout",
+    "Fragment", "dtype", "canonical", "const", "dyn", "dynamic", "symbolic", "empty",
+}  # fmt: skip
+#: annotations that are given tiles as keys of a dictionary
+ANNOTATIONS = {"annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"}
+SCALES = {
+    **dict.fromkeys(["shfl_xor", "shfl_up", "shfl_down", "shfl_sync", "sync_warp", "get_thread_binding", "get_lane_idx", "get_warp_idx",
+                     "shuffle_elect"], "thread"),
+    **dict.fromkeys(["copy", "signal", "wait", "sync_grid", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"], "device"),
+    **dict.fromkeys(["inc_max_nreg", "dec_max_nreg", "set_max_nreg"], "warpgroup"),
+}  # fmt: skip
+
+
+class Things:
+    """What calls are made of, in the kernel that is traced."""
+
+    def __init__(self, A: Any, S: Any, P: Any, n: Any):
+        self.shared, self.half = T.alloc_shared((64, 64), "float32"), T.alloc_shared((64, 64), "float16")
+        self.fragment, self.row = T.alloc_fragment((64, 64), "float32"), T.alloc_fragment((64,), "float32")
+        self.ints, self.int_row = T.alloc_fragment((64, 64), "int32"), T.alloc_fragment((64,), "int32")
+        self.places = T.alloc_fragment((64, 8), "uint8")
+        self.barrier = T.alloc_barrier(1)
+        self.tensor, self.counters, self.symmetric, self.number = A, S, P, n
+        self.scalar = A[0, 0]
+
+    def tiles(self) -> list[Any]:
+        return [self.tensor, self.tensor[0:4, 0], self.shared, self.shared[3, :], self.fragment[0:2, 0:2], self.int_row]
+
+
+def samples(t: Things) -> dict[str, dict[str, Any]]:
+    """word → the arguments of a call that it accepts, those with a default left out."""
+    reduction = {"buffer": t.fragment, "out": t.row}
+    bits = {"buffer": t.ints, "out": t.int_row}
+    return {
+        **{f"reduce_{op}": reduction for op in ("sum", "max", "min", "prod", "abssum", "absmax")},
+        **{f"reduce_{op}": bits for op in ("bitand", "bitor", "bitxor")},
+        "reduce": {**reduction, "reduce_type": "sum"},
+        "copy": {"operands": (t.symmetric[0, :, :], t.symmetric[1, :, :]), "dst": 0, "signal": t.counters[0]},
+        "gemm_sp": {"A_sparse": t.half[:, 0:32], "E": t.places, "B": t.half, "C": t.fragment},
+        "gemm": {"A": t.half, "B": t.half, "C": t.fragment},
+        "cumsum": {"src": t.shared}, "cummax": {"src": t.shared},
+        "fill": {"buffer": t.shared, "value": t.scalar}, "clear": {"buffer": t.shared},
+        "atomic_store": {"dst": t.tensor[0, 0], "value": 1}, "atomic_load": {"src": t.tensor[0, 0]},
+        **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},
+        **{f"atomic_addx{k}": {"dst": t.tensor[0, 0], "value": t.shared[0, 0]} for k in (2, 4)},
+        "signal": {"counter_": t.counters[0]}, "wait": {"counter_": t.counters[0]},
+        **{word: {"src": t.symmetric[0, :, :], "dst": t.symmetric} for word in ("all_gather",)},
+        "all_to_all": {"src": t.symmetric, "dst": t.symmetric}, "broadcast": {"src": t.symmetric[0, :, :], "dst": t.symmetric[1, :, :]},
+        "reduce_scatter": {"src": t.symmetric, "dst": t.shared[0:8, 0:8]}, "all_reduce": {"src": t.symmetric[0, :, :]},
+        "tma_copy": {"src": t.tensor[0, 0], "dst": t.shared, "barrier": t.barrier[0]},
+        **{word: {"barrier": t.barrier[0]} for word in ("mbarrier_arrive", "barrier_arrive", "barrier_wait")},
+        "mbarrier_expect_tx": {"barrier": t.barrier[0], "tx": 128}, "mbarrier_wait_parity": {"barrier": t.barrier[0], "parity": 0},
+        "view": {"buffer": t.shared}, "reshape": {"buffer": t.shared, "shape": (32, 128)},
+        "alloc_shared": {"shape": (4,)}, "alloc_fragment": {"shape": (4,)}, "alloc_local": {"shape": (4,)}, "alloc_var": {"dtype": "int32"},
+        "cast": {"value": t.scalar, "dtype": "int32"}, "Cast": {"dtype": "int32", "value": t.scalar},
+        "reinterpret": {"a": "int32", "b": t.scalar},
+        "Kernel": {"grid": (4,)}, "Scale": {"name": "grid"}, "Persistent": {"domain": (4, 4), "wave_size": 2, "index": t.number},
+        "Parallel": {"extents": (4,)}, "grid": {"extents": (4,)}, "ceildiv": {"a": t.number, "b": 2},
+        "infinity": {}, "max_value": {"dtype": "int32"}, "min_value": {"dtype": "int32"},
+        "device_assert": {"condition": t.number > 0}, "assume": {"condition": True}, "print": {"obj": t.scalar},
+        **dict.fromkeys(["inc_max_nreg", "dec_max_nreg"], {"reg_count": 64}), "set_max_nreg": {"reg_count": 64, "is_inc": 1},
+        **dict.fromkeys(["shift_left", "shift_right", "bitwise_and", "bitwise_or", "bitwise_xor"], {"a": t.number, "b": 1}),
+        **dict.fromkeys(["bitwise_not", "popcount"], {"x": t.number}), **dict.fromkeys(["truncdiv", "truncmod"], {"a": t.number, "b": 3}),
+        **dict.fromkeys(["serial", "Serial", "unroll", "Unroll", "vectorized", "Vectorized"], {"args": (t.number,)}),
+        "Pipelined": {"start": t.number},
+        **{word: {"value": t.scalar, lanes: 1} for word, lanes in
+           (("shfl_xor", "offset"), ("shfl_up", "delta"), ("shfl_down", "delta"), ("shfl_sync", "srcLane"))},
+    }  # fmt: skip
+
+
+def words() -> list[str]:
+    found = []
+    for name in sorted(T.__all__):
+        value = getattr(T, name)
+        if name not in NOT_IN_KERNELS and name not in ANNOTATIONS and callable(value) and not isinstance(value, str):
+            found.append(name)
+    return found
+
+
+def takes_tiles(word: str, parameter: str) -> bool:
+    return parameter in OF_WORDS.get(word, TILES)
+
+
+def called(word: str, given: dict[str, Any]) -> None:
+    """``T.word(…)`` with arguments by name, those of ``*args`` in their place."""
+    parameters = list(inspect.signature(getattr(T, word)).parameters.values())
+    several = next((k for k, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL and p.name in given), None)
+    keywords, positional = dict(given), []
+    if several is not None:
+        rest = keywords.pop(parameters[several].name)
+        positional = [keywords.pop(p.name) for p in parameters[:several]] + list(rest if isinstance(rest, tuple) else (rest,))
+    getattr(T, word)(*positional, **keywords)
+
+
+def places(word: str, t: Things) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of a call that is right, and the parameters that are not for tiles."""
+    parameters = list(inspect.signature(getattr(T, word)).parameters.values())
+    default = {p.name: t.scalar for p in parameters if p.default is p.empty}
+    return samples(t).get(word, default), [p.name for p in parameters if not takes_tiles(word, p.name) and p.name not in NOTHING.get(word, ())]
+
+
+@contextlib.contextmanager
+def scale(word: str) -> Any:
+    name = SCALES.get(word)
+    if name is None:
+        yield
+    else:
+        with T.Scale(name):
+            yield
+
+
+def trace(word: str, attempt: Any) -> None:
+    """A kernel of one statement, with all kinds of memory around it."""
+
+    def kernel(
+        A: T.Tensor((64, 64), "float32"), S: T.Signal((4,)), P: T.SymmTensor((8, 8, 8), "float32"), n: T.int32
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            t = Things(A, S, P, n)
+            with scale(word):
+                attempt(t)
+
+    T.prim_func(kernel).trace()
+
+
+@pytest.mark.parametrize("word", words())
+def test_no_word_takes_a_tile_for_a_scalar(word: str):
+    accepted: list[str] = []
+
+    def attempt(t: Things) -> None:
+        given, parameters = places(word, t)
+        called(word, given)  # what is refused below is refused for the tile
+        for parameter in parameters:
+            for tile in t.tiles():
+                builder = bld.current()
+                frames, bodies = len(builder.frames), len(builder.bodies)
+                try:
+                    called(word, {**given, parameter: tile})
+                except TileError:
+                    del builder.frames[frames:], builder.bodies[bodies:]
+                else:
+                    accepted.append(f"{parameter}={tile}")
+
+    trace(word, attempt)
+    assert not accepted, f"T.{word} takes a tile for a scalar: {accepted}"
+
+
+#: a statement of a kernel for each place of Python's that wants a scalar; ``X`` is the tile
+STATEMENTS = """
+if X: pass
+if not X: pass
+if X and n > 0: pass
+if n > 0 and X: pass
+if n > 0 or X: pass
+while X: break
+assert X
+y = 1 if X else 0
+y = X if n > 0 else 1
+y = 1 if n > 0 else X
+if X == 0: pass
+if 0 != X: pass
+if X < 1: pass
+if 0 < n < X: pass
+if n in (X,): pass
+y = X + 1
+y = 2.0 * X
+y = -X
+y = X % 3
+y = X << 1
+y = ~X
+y = +X
+y = abs(X)
+y = int(X)
+y = float(X)
+y = bool(X)
+y = round(X)
+y = min(X, n)
+y = max(0, X)
+y = pow(X, 2)
+y = sum(X)
+y = divmod(X, 2)
+y = [z for z in X]
+y = (*X,)
+y, z = X
+n in X
+v = X
+v += X
+A[0, 0] = X
+A[0, 0] += X
+A[X, 0] = 1
+y = A[X, 0]
+y = A[X:8, 0]
+y = A[0:X, 0]
+for i in X: pass
+for i in range(X): pass
+for i in T.serial(X): pass
+for i in T.Parallel(X): pass
+for i in T.Pipelined(X): pass
+for i in T.Parallel(4): A[i, 0] = X
+T.copy(P[0, :, :], P[1, :, :], dst=X)
+T.copy(P[0, :, :], P[1, :, :], src=X)
+T.copy(P[0, :, :], P[1, :, :], dst=0, signal=S[0], value=X)
+T.signal(S[0], dst=X)
+T.signal(S[X])
+T.wait(S[0], value=X)
+"""
+
+
+@pytest.mark.parametrize("statement", STATEMENTS.strip().splitlines())
+@pytest.mark.parametrize("tile", ["A", "A[0:2, 0]", "t", "t[1, 0:4]", "f", "f[0:1]"])
+def test_no_statement_takes_a_tile_for_a_scalar(statement: str, tile: str, tmp_path):
+    text = statement.replace("X", tile)
+    path = tmp_path / "kernel_of_one_statement.py"
+    path.write_text(
+        "import tilescale.language as T\n\n\n@T.prim_func\n"
+        'def kernel(A: T.Tensor((8, 8), "float32"), P: T.SymmTensor((8, 8, 8), "float32"), S: T.Signal((4,)), n: T.int32):\n'
+        "    with T.Kernel(1, threads=32):\n"
+        '        t, f = T.alloc_shared((8, 8), "float32"), T.alloc_fragment((4,), "float32")\n'
+        '        v = T.alloc_var("float32")\n'
+        '        with T.Scale("device"):\n'
+        f"            {text}\n"
+    )
+    spec = importlib.util.spec_from_file_location("kernel_of_one_statement", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(TileError) as refusal:
+        module.kernel.trace()
+    assert refusal.value.loc is not None and refusal.value.loc.line == 10, refusal.value
