@@ -7,6 +7,7 @@ from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ops.print import dtype_code
+from tilescale.compiler.passes.participants import as_meta, demands
 from tilescale.compiler.passes.residency import meets_ranks, shared_bytes
 from tilescale.errors import Loc, TileValueError
 from tilescale.language.annotations import TensorSpec
@@ -61,7 +62,8 @@ def parameter_words(program: Any) -> list[int]:
     written, symbols = written_parameters(program), Symbols(program)
     words = [word for k, p in enumerate(program.params) for word in _parameter(p, k in written, symbols)]
     _require_defined(program, symbols)
-    return words
+    asked = demands(program)
+    return [*words, len(asked), *(word for d in asked for word in d.words)] if asked else words
 
 
 def metadata(program: Any) -> dict[str, Any]:
@@ -85,6 +87,7 @@ def metadata(program: Any) -> dict[str, Any]:
         "collective": any(p["kind"] in ("symm", "signal") for p in params) or meets_ranks(program.func.body),
         "threads": launch.threads,
         "shared_bytes": shared_bytes(program),
+        "demands": [as_meta(d) for d in demands(program)],
     }
 
 

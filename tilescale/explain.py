@@ -236,6 +236,17 @@ class Refusal:
         message = f"the grid's axis {axis} is {self.got}, its clusters are {self.expected} wide"
         return self._launch(message, f"a multiple of {self.expected}")
 
+    def parts(self) -> TileError:
+        """A collective that does not fit the ranks that launch; in the simulator's words."""
+        asked = self.meta["demands"][self.axis]
+        if asked["root"]:
+            text = f"there is no participant {self.got} that could be the root, there are {self.expected}"
+            hint = f"0 ≤ root < {self.expected}"
+        else:
+            text = f"{self.expected} take part, and {asked['whole']} has {self.got} parts"
+            hint = f"a leading axis of {self.expected}, one for each who takes part"
+        return TileValueError(f"{self.meta['name']}: {asked['collective']}: {text}", loc=place(asked["loc"]), hint=hint)
+
     def resident(self) -> TileError:
         meta = self.meta
         return self._launch(
@@ -250,7 +261,7 @@ _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
     name: getattr(Refusal, name)
     for name in (
         "kind", "dtype", "device", "ndim", "shape", "multiple", "contig", "stride", "align", "range", "overlap", "notsymm", "team", "grid",
-        "cluster", "resident", "gpu", "tma", "symbol",
+        "cluster", "parts", "resident", "gpu", "tma", "symbol",
     )
 }  # fmt: skip
 

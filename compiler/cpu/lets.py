@@ -146,11 +146,14 @@ class _Pass:
         if str(bind.var.ty) == "bool":
             return [bind]
         slot, at = self.slot(bind.var)
+        if isinstance(bind.var.ty, ir.PointerType):  # a peer's address, held as the integer that it is
+            load = tirx.reinterpret(bind.var.ty, tirx.BufferLoad(slot, at))
+            return [tirx.BufferStore(slot, tirx.reinterpret("int64", bind.value), at), tirx.Bind(bind.var, load, bind.span)]
         return [tirx.BufferStore(slot, bind.value, at), tirx.Bind(bind.var, tirx.BufferLoad(slot, at), bind.span)]
 
     def slot(self, var: Any) -> tuple[Any, list[Any]]:
         """A local buffer for a variable, an element for each lane, and where its element stands."""
-        dtype = "uint8" if str(var.ty) == "bool" else str(var.ty)
+        dtype = "uint8" if str(var.ty) == "bool" else "int64" if isinstance(var.ty, ir.PointerType) else str(var.ty)
         slot = tirx.decl_buffer((self.extent,), dtype, var.name, layout=None, scope="local", data_alignment=64)
         self.slots.append(tirx.AllocBuffer(slot))
         return slot, [self.lane if self.lane is not None else tirx.IntImm("int32", 0)]

@@ -56,6 +56,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.executors: list[tuple[str, Any, int]] = []
         self.arena_bytes = self.scratch_top = self.shared_bytes = 0
         self.waits = self.device = False
+        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (passes/participants.py)
         self.tables = {}
         self.regions: list[Any] = []
         self.zeroed: list[Any] = []

@@ -7,6 +7,7 @@ in rank order, so that all ranks get the same bits. Participants meet in any sta
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, ClassVar
 
 from tilescale.compiler.frontend import builder as bld
@@ -52,7 +53,7 @@ def _pair(name: str, src: Any, dst: Any) -> tuple[Region, Region, str]:
     return a, b, place
 
 
-def _parts(name: str, whole: Region, part: Region) -> None:
+def _parts(name: str, whole: Region, part: Region, place: str) -> None:
     """``whole`` has one leading axis more than ``part``, as long as there are participants."""
     inner = squeeze(whole.shape[1:])
     want = squeeze(part.shape)
@@ -62,6 +63,19 @@ def _parts(name: str, whole: Region, part: Region) -> None:
             loc=source.current(),
             expected=f"{whole.name} of shape (number of ranks, {', '.join(map(str, part.shape))})",
         )
+    _one_each(name, whole, place)
+
+
+def _one_each(name: str, whole: Region, place: str) -> None:
+    """In a cluster, whose size is known: the leading axis is as long. Of ranks the launch knows how many there are
+    (passes/participants.py)."""
+    launch = bld.current().launch
+    size = prod(launch.cluster) if place == "cta_cluster" and launch is not None else None
+    if size is not None and whole.shape and constant(whole.shape[0]) != size:
+        raise TileValueError(
+            f"T.{name}: {size} blocks of the cluster take part, and {whole.name} has {whole.shape[0]} parts", loc=source.current(),
+            hint=f"a leading axis of {size}, one for each who takes part",
+        )  # fmt: skip
 
 
 def _reduction(op: str, name: str) -> str:
@@ -77,7 +91,7 @@ def all_gather(src: Any, dst: Any) -> None:
         src: a tile of shape S. dst: (number of ranks, *S), symmetric (shared memory in a cluster).
     """
     a, b, place = _pair("all_gather", src, dst)
-    _parts("all_gather", b, a)
+    _parts("all_gather", b, a, place)
     _symmetric(b, "the destination", place)
     _emit("all_gather", a, b, {"place": place})
 
@@ -86,6 +100,7 @@ def all_to_all(src: Any, dst: Any) -> None:
     """``dst[r]`` becomes rank r's ``src[own rank]``. Both are (number of ranks, *S); ``dst`` is symmetric."""
     a, b, place = _pair("all_to_all", src, dst)
     require_same_shape(a, b, "T.all_to_all")
+    _one_each("all_to_all", b, place)
     _symmetric(b, "the destination", place)
     _emit("all_to_all", a, b, {"place": place})
 
@@ -98,6 +113,11 @@ def broadcast(src: Any, dst: Any, root: Any = 0) -> None:
     known = constant(index_expr(root))
     if known is not None and known < 0:
         raise TileValueError(f"root={known} is no rank", loc=source.current(), expected="0 ≤ root < world size")
+    launch = bld.current().launch
+    if known is not None and place == "cta_cluster" and launch is not None and known >= prod(launch.cluster):
+        raise TileValueError(
+            f"root={known} is no block of the cluster", loc=source.current(), expected=f"0 ≤ root < {prod(launch.cluster)}"
+        )
     _emit("broadcast", a, b, {"place": place}, index_expr(root))
 
 
@@ -108,7 +128,7 @@ def reduce_scatter(src: Any, dst: Any, op: str = "sum") -> None:
         src: (number of ranks, *S), symmetric. dst: a tile of shape S. op: sum, max, min, prod.
     """
     a, b, place = _pair("reduce_scatter", src, dst)
-    _parts("reduce_scatter", a, b)
+    _parts("reduce_scatter", a, b, place)
     _symmetric(a, "the source", place)
     _emit("reduce_scatter", a, b, {"place": place, "op": _reduction(op, "reduce_scatter")})
 

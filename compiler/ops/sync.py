@@ -6,6 +6,7 @@ later ones. Signals release and waits acquire at exactly the scope of the reach.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
@@ -91,6 +92,14 @@ def _agreement(call: Any, cx: Any) -> Any:
     return lambda ex: {**texts, **{name: int(value(ex)) for name, value in values}}
 
 
+def _fitting(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
+    """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part and no launcher saw that."""
+    from tilescale.compiler.passes.participants import misfits
+
+    tests = [tirx.IfThenElse(wrong, fail(text), None) for wrong, text in misfits(call, cx)]
+    return bld.sequence([*tests, met])
+
+
 def sync_grid() -> None:
     """All blocks of this rank meet."""
     _not_in_parallel("T.sync_grid")
@@ -143,14 +152,15 @@ class Barrier(TileOp):
         if reach == "device":
             cx.device = True
         site = cx.site("barrier", reach, call)
-        return cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
+        met = cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
+        return _fitting(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
         reach = str(call.attrs["reach"])
         if reach in ("grid", "device"):
             return cx.barrier(call)
         if reach == "cta_cluster":
-            return cx.cluster_barrier(call)
+            return _fitting(call, cx, lambda text: cx.fail("collective", call, text), cx.cluster_barrier(call))
         return cx.sync(str(call.attrs["executor"]), "T.barrier")
 
     def order(self, call: Any) -> tuple[bool, bool]:
@@ -174,13 +184,14 @@ class TeamSync(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         cx.waits = cx.device = True
         site = cx.site("collective", "", call)
-        return cx.observed(cx.call("ts_team_sync", site), site)
+        met = cx.observed(cx.call("ts_team_sync", site), site)
+        return _fitting(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
 
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, True
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.team_sync(call)
+        return _fitting(call, cx, lambda text: cx.fail("collective", call, text), cx.team_sync(call))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         site, agreed = cx.site(call, "the collective"), _agreement(call, cx)

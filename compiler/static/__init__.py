@@ -12,11 +12,11 @@ from typing import Any
 
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim.findings import Finding
-from tilescale.compiler.static.bounds import bounds, counters, peers
+from tilescale.compiler.static.bounds import bounds, counters, parts, peers
 from tilescale.compiler.static.collect import Collector
 from tilescale.compiler.static.coverage import coverage
 from tilescale.compiler.static.judge import Judge
-from tilescale.compiler.static.obligations import REFUTED, Counterexample, Obligation, Obligations
+from tilescale.compiler.static.obligations import ALLOWED, REFUTED, Counterexample, Obligation, Obligations
 from tilescale.compiler.static.overlap import overlaps
 from tilescale.compiler.static.parallel import collisions
 from tilescale.compiler.static.prove import Clock, OutOfTime
@@ -46,7 +46,11 @@ def check(
     try:
         collector = Collector(tile_level(program), 1 if world == 1 else ranks, world, values or {}, clock)
         judge = Judge(collector.terms, collector.run(), clock)
-        for found in (peers(judge), bounds(judge, out), counters(judge), collisions(judge), overlaps(judge), waits(judge), coverage(judge)):
+        asked = (
+            peers(judge), bounds(judge, out), counters(judge), collisions(judge), overlaps(judge), waits(judge), coverage(judge),
+            parts(judge),
+        )  # fmt: skip
+        for found in asked:
             for made in found:
                 out.items.append(made)
                 if len(out.items) % 64 == 0:
@@ -65,8 +69,8 @@ def check(
 
 def first_refuted(program: Any, ranks: int | None = None, world: int | None = None, budget_ms: float = COMPILE_BUDGET) -> Obligation | None:
     """The first obligation that is refuted for whatever arguments the kernel is called with: on ``ranks`` ranks, or on whatever number
-    up to ``world``."""
-    found = check(program, budget_ms, ranks=ranks, world=world).of(REFUTED)
+    up to ``world``. Of what a launch defines as dropped (ALLOWED), `tilescale check` alone tells."""
+    found = [o for o in check(program, budget_ms, ranks=ranks, world=world).of(REFUTED) if o.kind not in ALLOWED]
     return found[0] if found else None
 
 

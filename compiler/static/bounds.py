@@ -76,6 +76,28 @@ def peers(judge: Judge) -> Iterator[Obligation]:
         yield judge.guarded(made, lambda p=p, made=made: _peer(judge, p, made))  # type: ignore[misc]
 
 
+def parts(judge: Judge) -> Iterator[Obligation]:
+    """One obligation for each remote access whose index along some axis follows the own rank: the part of a rank that is there."""
+    for a in judge.facts.accesses:
+        if a.owner is None or a.reach != "device" or not a.memory.is_global:
+            continue
+        low, extent, shape = ([p for p, n in zip(of, a.extent, strict=True) if n == ONE] for of in (a.low, a.extent, a.memory.shape))
+        along = [k for k, p in enumerate(low) if any(judge.terms.atoms[leaf].role == "rank" for leaf in judge.terms.leaves_of(p))]
+        if not along:
+            continue
+        made = Obligation("part", a.at.what, a.at.loc)
+
+        def work(a=a, made=made, low=low, extent=extent, shape=shape, along=along) -> Obligation:  # type: ignore[no-untyped-def]
+            there = inside(*([of[k] for k in along] for of in (low, extent, shape)))
+            verdict = judge.decide(a.at.conds, there, scope=(*a.at.scope, *_leaves(judge, *low)))
+            does = "gives zeros" if a.mode == "read" else "is dropped"
+            made.hint = "an extent of as many parts as there are ranks"
+            text = f"this {does}: {a.memory.name}, whose shape is {_shape(a.memory.shape)}, has no such part"
+            return judge.file(made, verdict, text, judge.region(a, verdict.env))
+
+        yield judge.guarded(made, work)
+
+
 def _peer(judge: Judge, p: Peer, made: Obligation) -> Obligation:
     who = "rank" if p.reach == "device" else "block of the cluster"
     there = Cond("and", parts=(at_least(p.owner), at_least(p.count - p.owner - 1)))

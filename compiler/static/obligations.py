@@ -18,8 +18,13 @@ KINDS = {
     "counter": ("a counter's index lies inside its T.Signal", "out-of-bounds"),
     "peer": ("src= and dst= name a rank (a block of the cluster) that is there", "no-such-rank"),
     "wait": ("the signals that name a counter can reach what is awaited", "deadlock"),
+    "part": ("a rank's part of another rank's tensor is there", "out-of-bounds"),
     "overlap": ("remote writes of two blocks or ranks that nothing orders touch elements of their own", "race"),
 }
+
+
+#: kinds that stop no compilation and no launch: what they find has a meaning, though hardly the one that is wanted
+ALLOWED = ("part",)
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,32 @@ def test_puts_gets_and_signals_of_every_kind():
     run_ranks(3, work)
 
 
+def test_a_peer_that_a_chain_of_names_says():
+    """The peer's address stands on more bindings than TVM's analyses bear, and goes by way of a slot as the others do."""
+
+    @T.prim_func
+    def kernel(x: T.SymmTensor((4,), "float32"), s: T.Signal((1,)), B: T.Tensor((4,), "float32")):
+        with T.Kernel(1):
+            with T.Scale("device") as (rank, n):
+                T.barrier()
+                node = rank // 2
+                first = node * 2
+                T.copy(x, B, src=T.min(first + 1, n - 1))
+                T.signal(s[0], dst=T.min(first + 1, n - 1))
+                if rank == T.min(first + 1, n - 1):
+                    T.wait(s[0], T.min(2, n - first))
+
+    made = run(kernel)
+
+    def work():
+        comm.init()
+        x, b = comm.full((4,), comm.rank(), "float32"), torch.zeros(4)
+        made(x, comm.signals((1,)), b)
+        assert b.tolist() == [min(comm.rank() // 2 * 2 + 1, comm.world_size() - 1)] * 4
+
+    run_ranks(3, work)
+
+
 def test_edges_conversions_and_run_time_ranks_of_remote_copies():
     @T.prim_func
     def kernel(S: T.SymmTensor((T.dynamic("m"), 10), "float16"), C: T.Tensor((T.dynamic("m"), 10), "float32"), peer: T.int32):

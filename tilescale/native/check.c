@@ -3,6 +3,7 @@
  * A refusal's text is `TS:<check>:<param index>:<axis>:<expected>:<got>` (-1 where there is no parameter or axis); the checks:
  *   nargs kind dtype device ndim shape stride multiple contig align range overlap (axis: the other parameter)
  *   notsymm team (launch.c, team.c)   grid cluster resident (launch.c)
+ *   parts (axis: which demand; expected: the ranks that launch; got: the parts, or the root)
  */
 #include "ts_rt.h"
 #include <stdio.h>
@@ -199,6 +200,16 @@ int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* sl
       if (share_bytes(K, i, j, args))
         return ts_error("ValueError", "TS:overlap:%d:%d:%s:%s", j, i, "disjoint memory", "the same memory");
     }
+  }
+  return 0;
+}
+
+int ts_check_demands(const ts_kernel* K, const int64_t* slots) {
+  const int64_t ranks = slots[K->nparams + 1], *symbols = slots + K->nparams + 2;
+  for (int64_t k = 0; k < K->ndemands; k++) {
+    const ts_demand* d = &K->demands[k];
+    const int64_t value = d->rule.how == TS_HOW_SYMBOL ? symbols[d->rule.value] : d->rule.value;
+    if (TS_UNLIKELY(d->kind == TS_DEMAND_ROOT ? value >= ranks : value != ranks)) return refuse_n("parts", -1, (int32_t)k, ranks, value);
   }
   return 0;
 }

@@ -496,6 +496,7 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   CUlaunchConfig c;
   int empty = plan(G, slots, &c);
   if (TS_UNLIKELY(empty < 0)) return -1;
+  if (TS_UNLIKELY(K->ndemands && !empty && ts_check_demands(K, slots))) return -1;
   int current = -1;
   if (cu.CtxGetDevice(&current)) current = -1; /* this thread has no context yet */
   int device = device_of(G, args, current);

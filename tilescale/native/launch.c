@@ -19,6 +19,7 @@ void ts_kernel_free(void* p) {
   free(K->label);
   free(K->site_text);
   free(K->sites);
+  free(K->demands);
   free(K);
 }
 
@@ -80,6 +81,21 @@ static int parse_rules(const int64_t** d, const int64_t* end, ts_rule* out, int3
   return 0;
 }
 
+/* Behind the parameters, where collectives ask for something: how many demands, and three words for each. */
+static const char* parse_demands(ts_kernel* K, const int64_t* d, const int64_t* end, const uint8_t* defined) {
+  const int64_t n = *d++;
+  if (n < 1 || n > (end - d) / 3 || end - d != 3 * n) return "the description is longer than its parameters";
+  K->demands = malloc((size_t)n * sizeof *K->demands);
+  if (!K->demands) return "no memory";
+  for (int64_t k = 0; k < n; k++, d += 3) {
+    if (d[0] != TS_DEMAND_PARTS && d[0] != TS_DEMAND_ROOT) return "an unknown demand of a collective";
+    if (d[1] != TS_HOW_VALUE && (d[1] != TS_HOW_SYMBOL || d[2] < 0 || d[2] >= K->nsyms || !defined[d[2]])) return "a demand of no value";
+    K->demands[k] = (ts_demand){d[0], {d[1], d[2]}};
+  }
+  K->ndemands = n;
+  return NULL;
+}
+
 const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) {
   uint8_t defined[TS_MAX_SLOTS] = {0};
   for (int32_t i = 0; i < K->nparams; i++) {
@@ -105,7 +121,7 @@ const char* ts_parse_params(ts_kernel* K, const int64_t* d, const int64_t* end) 
     if (p->kind >= TS_KIND_SYMM) K->nsymm++;
   }
   if (K->nsymm > TS_MAX_SYMM) return "more than 16 symmetric parameters";
-  return d == end ? NULL : "the description is longer than its parameters";
+  return d == end ? NULL : parse_demands(K, d, end, defined);
 }
 
 /* How many blocks the nominal device (132 SMs of 2,048 threads, 227 KiB, 32 blocks each) holds at once. */
@@ -262,6 +278,7 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   slots[K->nparams] = L.team ? ts_team_rank(L.team) : 0;
   slots[K->nparams + 1] = L.team ? ts_team_size(L.team) : 1;
   if (TS_UNLIKELY(plan_grid(&L))) return -1;
+  if (TS_UNLIKELY(K->ndemands && L.nblocks > 0 && ts_check_demands(K, slots))) return -1;
   if (L.team) ts_team_enter(&L);
   if (TS_LIKELY(L.nblocks > 0) && !ts_failed(&L)) ts_pool_run(&L);
   if (L.team) ts_team_leave(&L);

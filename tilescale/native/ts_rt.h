@@ -49,6 +49,10 @@ enum { TS_FLAG_WAITS = 1, TS_FLAG_DEVICE = 2, TS_FLAG_UNORDERED = 4, TS_FLAG_CLU
 
 typedef struct ts_rule { int64_t how, value; } ts_rule;
 
+/* What a collective asks of the number of ranks that launch: TS_DEMAND_PARTS: to be this extent; TS_DEMAND_ROOT: to be more than this. */
+enum { TS_DEMAND_PARTS, TS_DEMAND_ROOT };
+typedef struct ts_demand { int64_t kind; ts_rule rule; } ts_demand;
+
 typedef struct ts_param {
   int32_t kind, code, bits, written, ndim, strided, align; /* align: bytes, where more than the element's size */
   ts_rule shape[TS_MAX_DIM], stride[TS_MAX_DIM];
@@ -74,6 +78,8 @@ typedef struct ts_kernel {
   char *name, *label; /* label: the name, a newline, the symmetric parameters' names */
   char* site_text;
   ts_site* sites;
+  int64_t ndemands;
+  ts_demand* demands;
   ts_param params[];
 } ts_kernel;
 
@@ -186,6 +192,8 @@ int ts_bytes_of(const TVMFFIAny* a, TVMFFIByteArray* out);
 
 /* ---- check.c */
 int ts_check_args(const ts_kernel* K, const TVMFFIAny* a, int32_t n, int64_t* slots, ts_arg* args);
+/* Of the number of ranks that launch, as collectives ask for it: -1 where it is another one, and the error is set. */
+int ts_check_demands(const ts_kernel* K, const int64_t* slots);
 
 /* ---- heap.c and team.c */
 int32_t ts_world_rank(void);

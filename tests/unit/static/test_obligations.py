@@ -11,6 +11,7 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.ranks.faulty.kernels import CASES
+from tilescale.compiler import driver
 from tilescale.compiler.static import COMPILE_BUDGET, check, require, static_report
 from tilescale.compiler.static.obligations import PROVEN, REFUTED, UNKNOWN
 from tilescale.errors import TileValueError
@@ -260,6 +261,23 @@ def test_a_kernel_for_two_ranks_is_no_fault_of_three():
     assert {o.status for o in check(kernel, ranks=2)} == {PROVEN}
     assert the(kernel, "peer", REFUTED, ranks=3)
     assert not check(kernel, world=4).of(REFUTED)  # a team may have two
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_a_ranks_part_that_is_not_there_is_told_and_stops_nothing(write: bool):
+    @T.prim_func
+    def main(A: T.Tensor((4,), "float32"), B: T.SymmTensor((2, 4), "float32")):
+        with T.Kernel(1), T.Scale("device") as (rank, n):
+            if write:
+                T.copy(A, B[rank, 0:4], dst=(rank + 1) % n)
+            else:
+                T.copy(B[rank, 0:4], A, src=(rank + 1) % n)
+
+    made = the(main, "part", REFUTED, ranks=3)
+    assert str(made.counterexample).startswith("B[2, 0:4]") and ("is dropped" if write else "gives zeros") in made.text
+    assert the(main, "part", PROVEN, ranks=2)
+    assert driver.on_ranks(main.trace(), 3) == {"3": None}
+    assert [f.kind for f in main.check(ranks=3, args={}, seeds=1).findings if f.kind == "out-of-bounds"] == ["out-of-bounds"]
 
 
 def test_waits_are_counted():
