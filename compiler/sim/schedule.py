@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: choices of one executor in a row before another one gets a turn, so that a loop that polls does not starve whom it polls for
 PATIENCE = 50
 
+#: the turn of a wait that is held back, behind those about to signal
+HELD = 3
+
 #: remote writes of an executor (by number) on their way to a peer
 Delivery = tuple[int, int]
 
@@ -61,7 +64,8 @@ class Random(Schedule):
 
 
 class Adversary(Schedule):
-    """Whoever is awaited comes last: executors about to signal run only when nobody else can, those that stopped waiting run at once.
+    """Whoever is awaited comes last: executors about to signal run only when nobody else can, those that stopped waiting run at once;
+    or, where others may undo what a wait waits for, whoever waits is held back behind all signals, as the seed draws it.
     Remote writes land as late as the order allows: before their executor releases, and then to one peer after another, in an order that
     the seed draws, so that whoever else can run sees those of one peer and not yet those of another. Among equals priorities drawn with
     the seed decide, and change now and then."""
@@ -114,11 +118,18 @@ class Adversary(Schedule):
     def shown(self) -> str:
         return f"adversary, seed {self.seed}"
 
+    def _turn(self, ex: Executor) -> int:
+        """Who comes at once (0), before (1) and with those about to signal (2), and behind them (3). A wait that others may end and undo
+        again looks at once or last, as drawn: what ends it may pass by while it is held back."""
+        if ex.awaits is not None and ex.awaits[0].slot in ex.machine.prepared.ordered and self.draw.random() < 0.5:
+            return HELD
+        return {"resume": 0, "signal": 2}.get(ex.intent, 1)
+
     def _rank(self, ex: Executor, arrival: int) -> None:
         """Puts an executor into the queue; an older entry of it counts no longer. Among equal priorities who came first is first."""
         if ex.number not in self.priority:
             self.priority[ex.number] = self.draw.random()
-        entry = ({"resume": 0, "signal": 2}.get(ex.intent, 1), self.priority[ex.number], arrival, ex)
+        entry = (self._turn(ex), self.priority[ex.number], arrival, ex)
         self.ranked[ex.number] = entry
         heapq.heappush(self.queue, entry)
 

@@ -275,6 +275,7 @@ def test_the_adversary_chooses_whom_a_look_at_everybody_would_choose():
     class One:
         number: int
         intent: str = "run"
+        awaits: None = None
         outbox: dict[int, list[int]] = field(default_factory=dict)
 
     class Plain(Adversary):
