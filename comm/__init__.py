@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env
+from tilescale import env, native
 from tilescale.comm import bootstrap, sim
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError, TileTypeError, TileValueError
@@ -55,6 +55,7 @@ def init(heap_size: int | None = None) -> None:
         if _process is not None and _pid == os.getpid():
             return
         place = bootstrap.world()
+        _hook_exits(place)
         if place.size == 1 and env.TARGET.get() == "sim":
             _process = sim.SimWorld(1).ranks[0]
         else:
@@ -62,7 +63,6 @@ def init(heap_size: int | None = None) -> None:
 
             _process = Heap(_memory()(place, heap_size or env.HEAP_SIZE.get()))
         _pid = os.getpid()
-        _hook_exits()
 
 
 def _memory() -> Any:
@@ -268,8 +268,10 @@ def _leave() -> None:
 _hooked = False
 
 
-def _hook_exits() -> None:
+def _hook_exits(place: World) -> None:
     global _hooked
+    if place.launcher == "mpich" and place.size > 1 and os.environ.get("PMI_FD", "").isdecimal():
+        native.library().ts_exit_ends_job(int(os.environ["PMI_FD"]))
     if _hooked:
         return
     _hooked = True
@@ -279,5 +281,15 @@ def _hook_exits() -> None:
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         abort(f"{kind.__name__}: {error}")
         before(kind, error, traceback)
+        _abort_mpi(place)
 
     sys.excepthook = hook
+
+
+def _abort_mpi(place: World) -> None:
+    """After an exception that nobody caught: where MPI has been started it ends the job, since MPI_Finalize would wait for the others."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and place.launcher in ("openmpi", "mpich", "slurm") and mpi.Is_initialized() and not mpi.Is_finalized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(1)

@@ -127,6 +127,10 @@ class Arena:
         """Tells every rank to stop waiting, and why."""
         self.host.stop(self._says() or why)
 
+    def announce(self) -> None:
+        """See :meth:`Shm.announce`."""
+        self.host.announce()
+
     def leave(self, unmap: bool) -> None:
         """Ends this rank's part, when its GPU has done what it was given: others may wait for that."""
         with contextlib.suppress(CommError):  # told when the process ends (tilescale/cuda.py), and to the others by now

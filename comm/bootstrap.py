@@ -297,6 +297,51 @@ def _first_host(environ: Mapping[str, str]) -> str:
     raise CommError("SLURM_STEP_NODELIST is not set in a step over several machines", expected="what srun sets for its tasks")
 
 
+#: launcher → the variable that every rank of it has, and the one that holds its number
+_NUMBERED = {
+    "torchrun": ("TORCHELASTIC_RUN_ID", "RANK"),
+    "openmpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK"),
+    "mpich": ("PMI_RANK", "PMI_RANK"),
+    "slurm": ("SLURM_PROCID", "SLURM_PROCID"),
+}
+
+
+def absent(me: World) -> set[int]:
+    """Ranks of a job on this machine for which their launcher has no process: they have ended, or are not started yet.
+
+    None where nobody can know: ranks that were started by hand, or a launcher outside of this pid namespace.
+    """
+    if me.launcher not in _NUMBERED or not (starter := _outside(_NUMBERED[me.launcher][0])):
+        return set()
+    mark = f"\0{_NUMBERED[me.launcher][1]}=".encode()
+    parents: dict[int, int] = {}
+    numbers: dict[int, int] = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        pid = int(entry.name)
+        try:
+            environ = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()  # empty where it has ended and nobody has taken note
+            parents[pid] = int(_stat(pid)[1])
+            if mark in environ:
+                numbers[pid] = int(environ.partition(mark)[2].partition(b"\0")[0])
+        except (OSError, ValueError, CommError):
+            continue  # another user's, or it ended meanwhile
+    found = {number for pid, number in numbers.items() if below(pid, starter, parents)}
+    return set(range(me.size)) - found - {me.rank}
+
+
+def below(pid: int, ancestor: int, parents: Mapping[int, int]) -> bool:
+    """Whether a process descends from another, by a table of parents."""
+    seen = set[int]()
+    while pid in parents and pid not in seen:
+        seen.add(pid)
+        pid = parents[pid]
+        if pid == ancestor:
+            return True
+    return False
+
+
 def _outside(variable: str) -> int:
     """The nearest ancestor that lacks ``variable``: the launcher's own process on this machine, whatever wraps the rank.
 

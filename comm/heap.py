@@ -239,4 +239,5 @@ class Heap:
 
     def leave(self) -> None:
         """The process ends. The others keep this rank's memory mapped: nothing is awaited."""
+        self.memory.announce()
         self.memory.leave(unmap=False)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from tilescale import env, native
+from tilescale.comm import bootstrap, journal
 from tilescale.comm.bootstrap import World
 from tilescale.errors import CommError
 
@@ -20,10 +21,31 @@ PAGE = 4096
 MAX_RANKS = 128
 MAX_TEAMS = 32
 _SLICE_NS = 50_000_000  # how long C waits before Python looks for Ctrl-C
+_LOOK_EVERY = 1.0  # seconds between looks at a launcher's processes
 
 
 def _ranks(numbers: Sequence[int]) -> str:
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+
+
+class _Absent:
+    """Which ranks will never call init(): our launcher has seen them end, or another launcher has no process for them."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self._next = time.monotonic() + _LOOK_EVERY
+        self._before: set[int] = set()  # without a process at the last look
+
+    def look(self, missing: Sequence[int]) -> list[int]:
+        """Those of ``missing`` that have ended."""
+        if self.world.launcher == "tilescale":
+            return sorted(journal.ended(self.world.job) & set(missing))
+        if not missing or time.monotonic() < self._next:
+            return []
+        # Twice, since a launcher may still be starting its ranks when the first of them looks.
+        self._next = time.monotonic() + _LOOK_EVERY
+        before, self._before = self._before, bootstrap.absent(self.world)
+        return sorted(before & self._before & set(missing))
 
 
 class Shm:
@@ -68,12 +90,17 @@ class Shm:
             )
         limit = env.WAIT_TIMEOUT.get()
         deadline = time.monotonic() + limit
+        absent = _Absent(w)
         try:
             while (rc := self._lib.ts_heap_join(ctypes.c_int64(_SLICE_NS), self._err, size)) == 0:
+                missing = self._missing()
+                if gone := absent.look(missing):
+                    verb = "has" if len(gone) == 1 else "have"
+                    raise CommError(
+                        f"rank {w.rank}: in init(): {_ranks(gone)} {verb} ended without a call of init()",
+                        expected="init() on every rank of the job",
+                    )
                 if time.monotonic() > deadline:
-                    gone = (ctypes.c_uint8 * MAX_RANKS)()
-                    self._lib.ts_heap_missing(gone)
-                    missing = [r for r in range(w.size) if gone[r]]
                     whom = _ranks(missing) if missing else "the other ranks to map its segment"
                     raise CommError(f"rank {w.rank}: waited {limit:g} s in init() for {whom}")
             if rc < 0:
@@ -84,6 +111,12 @@ class Shm:
                 time.sleep(0.2)  # those who wait for this rank's name find it, and why it is of no use
             self._lib.ts_heap_close(1)
             raise
+
+    def _missing(self) -> list[int]:
+        """The ranks whose segments are not mapped yet."""
+        gone = (ctypes.c_uint8 * MAX_RANKS)()
+        self._lib.ts_heap_missing(gone)
+        return [r for r in range(self.world.size) if gone[r]]
 
     # ---- letters between hosts
 
@@ -126,6 +159,11 @@ class Shm:
         """Tells every rank to stop waiting, and why; the first to call it is heard."""
         if os.getpid() == self._pid:
             self._lib.ts_stop_others(why.encode(errors="replace")[:2000])
+
+    def announce(self) -> None:
+        """Writes into the launcher's journal that this process ends, before the others can see it."""
+        if os.getpid() == self._pid:
+            self._lib.ts_heap_announce()
 
     def leave(self, unmap: bool) -> None:
         """Ends this rank's part. ``unmap`` only when nothing in this process points into the heap any more."""

@@ -1,4 +1,4 @@
-"""`python -m tilescale.launch` is `tilescale`."""
+"""`python -m tilescale.launch` is `tilescale`, as is `python -m tilescale`."""
 
 from __future__ import annotations
 

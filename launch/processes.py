@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from tilescale.comm import bootstrap
 from tilescale.errors import CommError
 
 SHM = Path("/dev/shm")
@@ -76,7 +77,7 @@ def find(job: str, sessions: Iterable[int], ancestor: int | None = None) -> list
         except OSError:
             continue  # it ended meanwhile
     if ancestor is not None:
-        found.update(pid for pid in parents if _below(pid, ancestor, parents))
+        found.update(pid for pid in parents if bootstrap.below(pid, ancestor, parents))
     return sorted(found)
 
 
@@ -86,17 +87,6 @@ def _environ(pid: int) -> bytes:
             return file.read()
     except PermissionError:
         return b""  # another user's: not ours
-
-
-def _below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
-    for _ in range(len(parents)):
-        parent = parents.get(pid)
-        if parent is None:
-            return False
-        if parent == ancestor:
-            return True
-        pid = parent
-    return False
 
 
 def send(pids: Iterable[int], number: int) -> None:

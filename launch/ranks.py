@@ -19,11 +19,13 @@ from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from tilescale.comm import bootstrap
+from tilescale.comm.journal import Journal
 from tilescale.launch import output, processes
 from tilescale.launch.watch import Watcher
 
-# Seconds. All ends within five of the cause: SETTLE + GRACE + LEFTOVERS, and what killing takes.
+# Seconds. All ends within five of the cause: LEAVING + GRACE + LEFTOVERS, and what killing takes.
 SETTLE = 0.3  # others that fail for the same reason may still say so
+LEAVING = 1.5  # for a rank whose failure came before that of one that has ended, and whose exit code is to come
 GRACE = 2.0  # between asking and killing
 LEFTOVERS = 0.5  # for helpers that end by themselves when their rank has, and clean up (multiprocessing's resource tracker)
 DRAIN = 0.5  # to read the pipes of a dead job, which somebody out of reach may still hold open
@@ -109,6 +111,7 @@ class _Job:
         self.code = 0
         self.reason = ""
         self.failed: Rank | None = None  # which the reason is about
+        self.order: list[Rank] = []  # that failed, left or stopped the job: causes before their consequences
         self.stop_at: float | None = None  # when the ranks are to be asked to end
         self.kill_at: float | None = None  # when they are to be killed
         self.stop_signal = signal.SIGTERM
@@ -126,6 +129,7 @@ class _Job:
                 signal.signal(number, lambda *_: None)
         self.selector.register(self.wake, selectors.EVENT_READ, self._signals)
         self.watcher = Watcher(self.name)
+        self.journal = Journal(self.name)
         try:
             self._start()
             while any(rank.status is None for rank in self.ranks):
@@ -136,6 +140,7 @@ class _Job:
             processes.end(self._living, patience=0)
             processes.sweep(self.name)
             self.watcher.close()
+            self.journal.close()
             for rank in self.ranks:
                 rank.process.poll()
         return self.code
@@ -212,7 +217,7 @@ class _Job:
             if stream.since and stream.since + PARTIAL <= now:
                 stream.sink.show_partial(stream.source)
                 stream.since = 0.0
-        if self.stop_at is not None and self.stop_at <= now:
+        if self.stop_at is not None and self.stop_at <= now and not self._is_awaited(now):
             self.stop_at, self.kill_at = None, now + GRACE
             self.asked = sum(rank.status is None for rank in self.ranks)
             processes.send(self._living(), self.stop_signal)
@@ -223,8 +228,12 @@ class _Job:
     def _deadline(self) -> float | None:
         """Seconds until something is to be done although nothing happens."""
         times = [stream.since + PARTIAL for stream in self._streams() if stream.since]
-        times += [at for at in (self.stop_at, self.kill_at) if at is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        now = time.monotonic()
+        if self.stop_at is not None:
+            times.append(max(self.stop_at, now + 0.05) if self._is_awaited(now) else self.stop_at)
+        if self.kill_at is not None:
+            times.append(self.kill_at)
+        return max(0.0, min(times) - now) if times else None
 
     def _watch_fd(self, fd: int, event: int, data: object, wanted: bool) -> None:
         if wanted and fd not in self.selector.get_map():
@@ -251,12 +260,32 @@ class _Job:
                 else:
                     self.stop_signal = signal.Signals(number)
                     self._fail(128 + number, STOPPERS[self.stop_signal])
-        for rank in self.ranks:
-            if rank.look() and rank.status != 0:
-                assert rank.status is not None
-                self.failed = self.failed or (rank if not self.reason else None)
-                self._fail(rank.status if rank.status > 0 else 128 - rank.status, rank.fate(), settle=SETTLE)
+        self._look()
         self._bury_orphans()
+
+    def _look(self) -> None:
+        """Who has ended, and whose failure came first. The journal is read before the processes are looked at: what a line of it is
+        the consequence of has happened by then. A rank that ended without a line of its own (killed, os._exit) is such a cause."""
+        told = [self.ranks[number] for number in self.journal.read() if number < len(self.ranks)]
+        ended = [rank for rank in self.ranks if rank.look()]
+        for rank in ended:
+            self.journal.note_end(rank.number)
+        silent = [rank for rank in ended if rank.status != 0 and rank not in told]
+        self.order += [rank for rank in [*silent, *told] if rank not in self.order]
+        failed = next((rank for rank in self.order if rank.status), None)
+        if failed is None or (self.reason and self.failed is None) or self.kill_at is not None:
+            return
+        assert failed.status is not None
+        if self.failed is None:
+            self._fail(0, failed.fate(), settle=SETTLE)
+        self.failed, self.reason = failed, failed.fate()
+        self.code = failed.status if failed.status > 0 else 128 - failed.status
+
+    def _is_awaited(self, now: float) -> bool:
+        """Whether the reason may be a consequence: a rank that left or stopped the job earlier is still on its way out."""
+        if self.failed is None or self.stop_at is None or now > self.stop_at + LEAVING - SETTLE:
+            return False
+        return any(rank.status is None for rank in self.order[: self.order.index(self.failed)])
 
     def _fail(self, code: int, reason: str, settle: float = 0.0) -> None:
         """The first cause counts; what fails because of it does not."""

@@ -450,7 +450,8 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return tirx.IfThenElse(test, then, other)
 
     def _s_While(self, s: Any) -> Any:
-        return tirx.While(self.scalar(s.condition), self.stmt(s.body))
+        # Such a loop may never end: the runtime looks whether somebody wants it to.
+        return tirx.While(self.scalar(s.condition), seq([self.call("ts_poll"), self.stmt(s.body)]))
 
     def _s_For(self, s: Any) -> Any:
         if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):

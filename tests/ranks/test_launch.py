@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,51 @@ def test_the_reason_is_the_last_line(start: Callable[..., Job]):
     code, out, err = job.end()
     assert "[2] ZeroDivisionError: division by zero" in err.splitlines()
     assert last_line(err) == "tilescale: rank 2 exited with code 1 (ZeroDivisionError: division by zero); the other ranks were ended"
+
+
+# The others fail because rank 2 has, and end before it does: it takes a while to leave.
+CAUSE = """
+import atexit, os, sys, time
+if os.environ["RANK"] == "2":
+    atexit.register(time.sleep, 0.8)
+import tilescale.comm as comm
+comm.init()
+if comm.rank() == 2:
+    {fate}
+comm.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("fate", "code", "reason"),
+    [
+        ("sys.exit(3)", 3, "rank 2 exited with code 3"),
+        ("os._exit(3)", 3, "rank 2 exited with code 3"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 2 was killed by signal 9 (SIGKILL)"),
+        ("raise ValueError('out of data')", 1, "rank 2 exited with code 1 (ValueError: out of data)"),
+    ],
+)
+def test_the_first_failure_is_the_jobs(tilescale_launch, tmp_path: Path, fate: str, code: int, reason: str):
+    (tmp_path / "cause.py").write_text(CAUSE.format(fate=fate))
+    done = tilescale_launch(4, tmp_path / "cause.py")
+    assert (done.returncode, last_line(done.stderr).partition("; ")[0]) == (code, f"tilescale: {reason}"), done.stderr
+
+
+def test_a_rank_that_ends_well_is_not_blamed(tilescale_launch, tmp_path: Path):
+    (tmp_path / "cause.py").write_text(CAUSE.format(fate="sys.exit(0)"))
+    done = tilescale_launch(3, tmp_path / "cause.py")
+    assert done.returncode == 1 and "rank 2 has ended" in last_line(done.stderr), done.stderr
+
+
+def test_a_rank_that_never_calls_init_is_noticed(tilescale_launch, tmp_path: Path):
+    script = tmp_path / "early.py"
+    script.write_text("import os, tilescale.comm as comm\nif os.environ['RANK'] == '0': comm.init()\n")
+    begin = time.monotonic()
+    done = tilescale_launch(3, script)
+    assert time.monotonic() - begin < 20  # TILESCALE_WAIT_TIMEOUT is 120 s
+    assert done.returncode == 1
+    # Whoever is seen to have ended first, or both.
+    assert re.search(r"rank 0: in init\(\): (rank [12] has|ranks 1, 2 have) ended without a call of init\(\)", done.stderr), done.stderr
 
 
 def test_ranks_that_do_not_listen_are_killed(start: Callable[..., Job]):

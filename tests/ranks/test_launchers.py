@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,49 @@ def test_machines_agree_through_mpi(mpiexec: str, clean_env: dict[str, str], tmp
     found = lines([mpiexec, "-n", "2", sys.executable, str(script)], clean_env)
     assert [line[:5] for line in found] == [["0", "2", "0", "1", "mpich"], ["1", "2", "0", "1", "mpich"]]
     assert len({(line[5], *line[10:]) for line in found}) == 1
+
+
+# Rank 1 fails; the others are busy with something that never looks at it.
+FAILS = """
+import os, sys, time
+{first}
+from tilescale import comm
+comm.init()
+if comm.rank() == 1:
+    {fate}
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "fate", "code"), [("", "sys.exit(3)", 3), ("", "1 / 0", 1), ("from mpi4py import MPI", "1 / 0", 1)]
+)
+def test_a_job_under_mpiexec_ends_as_a_whole(
+    mpiexec: str, clean_env: dict[str, str], tmp_path: Path, first: str, fate: str, code: int
+):
+    if first and importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("the environment has no mpi4py")
+    (tmp_path / "fails.py").write_text(FAILS.format(first=first, fate=fate))
+    begin = time.monotonic()
+    command = [mpiexec, "-n", "2", sys.executable, str(tmp_path / "fails.py")]
+    done = subprocess.run(command, env=clean_env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert time.monotonic() - begin < 30
+    assert done.returncode == code, done.stderr
+    assert ("ZeroDivisionError" in done.stderr) == ("1 / 0" in fate)
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+def test_a_rank_that_never_calls_init_is_noticed(launcher: str, mpiexec: str, clean_env: dict[str, str], tmp_path: Path):
+    script = tmp_path / "early.py"
+    script.write_text(
+        "import os\nif int(os.environ.get('PMI_RANK') or os.environ['RANK']) == 0:\n    from tilescale import comm\n    comm.init()\n"
+    )
+    command = [mpiexec, "-n", "2"] if launcher == "mpiexec" else [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += [sys.executable] if launcher == "mpiexec" else ["--standalone"]
+    begin = time.monotonic()
+    done = subprocess.run([*command, str(script)], env=clean_env, capture_output=True, text=True, timeout=100)
+    assert time.monotonic() - begin < 40  # TILESCALE_WAIT_TIMEOUT is 120 s
+    assert done.returncode == 1 and "rank 0: in init(): rank 1 has ended without a call of init()" in done.stderr, done.stderr
 
 
 def test_under_torchrun(who: Path, clean_env: dict[str, str]):

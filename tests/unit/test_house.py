@@ -56,12 +56,18 @@ def test_a_plain_install_has_every_file(tmp_path: Path):
     expected = {str(Path(FOLDERS[path.parts[0]], *path.parts[1:])) for path in sources()}
     assert expected - names == set(), "not in the wheel: add the pattern to [tool.setuptools.package-data], or an __init__.py"
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {"tilescale"}
+    (metadata,) = (tmp_path / "site").glob("*.dist-info/METADATA")
+    assert metadata.read_text().split("\n\n", 1)[1].strip() == (ROOT / "README.md").read_text().strip()
+    assert "Description-Content-Type: text/markdown" in metadata.read_text()
     # And it imports from there, with every part under the one root.
     code = "import tilescale.comm, tilescale.compiler, tilescale.launch.cli; print(tilescale.__path__)"
     out = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True
     )
     assert out.stdout.strip() == str([str(tmp_path / "site" / "tilescale")]), out.stderr
+    command = [sys.executable, "-m", "tilescale", "--version"]
+    out = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True)
+    assert out.stdout == f"tilescale, version {tilescale.__version__}\n", out.stderr
 
 
 def test_every_folder_with_modules_is_a_package():

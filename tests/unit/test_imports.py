@@ -26,6 +26,7 @@ ALLOWED = {
     "tilescale.compiler": {*LEAVES, "tilescale.language", "tilescale.compiler"},
     "tilescale.comm": {*LEAVES, "tilescale.comm"},
     "tilescale": {*LEAVES, "tilescale", "tilescale.language", "tilescale.compiler", "tilescale.comm"},
+    "tilescale.__main__": {"tilescale.launch"},  # the command, for `python -m tilescale`
     "tilescale.launch": {*LEAVES, "tilescale", "tilescale.language", "tilescale.compiler", "tilescale.comm", "tilescale.launch"},
 }
 TVM_DOOR = "compiler/tvm_compat.py"

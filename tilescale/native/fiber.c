@@ -235,6 +235,16 @@ static void resume(ts_worker* W, ts_fiber* f) {
 
 /* ---- waiting */
 
+/* Ctrl-C: Python's own exception is set and goes up with the failed call. Only the calling thread can ask. */
+static void look_for_signals(ts_launch* L, ts_worker* W, int64_t now) {
+  if (W->index != 0 || now - W->signal_check <= 20000000) return;
+  W->signal_check = now;
+  if (TVMFFIEnvCheckSignals()) {
+    L->interrupted = 1;
+    ts_launch_fail(L, -1, "interrupted");
+  }
+}
+
 static void check_limits(ts_launch* L, ts_worker* W) {
   char why[TS_MESSAGE];
   if (ts_others_failed(why, sizeof why)) {
@@ -274,13 +284,7 @@ static void check_limits(ts_launch* L, ts_worker* W) {
     f = f->next;
   } while (f && f != first);
   if (late && !ts_ready(late)) ts_report_timeout(late);
-  if (W->index == 0 && now - W->signal_check > 20000000) {
-    W->signal_check = now;
-    if (TVMFFIEnvCheckSignals()) { /* Ctrl-C: Python's own exception is set and goes up with the failed call */
-      L->interrupted = 1;
-      ts_launch_fail(L, -1, "interrupted");
-    }
-  }
+  look_for_signals(L, W, now);
 }
 
 /* Nothing on this thread can go on. Spin a little, then give the processor away, then sleep: other ranks may share it. */
@@ -323,6 +327,22 @@ void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp,
   }
   if (why == TS_WAIT_SIGNAL) atomic_fetch_sub_explicit(L->signal_waits, 1, memory_order_relaxed);
   f->flag = NULL;
+}
+
+/* In each round of a loop whose end depends on memory, so that one that never ends can be ended: by Ctrl-C, by another rank's
+ * failure, by a failure of another block of the launch. Looks at clocks and processes every few thousand rounds. */
+TS_API void ts_poll(void* ctx) {
+  ts_fiber* f = ctx;
+  ts_worker* W = f->worker;
+  if (TS_LIKELY(++W->polls & 1023)) return;
+  ts_launch* L = f->launch;
+  char why[TS_MESSAGE];
+  if (!ts_failed(L)) look_for_signals(L, W, ts_about());
+  if (!ts_failed(L) && !(W->polls & 0xfffff) && ts_others_failed(why, sizeof why)) {
+    L->quiet = 1;
+    ts_launch_fail(L, -1, "%s", why);
+  }
+  if (ts_failed(L)) ts_leave(f);
 }
 
 /* ---- one worker's share of a launch */
@@ -452,6 +472,7 @@ static void run_plain(ts_launch* L, ts_worker* W) {
   for (;;) {
     int64_t unit = atomic_fetch_add_explicit(&L->next, 1, memory_order_relaxed);
     if (unit >= L->nunits || ts_failed(L)) return;
+    if (unit && W->index == 0) look_for_signals(L, W, ts_about());
     for (int32_t j = 0; j < K->cluster_size; j++) {
       place_block(L, unit, j, f->xyz);
       f->block = (int32_t)linear(L, f->xyz);

@@ -23,6 +23,9 @@ ts_heap ts_the_heap = {.fd = -1};
 static char job_name[200];
 static uint8_t mapped[TS_MAX_RANKS], named, counted;
 static int64_t sent[TS_MAX_RANKS], received[TS_MAX_RANKS];
+static int journal = -1;  /* comm/journal.py */
+static int abort_fd = -1; /* where a process manager of MPI listens */
+static pid_t abort_pid;
 
 static void segment_path(int32_t rank, char out[256]) { snprintf(out, 256, "/dev/shm/ts-%s-%d", job_name, rank); }
 
@@ -54,11 +57,56 @@ static int wrong(char* err, int n, const char* format, ...) {
   return -1;
 }
 
+/* Written before any other rank can see what it says, so that the launcher reads causes before their consequences. */
+static void note(const char* what) {
+  char line[32];
+  int n = snprintf(line, sizeof line, "%s %d\n", what, ts_the_heap.rank);
+  if (journal >= 0 && write(journal, line, (size_t)n) != n) return; /* then the launcher goes by who ends first */
+}
+
+static void open_journal(void) {
+  char path[256];
+  struct stat s;
+  snprintf(path, sizeof path, "/dev/shm/ts-%s-log", job_name);
+  journal = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOFOLLOW);
+  if (journal >= 0 && (fstat(journal, &s) || s.st_uid != geteuid())) close(journal), journal = -1;
+}
+
+static void close_journal(void) {
+  if (journal >= 0) close(journal);
+  journal = -1;
+}
+
+/* MPICH's process manager ends a job when a rank is killed, but not when one exits with a code: a line of its protocol (PMI-1,
+ * "abort") asks for that, with the code. on_exit(3) and not atexit(3): only the former knows the code. */
+static void tell_manager(int status, void* unused) {
+  char line[48];
+  (void)unused;
+  if (status == 0 || abort_fd < 0 || getpid() != abort_pid) return;
+  int n = snprintf(line, sizeof line, "cmd=abort exitcode=%d\n", status & 255);
+  if (write(abort_fd, line, (size_t)n) == n) {
+    struct timespec t = {2, 0};
+    nanosleep(&t, NULL); /* the manager ends this process too, and then says this code and not that of a signal */
+  }
+}
+
+/* From now on a failing exit of this process ends the whole job through the manager that listens at `fd`. */
+TS_API void ts_exit_ends_job(int32_t fd) {
+  static int hooked;
+  abort_fd = fd;
+  abort_pid = getpid();
+#ifdef __GLIBC__
+  if (!hooked) on_exit(tell_manager, NULL);
+#endif
+  hooked = 1;
+}
+
 static void after_fork_in_child(void) {
   /* A child is no rank: it must neither speak for its parent nor take the memory for symmetric. */
   ts_the_heap.base = NULL;
   ts_the_heap.fd = -1;
   named = 0;
+  close_journal();
 }
 __attribute__((constructor)) static void heap_load(void) { pthread_atfork(NULL, NULL, after_fork_in_child); }
 
@@ -127,6 +175,7 @@ TS_API int32_t ts_heap_create(const char* job, int32_t rank, int32_t world, int6
     return wrong(err, n, "cannot create %s: %s", path, strerror(rc));
   }
   named = 1;
+  open_journal();
   return 0;
 }
 
@@ -207,6 +256,7 @@ TS_API void ts_heap_missing(uint8_t out[TS_MAX_RANKS]) {
 
 /* This rank gives up in init(): those who look for it find out why. The name stays until ts_heap_close. */
 TS_API void ts_heap_give_up(const char* why) {
+  note("stop");
   if (ts_the_heap.base) snprintf(ts_control_of(ts_the_heap.rank)->failed, sizeof ((ts_control*)0)->failed, "%s", why);
 }
 
@@ -216,11 +266,17 @@ TS_API void ts_heap_tag(int64_t offset, int64_t bytes, int32_t tag) {
   memset(ts_the_heap.tags + offset / TS_PAGE, tag, (size_t)((bytes + TS_PAGE - 1) / TS_PAGE));
 }
 
+/* To be called before ts_heap_close where others may still count on this rank: its process ends. */
+TS_API void ts_heap_announce(void) {
+  if (ts_the_heap.base) note("left");
+}
+
 /* unmap: only when nothing in this process points into the heap any more. */
 TS_API void ts_heap_close(int32_t unmap) {
   ts_heap* h = &ts_the_heap;
   if (!h->base) return;
   unlink_name();
+  close_journal();
   atomic_store_explicit(&ts_control_of(h->rank)->state, TS_STATE_LEFT, memory_order_release);
   if (unmap) munmap(h->base, (size_t)(h->segment * h->world));
   close(h->fd);
@@ -268,6 +324,7 @@ TS_API void ts_stop_others(const char* why) {
   if (atomic_load(stop)) return;
   ts_control* mine = ts_control_of(h->rank);
   snprintf(mine->reason, sizeof mine->reason, "%s", why);
+  note("stop");
   int32_t zero = 0;
   atomic_compare_exchange_strong_explicit(stop, &zero, h->rank + 1, memory_order_release, memory_order_relaxed);
 }

@@ -1,0 +1,7 @@
+"""`python -m tilescale` is `tilescale`."""
+
+from __future__ import annotations
+
+from tilescale.launch.cli import main
+
+main()
