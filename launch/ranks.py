@@ -2,7 +2,7 @@
 
 One thread and one poll(2) loop over the ranks' pipes, the launcher's own streams and a pipe that signals write to. Who ends
 what: a rank that fails, Ctrl-C, SIGTERM or SIGHUP → the launcher asks all processes of the job to end, then kills what is left;
-the launcher itself is killed → the kernel kills the ranks (processes.tie_to_parent) and the watcher the rest (watch.py).
+the launcher itself is killed → the kernel kills the ranks (lifetime.tie_to_parent) and the watcher the rest (watch.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 
+from tilescale import lifetime
 from tilescale.comm import bootstrap
 from tilescale.comm.journal import Journal
 from tilescale.launch import output, processes
@@ -118,7 +119,7 @@ class _Job:
         self.asked = 0  # ranks that were running when all were asked to end
 
     def run(self) -> int:
-        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        lifetime.prctl(lifetime.PR_SET_CHILD_SUBREAPER, 1)
         self.wake, wake_end = os.pipe()
         for fd in (self.wake, wake_end):
             os.set_blocking(fd, False)
@@ -147,7 +148,7 @@ class _Job:
 
     def _start(self) -> None:
         environ = self._environ()
-        tie = processes.tie_to_parent()
+        tie = lifetime.tie_to_parent()
         for number in range(self.count):
             stdin: int | None = subprocess.DEVNULL
             if number == 0:

@@ -1,6 +1,6 @@
 """The watcher: a small process that outlives a launcher killed by SIGKILL, ends its ranks and sweeps after it.
 
-The kernel kills the ranks themselves with their launcher (processes.tie_to_parent); their descendants and their files are
+The kernel kills the ranks themselves with their launcher (lifetime.tie_to_parent); their descendants and their files are
 the watcher's. It is forked before the ranks, sits in a session of its own, out of reach of what is sent to the launcher's
 process group or terminal, and reads a pipe whose only other end the launcher holds: its end of file is the death.
 """
@@ -11,6 +11,7 @@ import os
 import signal
 from contextlib import suppress
 
+from tilescale import lifetime
 from tilescale.launch import processes
 
 END = b"end\n"
@@ -52,7 +53,7 @@ def _watch(job: str, reader: int) -> None:
     os.setsid()
     # The launcher's handlers were inherited: they do nothing but wake it, so here they keep this process from being ended.
     signal.set_wakeup_fd(-1)
-    processes.prctl(processes.PR_SET_NAME, b"tilescale-watch")
+    lifetime.prctl(lifetime.PR_SET_NAME, b"tilescale-watch")
     # Only stderr stays open, for the last line; a reader of the launcher's output waits for this process no longer than needed.
     for fd in os.listdir("/proc/self/fd"):
         if int(fd) not in (2, reader):

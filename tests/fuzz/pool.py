@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import os
 import pickle
 import selectors
-import signal
 import struct
 import sys
 import time
@@ -20,10 +18,12 @@ from tests.fuzz.draw import draw
 from tests.fuzz.programs import Program
 from tests.fuzz.ranks import draw_ranks
 from tests.fuzz.shrink import shrink
+from tilescale.lifetime import tie_to_parent
+from tilescale.testing.processes import end_hanging, show_where
 
-#: seconds for one program, its shrinking included; programs of one process (what TVM keeps of each adds up);
+#: seconds for one program, or group of them, and for making one smaller; programs of one process (what TVM keeps of each adds up);
 #: programs that share one group of ranks
-LIMIT, PORTION, GROUP = 240.0, 400, 20
+LIMIT, SHRINKING, PORTION, GROUP = 240.0, 120.0, 400, 20
 
 
 @dataclass
@@ -71,7 +71,7 @@ def outcome(program: Program, failure: str | None, shrinks: bool) -> Outcome:
         what = failing([smaller])[0]
         return what is not None and what.split(":")[0] == kind and ("a finding" in what) == ("a finding" in failure)
 
-    least = shrink(program, still, 300 if program.ranks == 1 else 40) if shrinks else program
+    least = shrink(program, still, 300 if program.ranks == 1 else 40, SHRINKING) if shrinks else program
     said = "\n".join(f"# {line}" for line in (failing([least])[0] or failure).splitlines())
     return Outcome(program.seed, failure, f"{least.text}\n{said}\n")
 
@@ -124,12 +124,14 @@ def run_seeds(
                 continue
             sel.unregister(worker.pipe)
             lost = worker.end()
-            if worker.left:
-                outcome = Outcome(worker.left[0], lost, drawn(worker.left[0], ranks).text)
+            suspects, rest = worker.unfinished()
+            waiting += [rest] * bool(rest)
+            if len(suspects) > 1:  # one of them, or all together: each by itself
+                waiting += [[seed] for seed in suspects[::-1]]
+            elif suspects:
+                outcome = Outcome(suspects[0], lost, drawn(suspects[0], ranks).text)
                 done.add(outcome)
                 show(outcome)
-                if worker.left[1:]:
-                    waiting.append(worker.left[1:])
     return done
 
 
@@ -138,17 +140,19 @@ class _Worker:
 
     def __init__(self, seeds: list[int], ranks: int, shrinks: bool):
         self.left, self.open, self.since, self.data = list(seeds), True, time.monotonic(), b""
+        self.count, self.together = len(seeds), 1 if ranks == 1 else GROUP
         self.pipe, its = os.pipe()
+        tie = tie_to_parent()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                together = 1 if ranks == 1 else GROUP
-                for k in range(0, len(seeds), together):
-                    faulthandler.dump_traceback_later(LIMIT - 5, file=sys.__stderr__)  # where it hangs, before it is killed
-                    programs = [drawn(seed, ranks) for seed in seeds[k : k + together]]
+                tie()
+                show_where(2)
+                for k in range(0, len(seeds), self.together):
+                    programs = [drawn(seed, ranks) for seed in seeds[k : k + self.together]]
                     for program, failure in zip(programs, failing(programs)):
                         made = pickle.dumps(outcome(program, failure, shrinks))
                         os.write(its, struct.pack("<I", len(made)) + made)
@@ -169,10 +173,15 @@ class _Worker:
             self.left.pop(0)
         return out
 
+    def unfinished(self) -> tuple[list[int], list[int]]:
+        """The seeds that it was at, and those behind them."""
+        at = self.together - (self.count - len(self.left)) % self.together
+        return self.left[:at], self.left[at:]
+
     def end(self) -> str:
-        """Ends the process; how it ended."""
+        """Ends the process, and with it the ranks that it started; how it ended."""
         if self.open:
-            os.kill(self.pid, signal.SIGKILL)
+            end_hanging([self.pid])
         os.close(self.pipe)
         _, status = os.waitpid(self.pid, 0)
         if self.open:

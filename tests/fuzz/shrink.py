@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from tests.fuzz.programs import Program
 
 
-def shrink(program: Program, fails: Callable[[Program], bool], most: int = 300) -> Program:
-    """The smallest program found in which ``fails`` still holds, in at most ``most`` attempts. Statements go whole; loops and
-    conditions also go alone, their body staying; parameters that nobody names any more go last."""
-    left = most
+def shrink(program: Program, fails: Callable[[Program], bool], most: int = 300, seconds: float = float("inf")) -> Program:
+    """The smallest program found in which ``fails`` still holds, in at most ``most`` attempts and about so many seconds. Statements
+    go whole; loops and conditions also go alone, their body staying; parameters that nobody names any more go last."""
+    left, behind = most, time.monotonic() + seconds
 
     def holds(lines: list[str]) -> bool:
         nonlocal left
-        left -= 1
+        left = left - 1 if time.monotonic() < behind else 0
         return left > 0 and fails(_trimmed(replace(program, text="\n".join(lines))))
 
     lines = program.text.split("\n")
