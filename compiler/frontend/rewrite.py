@@ -355,7 +355,7 @@ def _lost(func: types.FunctionType) -> TileSyntaxError:
         )  # fmt: skip
     return TileSyntaxError(
         f"the source of {name} cannot be read", loc=at,
-        hint="define the kernel in a file (or a notebook cell), not through exec; or put its text into linecache.cache, under its file name",
+        hint="define the kernel in a file (or a notebook cell), not through exec; or tell linecache.cache its text, under its file name",
     )  # fmt: skip
 
 

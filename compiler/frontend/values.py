@@ -12,7 +12,7 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, structural_walk, tirx
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
-from tilescale.language.dtypes import canonical, dtype
+from tilescale.language.dtypes import GREATEST, canonical, dtype
 from tilescale.language.symbolic import COMPARE, Sym, SymExpr, settle
 
 
@@ -44,8 +44,24 @@ def to_expr(value: Any, what: str = "value") -> Any:
 
 
 def const(value: Any, dt: str) -> Any:
-    """A constant of the given dtype."""
-    return tirx.const(value, str(dt))
+    """A constant of the given dtype. A negative one of an unsigned dtype is what a device value would be: -1 is all ones.
+
+    Raises:
+        TileValueError: the dtype does not hold it.
+    """
+    dt = str(dt)
+    if dt in GREATEST and GREATEST[dt] < abs(value) < float("inf"):
+        raise _too_large(value, dt)
+    if dt.startswith("uint") and value < 0:
+        value %= 1 << int(dt[4:])
+    return tirx.const(value, dt)
+
+
+def _too_large(value: Any, dt: str) -> TileValueError:
+    return TileValueError(
+        f"{value} is no value of {dt}", loc=source.current(), expected=f"at most {GREATEST[dt]:.6g} in magnitude",
+        hint=f'T.max_value("{dt}"), or T.infinity("{dt}") where the dtype has one',
+    )  # fmt: skip
 
 
 def as_expr(value: Any, dt: str = "int32", what: str = "value") -> Any:
@@ -521,6 +537,8 @@ def convert(value: Any, dt: str) -> Any:
     dt = str(dt)
     if isinstance(e, (bool, int, float)):
         if dt.startswith("float8"):
+            if GREATEST[dt] < abs(e) < float("inf"):
+                raise _too_large(e, dt)
             return tirx.Cast(ir.PrimType(dt), const(float(e), "float32"))
         if "int" in dt and isinstance(e, float) and not e.is_integer():
             raise TileTypeError(f"{e} is stored as {dt}", loc=source.current(), hint=f'T.cast({e}, "{dt}")')

@@ -7,7 +7,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Variable, constant, convert
+from tilescale.compiler.frontend.values import Buffer, Region, Variable, constant, convert
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS, canonical
@@ -109,9 +109,15 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
     """The same memory under another shape or dtype; row-major order and total bytes stay.
 
     Raises:
-        TileValueError: the sizes differ. TileTypeError: extents are not constants, or the tensor has strides of its own.
+        TileValueError: the sizes differ, or an extent is not positive. TileTypeError: no whole tile or tensor, extents that are not
+            constants, or a tensor that has strides of its own.
     """
     b = bld.current()
+    if not isinstance(buffer, Buffer):
+        raise TileTypeError(
+            f"a view of {'a part of ' + buffer.name if isinstance(buffer, Region) else buffer}", loc=source.current(),
+            expected="a whole tile or tensor", hint="a view of all of it, and an index into that",
+        )  # fmt: skip
     if list(buffer.var.ty.strides):
         raise TileTypeError(
             f"a view of {buffer.name}, which is a T.StridedTensor: its elements do not lie in row-major order",
@@ -120,6 +126,13 @@ def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:
         )
     dt = canonical(dtype) if dtype is not None else buffer.dtype
     new = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,) if shape is not None else buffer.shape
+    for axis, extent in enumerate(new):
+        if isinstance(extent, bool):
+            raise TileTypeError(f"extent {axis} of a view of {buffer.name} is {extent}", loc=source.current(), expected="an int")
+        if isinstance(extent, int) and extent <= 0:
+            raise TileValueError(
+                f"extent {axis} of a view of {buffer.name} is {extent}", loc=source.current(), expected="a positive extent"
+            )
     if not all(isinstance(e, int) for e in (*new, *buffer.shape)):
         raise TileTypeError(f"a view of {buffer.name}, whose extents are not constants", loc=source.current())
     if prod(new) * BITS[dt] != prod(buffer.shape) * BITS[buffer.dtype]:

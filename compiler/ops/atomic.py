@@ -15,6 +15,8 @@ from tilescale.errors import TileTypeError
 
 KINDS = ("add", "max", "min", "load", "store")
 ORDERS = (None, "relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
+#: what a load, or a store, cannot do: C++ has no such order for them
+_NOT_OF = {"load": ("release", "acq_rel"), "store": ("consume", "acquire", "acq_rel")}
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
@@ -49,14 +51,17 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
     return None
 
 
-def _check_order(order: str | None) -> None:
+def _check_order(order: str | None, kind: str = "") -> None:
     """Every atomic operation acquires and releases (docs/LANGUAGE.md, "Order"), whatever weaker order is asked for.
 
     Raises:
-        TileTypeError: an order that there is not.
+        TileTypeError: an order that there is not, or that a load or a store cannot have.
     """
-    if order not in ORDERS:
-        raise TileTypeError(f"memory_order={order!r}", loc=source.current(), expected="one of " + ", ".join(str(o) for o in ORDERS if o))
+    orders = [o for o in ORDERS if o not in _NOT_OF.get(kind, ())]
+    if order not in orders:
+        of = f" of T.atomic_{kind}" if order in ORDERS else ""
+        known = ", ".join(str(o) for o in orders if o)
+        raise TileTypeError(f"memory_order={order!r}{of}", loc=source.current(), expected=f"one of {known}")
 
 
 def _own(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -140,14 +145,14 @@ def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
 @_own
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
     """Reads an element at once, after everything that its writer released."""
-    _check_order(memory_order)
+    _check_order(memory_order, "load")
     return _atomic("load", src, 0, True)
 
 
 @_own
 def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
     """Writes an element at once, releasing what was written before."""
-    _check_order(memory_order)
+    _check_order(memory_order, "store")
     _atomic("store", dst, value, False)
 
 

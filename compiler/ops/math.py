@@ -9,7 +9,7 @@ from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import as_expr, binary, const, convert, dtype_of, to_expr, truth
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.language.dtypes import canonical
+from tilescale.language.dtypes import GREATEST, canonical
 
 
 def _unary(name: str, python: Any, doc: str) -> Any:
@@ -20,6 +20,8 @@ def _unary(name: str, python: Any, doc: str) -> Any:
         if not is_expr(e):
             return python(e)
         dt = str(e.ty)
+        if "float" not in dt and name.startswith("__"):
+            raise TileTypeError(f"T.{name} of {dt}", loc=source.current(), expected="a float", hint=f'T.{name}(T.cast(…, "float32"))')
         if "float" not in dt:
             e, dt = convert(e, "float32"), "float32"
         return ir.Call(f"ts.math.{name}", [e], ret_ty=ir.PrimType(dt))
@@ -221,17 +223,11 @@ def infinity(dtype: Any = "float32") -> Any:
     return const(_math.inf, dt) if not dt.startswith("float8") else convert(_math.inf, dt)
 
 
-_FLOAT_MAX = {
-    "float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38,
-    "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0,
-}  # fmt: skip
-
-
 def max_value(dtype: Any) -> Any:
     """The greatest finite value of a dtype."""
     dt = canonical(dtype)
     if dt.is_float:
-        return convert(_FLOAT_MAX[dt], dt)
+        return convert(GREATEST[dt], dt)
     return const(True, dt) if dt == "bool" else const(2 ** (dt.bits - (0 if dt.startswith("u") else 1)) - 1, dt)
 
 
@@ -239,7 +235,7 @@ def min_value(dtype: Any) -> Any:
     """The least finite value of a dtype."""
     dt = canonical(dtype)
     if dt.is_float:
-        return convert(-_FLOAT_MAX[dt], dt)
+        return convert(-GREATEST[dt], dt)
     return const(0, dt) if dt.startswith(("u", "b")) else const(-(2 ** (dt.bits - 1)), dt)
 
 

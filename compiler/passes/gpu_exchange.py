@@ -16,9 +16,8 @@ from tilescale.compiler.layout.match import is_replicated, seen_by
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops import base
 from tilescale.compiler.passes.gpu_stage import copy_statement, whole
-from tilescale.compiler.passes.tile_owners import spread
+from tilescale.compiler.passes.tile_owners import in_condition, spread
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.errors import TileSyntaxError
 
 
 class Exchange:
@@ -62,7 +61,8 @@ def gpu_exchange(program: Any) -> Any:
 
 
 def _refuse_whiles(program: Any) -> None:
-    """A condition that is computed anew in every round cannot have statements in front of it."""
+    """A condition that is computed anew in every round cannot have statements in front of it. `tile_owners` has refused fragments too
+    large for every thread to hold; what is left is a small one that an instruction spreads."""
 
     def look(s: Any) -> None:
         apart = [a for a in scalar_reads(s) if in_registers(a.buffer) and isinstance(program.layouts.get(a.buffer), Fragment)
@@ -74,10 +74,7 @@ def _refuse_whiles(program: Any) -> None:
     structural_walk(program.func.body, (tirx.While, look))
     if found:
         s, name = found[0]
-        raise TileSyntaxError(
-            f"the condition of this while reads {name}, which is spread over threads", loc=loc_of(getattr(s, "span", None)),
-            hint=f"a T.alloc_var that is set to {name}[…] at the end of the body",
-        )  # fmt: skip
+        raise in_condition(name, loc_of(getattr(s, "span", None)))
 
 
 def _nest(s: Any, nest: Any, cx: Exchange) -> list[Any] | None:

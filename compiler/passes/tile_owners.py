@@ -5,6 +5,8 @@ target alike, is what would mean something else on each of them:
 - a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read single elements of one so
   small that all threads hold it whole (layout/infer.py; a GPU refuses one that an instruction lays otherwise, in gpu_exchange), in the
   lanes of a T.Parallel that of one number;
+- an element of a larger fragment in the condition of a while, which is computed anew in every round: to bring it to all threads is a
+  statement, and there is no place for one;
 - a variable or T.alloc_local tile that is written in a narrower scope: every thread has a copy, and they would no longer agree.
 """
 
@@ -21,7 +23,7 @@ from tilescale.compiler.layout.infer import REPLICATED
 from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.compiler.widths import WIDTHS
-from tilescale.errors import Loc, TileValueError
+from tilescale.errors import Loc, TileSyntaxError, TileValueError
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ class _Owners:
                 self.stmt(s.else_case)
         elif isinstance(s, (tirx.For, tirx.While)):
             self._uses(s, s.extent if isinstance(s, tirx.For) else s.condition)
+            if isinstance(s, tirx.While):
+                self._condition(s)
             outer, self.lanes = self.lanes, self.lanes or is_nest(s)
             self.stmt(s.body)
             self.lanes = outer
@@ -100,6 +104,13 @@ class _Owners:
             self._uses(s, s)
             if isinstance(s, tirx.Bind) and self.scope.around is not None:
                 self.bound[s.var] = self.scope
+
+    def _condition(self, s: Any) -> None:
+        found: list[Any] = []
+        structural_walk(s.condition, (ir.TensorLoad, lambda e: found.append(e.source)))
+        for buffer in found:
+            if buffer.ty.storage_scope == "local.fragment" and prod(int(e) for e in buffer.ty.shape) > REPLICATED:
+                raise in_condition(buffer.name, loc_of(s.span))
 
     def _attribute(self, s: Any) -> None:
         name = SCALES[int(s.value.value)] if s.attr_key == "ts.scale" else ""
@@ -159,6 +170,14 @@ def spread(name: str, held: int, scale: str, threads: int, loc: Loc | None) -> T
         f"{name} is spread over {held} threads and touched by a {scale} of {threads}", loc=loc,
         expected=f"a fragment that is allocated in the {scale}'s own scope, or a tile in shared memory, which all threads of the block see",
         hint=f"allocate {name} inside the T.Scale, or in shared memory (T.copy takes it there in front of the T.Scale)",
+    )  # fmt: skip
+
+
+def in_condition(name: str, loc: Loc | None) -> TileSyntaxError:
+    """The refusal of a fragment's element in the condition of a while."""
+    return TileSyntaxError(
+        f"the condition of this while reads {name}, which is spread over threads", loc=loc,
+        hint=f"a T.alloc_var that is set to {name}[…] at the end of the body",
     )  # fmt: skip
 
 

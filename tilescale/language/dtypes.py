@@ -15,6 +15,12 @@ BITS: dict[str, int] = {
     "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64,
 }  # fmt: skip
 
+#: the greatest finite value of each floating dtype
+GREATEST: dict[str, float] = {
+    "float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38, "float16": 65504.0, "bfloat16": 3.3895313892515355e38,
+    "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0,
+}  # fmt: skip
+
 _ALIASES = {
     "float8_e4m3": "float8_e4m3fn", "e4m3_float8": "float8_e4m3fn", "e4m3": "float8_e4m3fn", "float8": "float8_e4m3fn",
     "e5m2_float8": "float8_e5m2", "e5m2": "float8_e5m2",
