@@ -250,8 +250,7 @@ class Hooks:
             if now is before and now is not _UNBOUND:
                 return now
         values = [v for v in (now, before) if not isinstance(v, Poison)]
-        scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
-        return Poison(name, state.loc, state.what, state, str(dtype_of(scalar)))
+        return Poison(name, state.loc, state.what, state, _instead(name, values))
 
     def break_(self) -> bool:
         return self._leave("break", tirx.Break)
@@ -437,6 +436,8 @@ class Hooks:
             return out
         if name in ("int", "float", "bool"):
             return math.cast(args[0], {"int": "int32", "float": "float32", "bool": "bool"}[name])
+        if name == "divmod":
+            return binary("//", *args), binary("%", *args)
         if name in ("abs", "round", "pow"):
             return getattr(math, name)(*args)
         if name == "print":
@@ -446,6 +447,17 @@ class Hooks:
                 printing.print(a)
             return None
         return func(*args, **kwargs)
+
+
+def _instead(name: str, values: list[Any]) -> str:
+    """What to write where a name would stand for one thing or another, depending on device values."""
+    tile = next((v for v in values if isinstance(v, Buffer)), None)
+    if tile is not None:  # which of two tiles it is has to be an index
+        alloc = "T.alloc_fragment" if tile.scope.startswith("local") else "T.alloc_shared"
+        shape = ", ".join(map(str, (2, *tile.shape)))
+        return f'one allocation, tiles = {alloc}(({shape}), "{tile.dtype}"), and tiles[k % 2, …] for the tile of round k'
+    scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
+    return f'{name} = T.alloc_var("{dtype_of(scalar)}") before it; then assign to it inside and read it here'
 
 
 def _in_ir(value: Any) -> bool:

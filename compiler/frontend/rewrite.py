@@ -22,7 +22,7 @@ from typing import Any
 from tilescale.errors import Loc, TileSyntaxError
 
 HOOKS = "__ts__"
-_BUILTINS = {"range", "min", "max", "abs", "int", "float", "bool", "round", "print", "len", "sum", "pow"}
+_BUILTINS = {"range", "min", "max", "abs", "int", "float", "bool", "round", "print", "len", "sum", "pow", "divmod"}
 
 
 def _assigned(nodes: list[ast.stmt]) -> list[str]:
@@ -345,6 +345,7 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     definition.decorator_list = []
     definition.args.defaults, definition.args.kw_defaults = [], [None] * len(definition.args.kwonlyargs)
     rewritten = Rewriter(filename).visit(definition)
+    rewritten.name = "__traced__"  # by its own name a function that calls itself would find the rewritten one, in a cell of its own
     free = original.co_freevars
     outer_args = ast.arguments([], [ast.arg(x) for x in free], None, [], [], None, [])
     outer = ast.FunctionDef("__outer__", outer_args, [rewritten, ast.Return(ast.Name(definition.name, ast.Load()))], [])
@@ -353,6 +354,7 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     compiled = compile(module, filename, "exec")
     code = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
     inner = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == definition.name)
+    inner = inner.replace(co_name=original.co_name)
     _compiled[id(original)] = (original, inner)
     return inner
 
