@@ -118,6 +118,12 @@ def guard_equality(check: Callable[[types.FrameType], None]) -> None:
         kind.__bool__ = truth
 
 
+def guard_iteration(refuse: Callable[[Any], Any]) -> None:
+    """Calls ``refuse(expression)`` where Python would go through an expression (``*x``, ``a, b = x``, ``sum(x)``): by its subscripts, that
+    is, for ever or into an error of TVM's."""
+    ir.Expr.__iter__ = refuse
+
+
 def register_op(name: str, *, pure: bool = False) -> None:
     """Registers an operation of the tile language, printed by its own name. Impure ones are never moved or removed by TVM."""
     kind = tirx.CallEffectKind.Pure if pure else tirx.CallEffectKind.Opaque
@@ -131,6 +137,7 @@ __all__ = [
     "REINTERPRET",
     "TVM_VERSION",
     "guard_equality",
+    "guard_iteration",
     "ir",
     "is_buffer_var",
     "is_expr",

@@ -18,7 +18,7 @@ from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 STATEMENT_LIMIT = 200_000
 
 
-@dataclass
+@dataclass(eq=False)
 class Frame:
     """An open construct. ``device``: its body runs zero or many times on the device, though it is traced once."""
 
@@ -26,6 +26,17 @@ class Frame:
     device: bool
     loc: Loc | None
     detail: str = ""
+    #: of a Python `while`: the loop that is under way
+    state: Any = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is open where a function begins: device constructs, frames of all kinds. ``kernel``: the function is the kernel's own."""
+
+    depth: int
+    frames: int
+    kernel: bool
 
 
 @dataclass
@@ -52,6 +63,7 @@ class Builder:
         self.frames: list[Frame] = []
         self.launch: Launch | None = None
         self.launched = False  # its body has been closed
+        self.entered = False  # the kernel's own function has been
         self.scales: list[str] = []
         self.buffers: dict[Any, Any] = {}
         self.symbols: dict[str, Any] = {}
@@ -66,7 +78,7 @@ class Builder:
         self.count = 0
         self.fixed_span: Any = None
         self._sources: dict[str, Any] = {}
-        self._names: dict[str, int] = {}
+        self.names: dict[str, int] = {}
 
     def promise(self, name: str, multiple: int) -> None:
         """A symbol's value is a multiple of a number, in every call."""
@@ -136,11 +148,16 @@ class Builder:
     def device_depth(self) -> int:
         return sum(f.device for f in self.frames)
 
+    def enter(self) -> Entry:
+        """What is open where a function begins; the first one is the kernel's own."""
+        first, self.entered = not self.entered, True
+        return Entry(self.device_depth(), len(self.frames), first)
+
     # -- names ----------------------------------------------------------------------------------------------------
     def unique(self, name: str) -> str:
         """``name``, or ``name_1`` … where it is taken: the dumps and the printed code keep the user's names."""
-        n = self._names.get(name, -1) + 1
-        self._names[name] = n
+        n = self.names.get(name, -1) + 1
+        self.names[name] = n
         return name if n == 0 else f"{name}_{n}"
 
     def give_name(self, buffer: Any, name: str) -> Any:

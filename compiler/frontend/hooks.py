@@ -7,19 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend import returns, source
+from tilescale.compiler.frontend.constructs import UNBOUND, If, Loop, LoopNest, State, While, is_device, peek
 from tilescale.compiler.frontend.values import (
     BINARY,
     Buffer,
     Poison,
     Variable,
-    as_expr,
     binary,
     compare,
     convert,
     dtype_of,
     negative,
-    to_expr,
     truth,
 )
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_walk, tirx
@@ -27,8 +26,6 @@ from tilescale.errors import TileSyntaxError, TileTypeError
 from tilescale.language.symbolic import COMPARE, SymExpr, settle
 
 _COMPARISONS = {"Lt": "<", "LtE": "<=", "Gt": ">", "GtE": ">=", "Eq": "==", "NotEq": "!="}
-_UNBOUND = object()
-_UNBOUND_ERRORS = (NameError, UnboundLocalError)
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -44,136 +41,14 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield (name if fields is None else f"{name}_{fields[k]}"), held
 
 
-def _peek(thunk: Callable[[], Any]) -> Any:
-    """The present value of a name, or ``_UNBOUND``."""
-    try:
-        return thunk()
-    except _UNBOUND_ERRORS:
-        return _UNBOUND
-
-
-def is_device(value: Any) -> bool:
-    """Whether a value is only known when the kernel runs."""
-    if isinstance(value, SymExpr):
-        return not isinstance(settle(value), int)
-    return is_expr(value) or isinstance(value, Variable) or hasattr(value, "asobject")
-
-
-class State:
-    """An ``if``, ``for`` or ``while`` under way. ``device`` decides whether names rebound in it are poisoned."""
-
-    def __init__(self, what: str, snapshot: dict[str, Callable[[], Any]], device: bool):
-        self.what, self.device = what, device
-        self.before = {name: _peek(thunk) for name, thunk in snapshot.items()} if device else {}
-        self.inside = False
-        self.loc = source.current()
-
-
-class _If(State):
-    def __init__(self, test: Any, snapshot: dict[str, Callable[[], Any]]):
-        device = is_device(test)
-        super().__init__("if", snapshot, device)
-        self.test = to_expr(test) if device else bool(test)
-        self.frame: bld.Frame | None = None
-        self.then_body: Any = None
-        self.else_body: Any = None
-
-
-class _Loop(State):
-    """A ``for``: iterating it runs the body, once for a device loop."""
-
-    def __init__(self, iterable: Any, targets: tuple[str, ...], snapshot: dict[str, Callable[[], Any]]):
-        self.nest = isinstance(iterable, LoopNest)
-        super().__init__("for", snapshot, self.nest)
-        self.iterable, self.targets = iterable, targets
-
-    def __iter__(self) -> Iterator[Any]:
-        b = bld.current()
-        if not self.nest:
-            frame = b.push("pyfor", device=False)
-            try:
-                yield from self.iterable
-            finally:  # break and return close this generator
-                if b.frames and b.frames[-1] is frame:
-                    b.pop(frame)
-            return
-        self.inside = True
-        yield from self.iterable.trace(self.targets)
-        self.inside = False
-
-
-class LoopNest:
-    """What ``T.serial`` and its kin return. ``kind``: serial, parallel, pipelined, persistent, unroll, vectorized."""
-
-    def __init__(self, kind: str, ranges: list[tuple[Any, Any, Any]], annotations: dict[str, Any] | None = None, wrap: Any = None):
-        self.kind, self.ranges, self.annotations, self.wrap = kind, ranges, annotations or {}, wrap
-        self.loc = source.current()
-
-    def __iter__(self) -> Iterator[Any]:
-        raise TileSyntaxError(
-            f"T.{self.kind} is used outside a `for` of a kernel", loc=source.current(), hint=f"for i in T.{self.kind}(…):"
-        )
-
-    def trace(self, targets: tuple[str, ...]) -> Iterator[Any]:
-        b = bld.current()
-        names = list(targets) if len(targets) == len(self.ranges) else [f"i{k}" for k in range(len(self.ranges))]
-        variables = []
-        for name, (low, high, _) in zip(names, self.ranges, strict=True):
-            wide = any(is_expr(x) and str(x.ty) == "int64" for x in (low, high))
-            variables.append(tirx.Var(b.unique(name), "int64" if wide else "int32"))
-        span = b.span(self.loc)
-        frame = b.push(self.kind, device=True)
-        with b.body() as body:
-            value = self.wrap(variables) if self.wrap else tuple(variables) if len(variables) > 1 else variables[0]
-            self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
-            yield value
-        b.pop(frame)
-        b.emit(self._stmt(variables, bld.sequence(body), span))
-
-    def _check_names(self, targets: tuple[str, ...], count: int) -> None:
-        """One name takes all indices; more are one each.
-
-        Raises:
-            TileSyntaxError: more or fewer names than indices.
-        """
-        if len(targets) > 1 and len(targets) != count:
-            names = [*targets, *(f"i{k}" for k in range(len(targets), count))][:count]
-            what = f"T.{self.kind.capitalize() if self.kind in ('parallel', 'pipelined', 'persistent') else self.kind}"
-            indices = "1 index" if count == 1 else f"{count} indices"
-            raise TileSyntaxError(
-                f"{what} has {indices}, and {len(targets)} names take {'it' if count == 1 else 'them'}: {', '.join(targets)}", loc=self.loc,
-                expected="a name for each extent", hint=f"for {', '.join(names)} in {what}(…):",
-            )  # fmt: skip
-
-    def _stmt(self, variables: list[Any], body: Any, span: Any) -> Any:
-        kinds = {"parallel": tirx.ForKind.PARALLEL, "unroll": tirx.ForKind.UNROLLED, "vectorized": tirx.ForKind.VECTORIZED}
-        kind = kinds.get(self.kind, tirx.ForKind.SERIAL)
-        for depth in reversed(range(len(variables))):
-            low, high, step = self.ranges[depth]
-            v = variables[depth]
-            zero = tirx.const(0, str(v.ty))
-            if isinstance(step, int) and step == 1 and isinstance(low, int) and low == 0:
-                start, extent, inner = zero, high, body
-            else:  # loops count from zero in steps of one, so that every pass sees one form
-                counter = tirx.Var(v.name + "_n", v.ty)
-                inner = bld.sequence([tirx.Bind(v, counter * step + low, span), body])
-                extent = binary("//", binary("+", binary("-", high, low), binary("-", step, 1)), step)
-                start, v = zero, counter
-            notes = {"ts.kind": self.kind, **self.annotations} if depth == 0 else {}
-            if self.kind == "parallel":
-                notes["ts.depth"] = len(variables) - depth
-            body = tirx.For(v, start, as_expr(extent, str(v.ty)), kind, inner, annotations=notes, span=span)
-        return body
-
-
 class Hooks:
     """The object that a rewritten kernel knows as ``__ts__``."""
 
     # -- if -------------------------------------------------------------------------------------------------------
-    def cond(self, test: Any, snapshot: dict[str, Callable[[], Any]]) -> _If:
-        return _If(test, snapshot)
+    def cond(self, test: Any, snapshot: dict[str, Callable[[], Any]]) -> If:
+        return If(test, snapshot)
 
-    def then(self, state: _If) -> bool:
+    def then(self, state: If) -> bool:
         if not state.device:
             return bool(state.test)
         b = bld.current()
@@ -181,7 +56,7 @@ class Hooks:
         b.open_body()
         return True
 
-    def else_(self, state: _If) -> bool:
+    def else_(self, state: If) -> bool:
         if not state.device:
             return not state.test
         b = bld.current()
@@ -189,7 +64,7 @@ class Hooks:
         b.open_body()
         return True
 
-    def endif(self, state: _If) -> None:
+    def endif(self, state: If) -> None:
         if not state.device:
             return
         b = bld.current()
@@ -200,29 +75,30 @@ class Hooks:
         b.emit(tirx.IfThenElse(truth(state.test), then, other, b.span(state.loc)))
 
     # -- loops ----------------------------------------------------------------------------------------------------
-    def loop(self, iterable: Any, targets: tuple[str, ...], snapshot: dict[str, Callable[[], Any]]) -> _Loop:
+    def loop(self, iterable: Any, targets: tuple[str, ...], snapshot: dict[str, Callable[[], Any]]) -> Loop:
         if is_device(iterable):
             raise TileTypeError("a device value is not something to loop over", loc=source.current(), hint="for i in T.serial(n):")
-        return _Loop(iterable, targets, snapshot)
+        return Loop(iterable, targets, snapshot)
 
-    def while_state(self, snapshot: dict[str, Callable[[], Any]]) -> State:
-        state = State("while", snapshot, True)
-        state.device = False  # decided when the test is first seen
-        state.frame = None  # type: ignore[attr-defined]
-        return state
+    def while_state(self, snapshot: dict[str, Callable[[], Any]], forever: bool) -> While:
+        return While(snapshot, forever)
 
-    def while_(self, state: Any, test: Callable[[], Any]) -> bool:
+    def while_(self, state: While, test: Callable[[], Any]) -> bool:
         b = bld.current()
-        if state.frame is not None:  # second visit: the body has been traced
+        if state.device:  # second visit: the body has been traced
             body = b.close_body()
             b.pop(state.frame)
             state.inside = False
             b.emit(tirx.While(state.test, body, b.span(state.loc)))
             return False
+        if state.round_ends():
+            return state.begin(tirx.const(True, "bool"))
         with b.body() as extra:
             value = test()
         if not is_device(value):
             b.bodies[-1].extend(extra)
+            if value:
+                state.begin_round()
             return bool(value)
         if extra:
             raise TileSyntaxError(
@@ -230,28 +106,27 @@ class Hooks:
                 loc=state.loc,
                 hint="compute it in the body into a T.alloc_var and test that",
             )
-        state.device, state.test = True, truth(value)
-        state.frame = b.push("while", device=True)
-        state.inside = True
-        b.open_body()
-        return True
+        return state.begin(truth(value))
+
+    def endwhile(self, state: While) -> None:
+        if not state.device:
+            state.round_ends()
 
     def poison(self, name: str, thunk: Callable[[], Any], state: State) -> Any:
         """What a name rebound under a device construct stands for outside its body: refused, unless nothing changed.
 
         In a loop this runs first at the body's entry (the value of the last round is not known when it is traced), then behind it.
         """
-        now, before = _peek(thunk), state.before.get(name, _UNBOUND)
+        now, before = peek(thunk), state.before.get(name, UNBOUND)
         if isinstance(now, Variable) and now is before:
             return now  # assigning to it is a store
         if not state.inside:
             if isinstance(now, Poison) and now.state is state:
-                return before if before is not _UNBOUND else now  # the body never rebound it after all
-            if now is before and now is not _UNBOUND:
+                return before if before is not UNBOUND else now  # the body never rebound it after all
+            if now is before and now is not UNBOUND:
                 return now
         values = [v for v in (now, before) if not isinstance(v, Poison)]
-        scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
-        return Poison(name, state.loc, state.what, state, str(dtype_of(scalar)))
+        return Poison(name, state.loc, state.what, state, _instead(name, values))
 
     def break_(self) -> bool:
         return self._leave("break", tirx.Break)
@@ -263,7 +138,11 @@ class Hooks:
         b = bld.current()
         inside_if = False
         for frame in reversed(b.frames):
-            if frame.kind == "pyfor":
+            if frame.kind == "forever" and (inside_if or frame.state.jumps):
+                frame.state.jumps = True
+                b.emit(make(b.span()))
+                return False
+            if frame.kind in ("pyfor", "pywhile", "forever"):
                 if inside_if:
                     raise TileSyntaxError(
                         f"{word} leaves a Python loop on a device condition", loc=source.current(), hint="loop with T.serial instead"
@@ -279,7 +158,7 @@ class Hooks:
                 b.emit(make(b.span()))
                 return False
             inside_if = inside_if or frame.device
-        return True  # a Python while
+        return True
 
     # -- with, functions ------------------------------------------------------------------------------------------
     def with_(self, manager: Any, names: tuple[str, ...]) -> Any:
@@ -287,15 +166,42 @@ class Hooks:
             manager.name_targets(names)
         return manager
 
-    def depth(self) -> int:
-        return bld.current().device_depth()
+    def enter(self) -> bld.Entry:
+        return bld.current().enter()
 
-    def ret(self, value: Any, depth: int) -> Any:
-        if bld.current().device_depth() != depth:
+    def leaves(self, entry: bld.Entry, gives: bool) -> bool:
+        """A ``return``: whether Python's. One under a device construct leaves out the rest of the kernel (returns.py).
+
+        Raises:
+            TileSyntaxError: it depends on a device value and gives something, or returns from a macro, or stands where some of a block's
+                threads would go on alone.
+        """
+        b = bld.current()
+        opened = b.frames[entry.frames :]
+        if b.device_depth() == entry.depth and not any(f.kind == "forever" and f.state.jumps for f in opened):
+            for frame in reversed(opened):
+                if frame.state is not None:
+                    frame.state.leave()
+            return True
+        if gives or not entry.kernel or b.launch is None:
+            what = "it gives a value" if gives else "it leaves a helper" if not entry.kernel else "it stands outside T.Kernel"
             raise TileSyntaxError(
-                "return depends on a device value", loc=source.current(), hint="assign to a T.alloc_var and return it at the end"
-            )
-        return value
+                "return depends on a device value", loc=source.current(), expected=f"a plain return of the kernel in T.Kernel; {what}",
+                hint="assign to a T.alloc_var and return it at the end",
+            )  # fmt: skip
+        for frame in opened:
+            below = frame.kind == "scale" and frame.detail in bld.EXECUTORS and frame.detail != "block"
+            if below or frame.kind in ("parallel", "pipelined", "vectorized", "unroll"):
+                where = f'T.Scale("{frame.detail}")' if below else f"T.{frame.kind.capitalize() if frame.kind[0] == 'p' else frame.kind}"
+                raise TileSyntaxError(
+                    f"return in {where}, where a part of the block would leave and the rest go on", loc=source.current(),
+                    expected="a return at the scale of the block, in T.serial or `while` loops at most",
+                    hint="an `if` around what is left out",
+                )  # fmt: skip
+            if frame.kind == "forever":
+                frame.state.jumps = True
+        returns.mark(b)
+        return False
 
     def assert_(self, test: Any, message: Callable[[], Any]) -> None:
         if is_device(test):
@@ -308,7 +214,7 @@ class Hooks:
     # -- assignments ----------------------------------------------------------------------------------------------
     def bind(self, name: str, value: Any, thunk: Callable[[], Any]) -> Any:
         """``name = value``: stores into a variable, or names a device scalar so that it is computed once, here."""
-        now, b = _peek(thunk), bld.current()
+        now, b = peek(thunk), bld.current()
         made_here = isinstance(value, Buffer) and value.var in b.unnamed  # an allocation takes the name over
         if isinstance(now, Variable) and not isinstance(value, Variable) and not made_here:
             now.store(value)
@@ -343,7 +249,7 @@ class Hooks:
         from tilescale.language.dtypes import canonical
 
         if isinstance(annotation, TensorSpec):
-            return declare_parameter(name, annotation, _peek(thunk))
+            return declare_parameter(name, annotation, peek(thunk))
         if value is None:
             raise TileSyntaxError(f"{name} is annotated and has no value", loc=source.current())
         given = value()
@@ -437,6 +343,8 @@ class Hooks:
             return out
         if name in ("int", "float", "bool"):
             return math.cast(args[0], {"int": "int32", "float": "float32", "bool": "bool"}[name])
+        if name == "divmod":
+            return binary("//", *args), binary("%", *args)
         if name in ("abs", "round", "pow"):
             return getattr(math, name)(*args)
         if name == "print":
@@ -446,6 +354,17 @@ class Hooks:
                 printing.print(a)
             return None
         return func(*args, **kwargs)
+
+
+def _instead(name: str, values: list[Any]) -> str:
+    """What to write where a name would stand for one thing or another, depending on device values."""
+    tile = next((v for v in values if isinstance(v, Buffer)), None)
+    if tile is not None:  # which of two tiles it is has to be an index
+        alloc = "T.alloc_fragment" if tile.scope.startswith("local") else "T.alloc_shared"
+        shape = ", ".join(map(str, (2, *tile.shape)))
+        return f'one allocation, tiles = {alloc}(({shape}), "{tile.dtype}"), and tiles[k % 2, …] for the tile of round k'
+    scalar = next((v for v in values if isinstance(v, (bool, int, float)) or is_device(v)), 0)
+    return f'{name} = T.alloc_var("{dtype_of(scalar)}") before it; then assign to it inside and read it here'
 
 
 def _in_ir(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend import returns, source
 from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, index_expr
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.compiler.widths import WARP, WARPGROUP
@@ -105,7 +105,7 @@ class Kernel:
         if error is not None:
             return
         b = bld.current()
-        body = b.close_body()
+        body = returns.settled(b.close_body(), self.launch.block_vars)
         b.pop(self._frame)
         span = b.span(self.launch.loc)
         for axis in reversed(range(len(self.launch.grid))):

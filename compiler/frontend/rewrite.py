@@ -22,7 +22,7 @@ from tilescale import source_text
 from tilescale.errors import Loc, TileSyntaxError
 
 HOOKS = "__ts__"
-_BUILTINS = {"range", "min", "max", "abs", "int", "float", "bool", "round", "print", "len", "sum", "pow"}
+_BUILTINS = {"range", "min", "max", "abs", "int", "float", "bool", "round", "print", "len", "sum", "pow", "divmod"}
 
 
 def _assigned(nodes: list[ast.stmt]) -> list[str]:
@@ -94,8 +94,8 @@ class Rewriter(ast.NodeTransformer):
         for a in [*n.args.args, *n.args.kwonlyargs, *n.args.posonlyargs]:
             a.annotation = None
         n.returns = None
-        depth = self.assign("__depth", self.hook("depth", at=n.body[0]), n.body[0])
-        n.body = [depth, *n.body]
+        entry = self.assign("__entry", self.hook("enter", at=n.body[0]), n.body[0])
+        n.body = [entry, *n.body]
         return n
 
     def visit_AsyncFunctionDef(self, n: ast.AsyncFunctionDef) -> Any:
@@ -111,15 +111,18 @@ class Rewriter(ast.NodeTransformer):
         return n
 
     def visit_Return(self, n: ast.Return) -> Any:
-        value = self.visit(n.value) if n.value is not None else ast.Constant(None)
-        n.value = self.hook("ret", value, ast.Name("__depth", ast.Load()), at=n)
-        return n
+        leaves = self.hook("leaves", ast.Name("__entry", ast.Load()), ast.Constant(n.value is not None), at=n)
+        n.value = self.visit(n.value) if n.value is not None else None
+        return _place(ast.If(leaves, [n], []), n)
 
     def block(self, stmts: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []
         for s in stmts:
+            leaves = isinstance(s, (ast.Return, ast.Break, ast.Continue))
             r = self.visit(s)
             out.extend(r if isinstance(r, list) else [r] if r is not None else [])
+            if leaves:  # Python never comes to what stands behind it, and a trace goes on where it became device code
+                break
         return out or [ast.Pass()]
 
     # -- control flow ---------------------------------------------------------------------------------------------
@@ -153,14 +156,18 @@ class Rewriter(ast.NodeTransformer):
     def visit_While(self, n: ast.While) -> Any:
         if n.orelse:
             raise self.refuse(n, "while … else has no meaning in a kernel")
+        forever = isinstance(n.test, ast.Constant) and bool(n.test.value)
+        if forever and not any(isinstance(x, (ast.Break, ast.Return)) for x in ast.walk(n)):
+            raise self.refuse(n, "a loop that nothing ends", "`break` in it, under the condition that ends it")
         state = self.temp("while")
         names = _assigned(n.body)
         snapshot = ast.Dict([ast.Constant(x) for x in names], [self.peek(x) for x in names])
         test = self.thunk(self.visit(n.test))
-        head = self.assign(state, self.hook("while_state", snapshot, at=n.test), n)
+        head = self.assign(state, self.hook("while_state", snapshot, ast.Constant(forever), at=n.test), n)
         call = self.hook("while_", ast.Name(state, ast.Load()), test, at=n.test)
         loop = _place(ast.While(call, [*self.poison(state, names, n), *self.block(n.body)], []), n)
-        return [head, loop, *self.poison(state, names, n)]
+        end = _place(ast.Expr(self.hook("endwhile", ast.Name(state, ast.Load()), at=n.test)), n)
+        return [head, loop, end, *self.poison(state, names, n)]
 
     def visit_Break(self, n: ast.Break) -> Any:
         return _place(ast.If(self.hook("break_", at=n), [n], []), n)
@@ -333,6 +340,7 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     definition.decorator_list = []
     definition.args.defaults, definition.args.kw_defaults = [], [None] * len(definition.args.kwonlyargs)
     rewritten = Rewriter(filename).visit(definition)
+    rewritten.name = "__traced__"  # by its own name a function that calls itself would find the rewritten one, in a cell of its own
     free = original.co_freevars
     outer_args = ast.arguments([], [ast.arg(x) for x in free], None, [], [], None, [])
     outer = ast.FunctionDef("__outer__", outer_args, [rewritten, ast.Return(ast.Name(definition.name, ast.Load()))], [])
@@ -341,6 +349,7 @@ def _inner_code(func: types.FunctionType) -> types.CodeType:
     compiled = compile(module, filename, "exec")
     code = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
     inner = next(c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name == definition.name)
+    inner = inner.replace(co_name=original.co_name)
     _compiled[id(original)] = (original, inner)
     return inner
 

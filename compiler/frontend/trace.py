@@ -292,6 +292,12 @@ class translated:
             return
         if isinstance(error, NameError):
             raise _unknown_name(error, self.func, loc) from None
+        if isinstance(error, RecursionError):
+            raise TileSyntaxError(
+                "functions call themselves without end while the kernel is traced", loc=loc,
+                expected="a recursion that Python values end: of a device `if` both branches are traced",
+                hint="a loop over T.serial, or a depth that is a Python number",
+            ) from None  # fmt: skip
         text = str(error).strip().splitlines()
         message = text[0] if text else type(error).__name__
         if "Cannot use and / or / not" in message or "cannot be interpreted as an integer" in message:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, structural_walk, tirx
+from tilescale.compiler.tvm_compat import guard_iteration, ir, is_expr, structural_map, structural_walk, tirx
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, canonical, dtype
 from tilescale.language.symbolic import COMPARE, Sym, SymExpr, settle
@@ -279,6 +279,16 @@ class _Arithmetic:
         )
 
 
+def _refuse_iteration(value: Any) -> Any:
+    raise TileTypeError(
+        f"{value} is one value of {dtype_of(value)}, and no sequence that Python can take apart", loc=source.current(),
+        hint="for i in T.serial(n): where n is a number; A[i] for the elements of a tensor or a tile",
+    )  # fmt: skip
+
+
+guard_iteration(_refuse_iteration)
+
+
 class Variable(_Arithmetic):
     """``T.alloc_var``: a one-element cell of the executor; assigning to its name stores, reading loads."""
 
@@ -299,6 +309,9 @@ class Variable(_Arithmetic):
     def store(self, value: Any) -> None:
         self.buffer.store((0,), value)
 
+    def __iter__(self) -> Any:
+        return _refuse_iteration(self)
+
     def __getitem__(self, index: Any) -> Any:
         return self.buffer[index]
 
@@ -312,17 +325,17 @@ class Variable(_Arithmetic):
 class Poison:
     """A name whose value depends on a device construct that was traced once; every use is refused."""
 
-    def __init__(self, name: str, where: Loc | None, what: str, state: Any = None, dt: str = "int32"):
-        object.__setattr__(self, "_info", (name, where, what, dt))
+    def __init__(self, name: str, where: Loc | None, what: str, state: Any = None, instead: str = ""):
+        object.__setattr__(self, "_info", (name, where, what, instead))
         object.__setattr__(self, "state", state)
 
     def refuse(self) -> Any:
-        name, where, what, dt = object.__getattribute__(self, "_info")
+        name, where, what, instead = object.__getattribute__(self, "_info")
         at = f" at line {where.line}" if where else ""
         raise TileSyntaxError(
             f"{name!r} is rebound under the device {what}{at}, so its value here is not one value",
             loc=source.current(),
-            hint=f'{name} = T.alloc_var("{dt}") before it; then assign to it inside and read it here',
+            hint=instead or f'{name} = T.alloc_var("int32") before it; then assign to it inside and read it here',
         )
 
     def _use(self, *_: Any, **__: Any) -> Any:

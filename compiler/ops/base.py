@@ -48,6 +48,10 @@ class TileOp:
     #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
     demands: ClassVar[bool] = False
 
+    def meets(self, call: Any) -> str:
+        """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where they need not."""
+        return ""
+
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
         return self.waits

@@ -160,6 +160,9 @@ class _Collective(TileOp):
     reaches: ClassVar[str] = "dst"
     parted: ClassVar[bool] = False
 
+    def meets(self, call: Any) -> str:
+        return str(call.attrs["place"]) if str(call.attrs["place"]) in bld.REACHES else ""
+
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 

@@ -141,6 +141,9 @@ class Barrier(TileOp):
     name = "barrier"
     waits = True
 
+    def meets(self, call: Any) -> str:
+        return str(call.attrs["reach"]) if str(call.attrs["reach"]) in bld.REACHES else ""
+
     def effects(self, call: Any) -> list[Access]:
         return []
 
@@ -177,6 +180,9 @@ class Barrier(TileOp):
 class TeamSync(TileOp):
     name = "team_sync"
     waits = True
+
+    def meets(self, call: Any) -> str:
+        return "device"
 
     def effects(self, call: Any) -> list[Access]:
         return []

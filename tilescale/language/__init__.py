@@ -75,8 +75,10 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(name)
         import difflib
 
+        from .elsewhere import INSTEAD
+
         close = difflib.get_close_matches(name, __all__, 1)
-        raise UnknownName(f"the language has no T.{name}", hint=f"T.{close[0]}" if close else None)
+        raise UnknownName(f"the language has no T.{name}", hint=INSTEAD.get(name) or (f"T.{close[0]}" if close else None))
     value = getattr(import_module(f"tilescale.compiler.{home}"), name)
     globals()[name] = value
     return value
