@@ -27,6 +27,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.layout import Strided
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
 
@@ -288,7 +289,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return tirx.Evaluate(tirx.call_extern(ret, name, self.ctx, *args))
 
     def signal(self, flag: Any, value: Any, op: str) -> Any:
-        return self.call("ts_signal", flag, widened(value, "int64"), lit({"add": 0, "set": 1}[op], "int32"))
+        return self.call("ts_signal", flag, widened(value, "int64"), lit(list(OPS).index(op), "int32"))
 
     def transferred(self, body: list[Any], v: View, peer: Any, site: Any) -> list[Any]:
         """Around a remote copy whose remote side is ``v``, in instrumented kernels: when it ran, with which rank, how many bytes."""

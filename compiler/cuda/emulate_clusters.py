@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.engines import EmulationError, arrived, barrier_wait, byte, one, synced, usable
+from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.widths import WARP
 
 #: the comparisons of a wait, by number (`ops.sync.COMPARISONS`)
@@ -59,7 +60,7 @@ def shared_signal(op: str) -> Callable[..., None]:
         tile, at = where.memory, int(one(m, where.index))
         for who in np.flatnonzero(m):
             amount = int(np.broadcast_to(value, m.shape)[who])
-            tile.data[at] = amount if op == "set" else tile.data[at] + amount
+            tile.data[at] = OPS[op](int(tile.data[at]), amount)
             handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
             before = b.engines.turns.handed.get(key)
             b.engines.turns.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)

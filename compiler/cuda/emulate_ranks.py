@@ -19,6 +19,7 @@ import numpy as np
 from tilescale.compiler.cuda.emulated import Block, Memory, Pointer
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.ops.sync import OPS
 
 
 class Cells:
@@ -174,7 +175,7 @@ def _signal(op: str) -> Callable[..., None]:
             b.world.clocks.pop((rank, name, at), None)
         b.world.tell(b, thread, (rank, name, at))
         data = b.world.arrays[rank][name]
-        data[at] = number if op == "set" else data[at] + number
+        data[at] = OPS[op](int(data[at]), number)
 
     return run
 
@@ -216,6 +217,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::no_counter": _no_counter,
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),
-    **{f"ts::signal_{op}<{scope}>": _signal(op) for op in ("add", "set") for scope in ("true", "false")},
+    **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},
     **{f"ts::wait<{scope}>": _wait for scope in ("true", "false")},
 }

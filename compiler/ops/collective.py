@@ -7,12 +7,14 @@ in rank order, so that all ranks get the same bits. Participants meet in any sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any, ClassVar
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Buffer, Region, as_expr, constant, index_expr
+from tilescale.compiler.ir.regions import APART, MIXED, SAME, Regions
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape, show, squeeze
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -166,13 +168,32 @@ class _Collective(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
-    def expand(self, call: Any, src: Region, dst: Region) -> None:
+    def expand(self, call: Any, src: Region, dst: Region, regions: Regions) -> None:
         """The operation in smaller ones, traced with the scales of the call open: what it moves, between two meetings."""
         place = str(call.attrs["place"])
         me, count = _who(place)
+        lie = self.lie(src, dst, me, regions)
+        moved = self.staged(call, src, me) if self.reaches == "dst" and lie == MIXED else src
         _meet(place, self.agreed(call, src, dst))
-        self.move(call, src, dst, me, count)
+        self.move(call, moved, dst, me, count, lie)
         _meet(place, [("collective", f"the end of T.{self.name}")])
+
+    def lie(self, src: Region, dst: Region, me: Any, regions: Regions) -> str:
+        """How what is read of a participant's memory lies to what is written there: APART, SAME (in place: each element where it was read,
+        so that the one who writes it has it already), MIXED."""
+        return regions.relation(src, dst)
+
+    def staged(self, call: Any, src: Region, me: Any) -> Region:
+        """A copy of the own source, made before the first meeting: behind that the others write into this memory."""
+        from tilescale.compiler.ops.copy import copy
+
+        tile = _tile(src.shape, str(src.dtype), f"T.{self.name} of a tensor into itself")
+        self.reading(call, me, lambda: copy(src, tile))
+        return tile.whole()
+
+    def reading(self, call: Any, me: Any, body: Callable[[], None]) -> None:
+        """``body()`` for those whose source is read."""
+        body()
 
     def agreed(self, call: Any, src: Region, dst: Region) -> list[tuple[str, Any]]:
         """What all participants must have alike, by name; ``parts``: as many as there are participants."""
@@ -188,9 +209,17 @@ class _Collective(TileOp):
             out.append(("parts of the source", index_expr(src.extents[first])))
         return out
 
-    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
-        """What happens between the meetings; ``me`` of ``count`` participants."""
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
+        """What happens between the meetings; ``me`` of ``count`` participants. lie: how source and destination do."""
         raise NotImplementedError
+
+    def put_reduced(self, call: Any, total: Buffer, dst: Region, lie: str) -> None:
+        """What was read of all sources goes to the destination; where that may be (part of) a source, when everyone has read."""
+        from tilescale.compiler.ops.copy import copy
+
+        if lie != APART:
+            _meet(str(call.attrs["place"]), [("collective", f"T.{self.name} in place, between reading and writing")])
+        copy(total, dst)
 
 
 def _index(buffer: Region, lead: Any) -> Region:
@@ -202,12 +231,12 @@ def _index(buffer: Region, lead: Any) -> Region:
     return Region(buffer.buffer, tuple(mins), tuple(extents), tuple(dropped))
 
 
-def _tile(shape: tuple[Any, ...], dtype: str) -> Buffer:
+def _tile(shape: tuple[Any, ...], dtype: str, what: str = "a collective") -> Buffer:
     from tilescale.compiler.ops.alloc import alloc_shared
 
     sizes = [constant(e) for e in shape]
     if None in sizes:
-        raise TileTypeError("a collective over a region whose extents are not constants", loc=source.current())
+        raise TileTypeError(f"{what} over a region whose extents are not constants", loc=source.current(), expected="constant extents")
     return alloc_shared(tuple(sizes) or (1,), dtype)
 
 
@@ -257,15 +286,29 @@ def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) 
     return total
 
 
+def _others(count: Any, lie: str, body: Any) -> None:
+    """``body(k)`` for the participants, the own one (0) first; without it where its part is in its place already. Each starts at itself, so
+    that peers take turns."""
+    if lie == SAME:
+        _for_each(count - 1, lambda k: body(k + 1))
+    else:
+        _for_each(count, body)
+
+
 @register
 class AllGather(_Collective):
     name = "all_gather"
     parted = True
 
-    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
+    def lie(self, src: Region, dst: Region, me: Any, regions: Regions) -> str:
+        """In place where the source is the own part of the destination, which nobody else writes."""
+        whole = regions.relation(src, dst)
+        return SAME if whole != APART and regions.relation(src, _index(dst, me)) == SAME else MIXED if whole != APART else APART
+
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        _for_each(count, lambda r: copy(src, _index(dst, me), dst=(me + r) % count))  # each starts at itself: peers take turns
+        _others(count, lie, lambda k: copy(src, _index(dst, me), dst=(me + k) % count))
 
 
 @register
@@ -273,10 +316,14 @@ class AllToAll(_Collective):
     name = "all_to_all"
     parted = True
 
-    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
+    def lie(self, src: Region, dst: Region, me: Any, regions: Regions) -> str:
+        """No part but the own is written where it is read."""
+        return APART if regions.relation(src, dst) == APART else MIXED
+
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
         from tilescale.compiler.ops.copy import copy
 
-        _for_each(count, lambda r: copy(_index(src, (me + r) % count), _index(dst, me), dst=(me + r) % count))
+        _others(count, lie, lambda k: copy(_index(src, (me + k) % count), _index(dst, me), dst=(me + k) % count))
 
 
 @register
@@ -286,16 +333,21 @@ class Broadcast(_Collective):
     def agreed(self, call: Any, src: Region, dst: Region) -> list[tuple[str, Any]]:
         return [*super().agreed(call, src, dst), ("root", call.args[2])]
 
-    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
+    def reading(self, call: Any, me: Any, body: Callable[[], None]) -> None:
+        """The root: the sources of the others need not be written."""
         from tilescale.compiler.frontend.hooks import Hooks
         from tilescale.compiler.frontend.values import compare
-        from tilescale.compiler.ops.copy import copy
 
         hooks = Hooks()
         state = hooks.cond(compare("==", me, call.args[2]), {})
         if hooks.then(state):
-            _for_each(count, lambda r: copy(src, dst, dst=(me + r) % count))
+            body()
         hooks.endif(state)
+
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
+        from tilescale.compiler.ops.copy import copy
+
+        self.reading(call, me, lambda: _others(count, lie, lambda k: copy(src, dst, dst=(me + k) % count)))
 
 
 @register
@@ -303,10 +355,9 @@ class ReduceScatter(_Collective):
     name = "reduce_scatter"
     reaches, parted = "src", True
 
-    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
-        from tilescale.compiler.ops.copy import copy
-
-        copy(_reduce(str(call.attrs["op"]), lambda r: _index(src, me), dst.shape, str(src.dtype), count), dst)
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
+        total = _reduce(str(call.attrs["op"]), lambda r: _index(src, me), dst.shape, str(src.dtype), count)
+        self.put_reduced(call, total, dst, lie)
 
 
 @register
@@ -314,32 +365,27 @@ class AllReduce(_Collective):
     name = "all_reduce"
     reaches = "src"
 
-    def expand(self, call: Any, src: Region, dst: Region) -> None:
+    def expand(self, call: Any, src: Region, dst: Region, regions: Regions) -> None:
         if str(call.attrs["place"]) in ("device", "cta_cluster"):
-            super().expand(call, src, dst)
+            super().expand(call, src, dst, regions)
         else:
-            _lanes(call, src, dst)
+            _lanes(call, src, dst, regions)
 
-    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any) -> None:
-        from tilescale.compiler.ops.copy import copy
-
+    def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
         total = _reduce(str(call.attrs["op"]), lambda r: src, src.shape, str(src.dtype), count)
-        if int(call.attrs["in_place"]):
-            # everyone has read before anyone overwrites
-            _meet(str(call.attrs["place"]), [("collective", "T.all_reduce in place, between reading and writing")])
-        copy(total, dst)
+        self.put_reduced(call, total, dst, lie)
 
 
-def _lanes(call: Any, src: Region, dst: Region) -> None:
-    """Below the block: the leading axis of ``src`` is the executor's lanes, and one executor holds them all."""
+def _lanes(call: Any, src: Region, dst: Region, regions: Regions) -> None:
+    """Below the block: the leading axis of ``src`` is the executor's lanes, and one executor holds them all. Where the result lies among
+    them it goes by way of a tile."""
     from tilescale.compiler.ops.copy import copy
     from tilescale.compiler.ops.reduce import reduce
 
-    if int(call.attrs["in_place"]):
-        tile = _tile(squeeze(src.shape[1:]), str(src.dtype))
-        reduce(src, tile, str(call.attrs["op"]), 0)
-        lanes = constant(src.shape[0])
-        for lane in range(lanes or 0):
-            copy(tile, _index(src, lane))
-    else:
+    if regions.relation(src, dst) == APART:
         reduce(src, dst, str(call.attrs["op"]), 0)
+        return
+    tile = _tile(squeeze(src.shape[1:]), str(src.dtype))
+    reduce(src, tile, str(call.attrs["op"]), 0)
+    for part in [_index(src, lane) for lane in range(constant(src.shape[0]) or 0)] if int(call.attrs["in_place"]) else [dst]:
+        copy(tile, part)

@@ -6,17 +6,19 @@ later ones. Signals release and waits acquire at exactly the scope of the reach.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Region, as_expr, convert
-from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, register
+from tilescale.compiler.frontend.values import Buffer, Region, as_expr, binary, constant, convert
+from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, region, register
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
-OPS = ("add", "set")
+#: what a signal makes of a counter, and a number of it
+OPS: dict[str, Callable[[int, int], int]] = {"add": operator.add, "set": lambda old, new: new, "max": max, "min": min}
 COMPARISONS = ("ge", "eq", "gt", "ne", "le", "lt")
 #: the runtime's numbers for the scales that a barrier may span
 SCALE_CODES = {"cta_cluster": 4, "grid": 5, "device": 6}
@@ -107,9 +109,10 @@ def sync_grid() -> None:
 
 
 def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> None:
-    """Adds ``value`` to (or, with op="set", stores it in) a counter, once for each executor, after all its earlier accesses.
+    """Adds ``value`` to a counter, once for each executor, after all its earlier accesses.
 
     Args:
+        op: "add"; "set" stores the value; "max" and "min" leave the greater or the lesser of the two.
         dst: the rank (block, inside ``T.Scale("cta_cluster")``) whose counter it is; the own one without.
     """
     from tilescale.compiler.ops.copy import check_peer
@@ -123,12 +126,21 @@ def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> N
 
 
 def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
-    """Waits until an own counter compares with ``value`` (ge, eq, gt, ne, le, lt); later accesses come after it."""
+    """Waits until an own counter compares with ``value`` (ge, eq, gt, ne, le, lt), of ``s[a:b]`` each; later accesses come after it."""
+    from tilescale.compiler.ops.loops import serial
+
     _not_in_parallel("T.wait")
-    target = counter(counter_, "T.wait")
     if cmp not in COMPARISONS:
         raise TileValueError(f"T.wait with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
-    emit("wait", [target.ir(), convert(value, "int64")], {"cmp": cmp})
+    several = region(counter_, "T.wait", ()) if isinstance(counter_, (Buffer, Region)) else None
+    axis = next((k for k, e in enumerate(several.extents) if constant(e) != 1), None) if several is not None else None
+    if several is None or axis is None:
+        emit("wait", [counter(counter_, "T.wait").ir(), convert(value, "int64")], {"cmp": cmp})
+        return
+    for i in serial(several.extents[axis]).trace(("i",)):
+        mins, extents = list(several.mins), list(several.extents)
+        mins[axis], extents[axis] = binary("+", mins[axis], i), 1
+        wait(Region(several.buffer, tuple(mins), tuple(extents), several.dropped), value, cmp)
 
 
 def _is_global(region: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend.values import Buffer, Region, constant
+from tilescale.compiler.ir.regions import Regions
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.collective import _Collective
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
@@ -18,7 +19,8 @@ def expand_collectives(program: Any) -> Any:
     if not found:
         return program
     # expanded here and not inside the map, whose callbacks would wrap a refusal in an error of TVM's
-    made = {s: _expanded(program, s) for s in found}
+    regions = Regions(program.func.body)
+    made = {s: _expanded(program, s, regions) for s in found}
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, lambda s: made.get(s, s))))
 
 
@@ -26,7 +28,7 @@ def _is_collective(call: Any) -> bool:
     return isinstance(base.find(call), _Collective)
 
 
-def _expanded(program: Any, stmt: Any) -> Any:
+def _expanded(program: Any, stmt: Any, regions: Regions) -> Any:
     call = stmt.value
     op = base.find(call)
     assert isinstance(op, _Collective)
@@ -35,7 +37,7 @@ def _expanded(program: Any, stmt: Any) -> Any:
     b.scales = [str(call.attrs["executor"]), str(call.attrs["reach"])]
     with bld.tracing(b):
         src, dst = (_region(b, r, call.attrs[side]) for r, side in zip(call.args[:2], ("src_dropped", "dst_dropped"), strict=True))
-        op.expand(call, src, dst)
+        op.expand(call, src, dst, regions)
     return bld.sequence(b.bodies[0])
 
 

@@ -277,15 +277,20 @@ def _marked(program: Any, puts: list[Any], left: bool) -> Any:
     program.layouts[count] = replicated((1,), program.launch.threads)
     now = tirx.BufferLoad(count, [ZERO])
 
-    def meeting(span: Any, attrs: dict[str, Any]) -> list[Any]:
-        barrier = lambda proxy: tirx.Evaluate(  # noqa: E731
-            ir.Call("ts.barrier", [], attrs={**attrs, "proxy": proxy}, ret_ty=base.VOID, span=span), span)  # fmt: skip
+    def meeting(span: Any, attrs: dict[str, Any], agreed: Any = ()) -> list[Any]:
+        """``agreed``: what a collective's participants must have alike; the first of the two barriers is their meeting."""
+
+        def barrier(args: list[Any], attrs: dict[str, Any]) -> Any:
+            return tirx.Evaluate(ir.Call("ts.barrier", args, attrs=attrs, ret_ty=base.VOID, span=span), span)
+
         counted = tirx.BufferStore(count, now + 1, [ZERO], span)
-        return [barrier(1), await_puts(there, now, span), counted, barrier(0)]
+        second = {name: value for name, value in attrs.items() if name not in ("agreed", "names")}
+        first = barrier(list(agreed), {**attrs, "proxy": 1})
+        return [first, await_puts(there, now, span), counted, barrier([], {**second, "proxy": 0})]
 
     def change(s: Any) -> Any:
         if _is_meeting(s):
-            return sequence(meeting(s.span, dict(s.value.attrs)))
+            return sequence(meeting(s.span, dict(s.value.attrs), s.value.args))
         if isinstance(s.value, ir.Call) and any(s.value.same_as(p) for p in puts):
             c = s.value
             made = ir.Call(c.op, [*c.args, there], attrs={**dict(c.attrs), "put": 1}, ret_ty=c.ty, span=c.span)

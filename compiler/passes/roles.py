@@ -103,7 +103,8 @@ def steady(program: Any, wait: Any) -> bool:
             target, value, op = call.args[3], call.args[4], str(call.attrs["signal_op"])
         else:
             return True
-        return not target.source.same_as(flag) or op == "add" and isinstance(value, tirx.IntImm) and int(value.value) >= 0
+        adds = op == "add" and isinstance(value, tirx.IntImm) and int(value.value) >= 0
+        return not target.source.same_as(flag) or op == "max" or adds
 
     return all(grows(c) for c in calls(program.func.body))
 

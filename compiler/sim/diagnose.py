@@ -171,11 +171,13 @@ def unwritten(machine: Machine, found: Early) -> Finding:
     return Finding("uninitialised", text, _placed(site, who, at), hint=first)
 
 
-def mixed(this: Where, value: int | None, that: Where, other: int) -> Finding:
-    """A store into a counter and an addition to it that nothing orders; ``value``: what this one stores (None: it adds)."""
-    stored = f"stores {value if value is not None else other}"
-    did, does = ("adds", stored) if value is not None else (stored, "adds")
-    text = f"this {does} {'into' if value is not None else 'to'} {this.region}, and {that.who} {did}, with nothing that orders the two"
+def mixed(this: Where, does: tuple[str, int], that: Where, did: tuple[str, int]) -> Finding:
+    """Two signals of one counter that nothing orders, and whose order says something: a store and an addition, for example. ``does``,
+    ``did``: what they do, and the number."""
+    verbs = {"add": "adds", "set": "stores {}", "max": "raises it to {} at least", "min": "lowers it to {} at most"}
+    mine, its = (verbs[op].format(number) for op, number in (does, did))
+    to = {"add": f"adds to {this.region}", "set": f"{mine} into {this.region}"}.get(does[0], mine.replace("it", this.region, 1))
+    text = f"this {to}, and {that.who} {its}, with nothing that orders the two"
     hint = 'additions alone (op="add"), whose order says nothing; or a counter for each sender'
     return Finding("race", text, this, (that,), hint)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.interleave import Event, Interleaving, Process
 from tilescale.compiler.sim.machine import COMPARE
@@ -154,7 +155,7 @@ def _able(events: list[Event], history: list[int], i: int) -> bool:
         for k in history:
             for key, amount, op in events[k].sent:
                 if key == counter:
-                    value = value + amount if op == "add" else amount
+                    value = OPS[op](value, amount)
         return COMPARE[cmp](value, wanted)
     if event.asleep is not None:
         since, polled = event.asleep

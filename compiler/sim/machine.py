@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.sim import diagnose, flights, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
@@ -38,11 +39,12 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Sent:
-    """One signal of a counter: the value behind it, what it added (None: it stored), who sent it where at which own time, what it
+    """One signal of a counter: the value behind it, which ``op`` with what it was, who sent it where at which own time, what it
     releases by itself, and together with those whose release sequence it continues. block: its sender's (None: nobody sent it)."""
 
     value: int
-    amount: int | None
+    op: str
+    amount: int
     who: int
     at: int
     clock: Any
@@ -69,7 +71,8 @@ class Counter:
         self.key = (*home, slot, *index)
         self.waiters: list[Executor] = []
         nothing = np.zeros(clocks, np.int64)
-        self.history = [Sent(value, None, 0, 0, nothing, nothing)]
+        self.history = [Sent(value, "set", value, 0, 0, nothing, nothing)]
+        self.ops: set[str] = set()
         self.grows = True  # nothing but additions of what is not negative, so that their order says nothing
 
     def signal(self, ex: Executor, amount: int, op: str, site: Site) -> None:
@@ -77,20 +80,20 @@ class Counter:
         for observer in ex.machine.observers:
             observer.signalled(ex, self, amount, op)
         ex.machine.polling.changed()
-        adds = op == "add"
-        machine, value = ex.machine, None if adds else amount
-        if not (adds and self.grows):
-            other = next((s for s in self.history if s.where and (s.amount is None) is adds and s.at > ex.vc[s.who]), None)
+        machine = ex.machine
+        if self.ops - {op}:  # the order of two of one kind says nothing, that of stores aside, who have one sender
+            other = next((s for s in self.history if s.where and s.op != op and s.at > ex.vc[s.who]), None)
             if other is not None and other.where is not None:
-                machine.report.add(diagnose.mixed(ex.where(site, self.name), value, other.where, other.value))
+                machine.report.add(diagnose.mixed(ex.where(site, self.name), (op, amount), other.where, (other.op, other.amount)))
         machine.signals.setdefault(ex.number, []).append(machine.note(self, site))
-        self.grows = self.grows and adds and amount >= 0
-        self.value = numerics.wrap(self.value + amount, "int64") if adds else amount
+        self.ops.add(op)
+        self.grows = self.grows and op == "add" and amount >= 0
+        self.value = numerics.wrap(OPS[op](self.value, amount), "int64")
         at = ex.now
         clock = ex.release()
-        # an addition continues the release sequence of those before it; a store starts anew
-        joined = np.maximum(clock, self.history[-1].joined) if adds else clock
-        self.history.append(Sent(self.value, amount if adds else None, ex.number, at, clock, joined, ex.where(site, self.name), ex.block))
+        # an update continues the release sequence of those before it; a store starts anew
+        joined = clock if op == "set" else np.maximum(clock, self.history[-1].joined)
+        self.history.append(Sent(self.value, op, amount, ex.number, at, clock, joined, ex.where(site, self.name), ex.block))
         for waiter in self.waiters:
             ex.machine.wake(waiter)
         self.waiters.clear()
@@ -104,6 +107,9 @@ class Counter:
         if self.grows and cmp in ("ge", "gt"):
             self._acquire_fewest(ex, lambda total: holds(total, value), reach)
             return True
+        if (self.ops, cmp) in (({"max"}, "ge"), ({"max"}, "gt"), ({"min"}, "le"), ({"min"}, "lt")):
+            self._acquire_one(ex, lambda given: holds(given, value), reach)
+            return True
         first = 0
         for k in range(len(self.history) - 1, -1, -1):  # no older value than one that already happened before this wait
             if self.history[k].at <= ex.vc[self.history[k].who]:
@@ -116,16 +122,22 @@ class Counter:
         for sent in reversed(self.history[: last + 1]):  # its release sequence, those of it whom the wait hears
             if sent.heard(ex, reach):
                 ex.acquire(sent.clock)
-            if sent.amount is None:
+            if sent.op == "set":
                 break
         return True
+
+    def _acquire_one(self, ex: Executor, enough: Callable[[int], bool], reach: str) -> None:
+        """Of maxima (of minima) one that is enough by itself must have come: one that already happened before this wait, else the first of
+        this run."""
+        found = [sent for sent in self.history if enough(sent.amount)]
+        if all(sent.at > ex.vc[sent.who] for sent in found) and found[0].heard(ex, reach):
+            ex.acquire(found[0].clock)
 
     def _acquire_fewest(self, ex: Executor, enough: Callable[[int], bool], reach: str) -> None:
         """Additions may come in any order: those that already happened before this wait count, then as many others as it takes, in
         the order of this run."""
         total, others = self.history[0].value, []
         for sent in self.history[1:]:
-            assert sent.amount is not None
             if sent.at <= ex.vc[sent.who]:
                 total += sent.amount
             else:
@@ -135,7 +147,7 @@ class Counter:
                 return
             if sent.heard(ex, reach):
                 ex.acquire(sent.clock)
-            total += sent.amount or 0
+            total += sent.amount
 
 
 @dataclass

@@ -21,10 +21,15 @@ TS_API void ts_signal(void* ctx, int64_t* flag, int64_t value, int32_t op) {
    * Adds are read-modify-writes, so each continues the release sequence of those before it: a waiter that sees the sum has
    * acquired them all. The flag may lie in memory that another process maps: lock-free 64-bit atomics mean the same there. */
   _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "flags shared between processes need lock-free 64-bit atomics");
+  _Atomic int64_t* a = (_Atomic int64_t*)flag;
   if (op == 0) {
-    atomic_fetch_add_explicit((_Atomic int64_t*)flag, value, memory_order_release);
-  } else {
-    atomic_store_explicit((_Atomic int64_t*)flag, value, memory_order_release);
+    atomic_fetch_add_explicit(a, value, memory_order_release);
+  } else if (op == 1) {
+    atomic_store_explicit(a, value, memory_order_release);
+  } else { /* A maximum or a minimum writes where it changes nothing, too: it continues the release sequence as an addition does. */
+    int64_t old = atomic_load_explicit(a, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(a, &old, (op == 2 ? value > old : value < old) ? value : old, memory_order_release,
+                                                  memory_order_relaxed)) {}
   }
 }
 

@@ -25,11 +25,16 @@ __device__ __forceinline__ T* cluster_address(T* p, int block) {
 
 // Counters in shared memory, of this block or (`cluster`) of any block of the cluster. Additions release, and go on with the release
 // sequence of those before; a wait acquires what it sees. One thread does it for its executor, which meets before or behind.
-template <bool cluster>
-__device__ __forceinline__ void shared_signal_add(int64_t* at, int64_t value) {
-  if constexpr (cluster) asm volatile("red.release.cluster.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-  else asm volatile("red.release.cta.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
+#define TS_SHARED_SIGNAL(name, op)                                                                             \
+  template <bool cluster>                                                                                      \
+  __device__ __forceinline__ void shared_signal_##name(int64_t* at, int64_t value) {                           \
+    if constexpr (cluster) asm volatile("red.release.cluster." op " [%0], %1;" ::"l"(at), "l"(value) : "memory"); \
+    else asm volatile("red.release.cta." op " [%0], %1;" ::"l"(at), "l"(value) : "memory");                    \
+  }
+TS_SHARED_SIGNAL(add, "add.u64")
+TS_SHARED_SIGNAL(max, "max.s64")
+TS_SHARED_SIGNAL(min, "min.s64")
+#undef TS_SHARED_SIGNAL
 template <bool cluster>
 __device__ __forceinline__ void shared_signal_set(int64_t* at, int64_t value) {
   if constexpr (cluster) asm volatile("st.release.cluster.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");

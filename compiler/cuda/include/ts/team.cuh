@@ -60,11 +60,17 @@ __device__ __forceinline__ void signal_set(int64_t* at, int64_t value) {
   else asm volatile("st.release.gpu.global.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 // An addition is a read-modify-write and goes on with the release sequence of those before it: who sees the sum has acquired them all.
-template <bool system>
-__device__ __forceinline__ void signal_add(int64_t* at, int64_t value) {
-  if constexpr (system) asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-  else asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
-}
+// So do a maximum and a minimum.
+#define TS_SIGNAL(name, op)                                                                                         \
+  template <bool system>                                                                                            \
+  __device__ __forceinline__ void signal_##name(int64_t* at, int64_t value) {                                       \
+    if constexpr (system) asm volatile("red.release.sys.global." op " [%0], %1;" ::"l"(at), "l"(value) : "memory"); \
+    else asm volatile("red.release.gpu.global." op " [%0], %1;" ::"l"(at), "l"(value) : "memory");                  \
+  }
+TS_SIGNAL(add, "add.u64")
+TS_SIGNAL(max, "max.s64")
+TS_SIGNAL(min, "min.s64")
+#undef TS_SIGNAL
 
 // ---- waiting, at most so long
 
