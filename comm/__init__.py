@@ -143,7 +143,16 @@ def _allocate(call: str, shape: int | Sequence[int], dtype: Any, like: str | Non
 
     fill = mine.fresh(name) if value is None else write
     block = mine.allocate(team or mine.world, tensors.byte_size(extents, name), what, fill)
-    return tensors.wrap(block, extents, name, kind)
+    return _followed(tensors.wrap(block, extents, name, kind), block, kind)
+
+
+def _followed(tensor: Any, block: Any, kind: str, *, peers: bool = False) -> Any:
+    """A tensor as its program gets it: where simulated ranks are checked, what host code does with it is followed."""
+    here = sim.rank_of_thread()
+    hosts = None if here is None else here.job.hosts
+    if hosts is None:
+        return tensor
+    return hosts.peer(tensor, kind) if peers else hosts.given(tensor, block, kind)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = "float32", *, like: str | None = None, team: Team | None = None) -> Any:
@@ -191,7 +200,8 @@ def peer(tensor: Any, rank: int) -> Any:
     allocation, own = found
     if not 0 <= rank < allocation.team.size:
         raise TileValueError(f"peer() of rank {rank}", expected=f"a rank of the tensor's team, 0 … {allocation.team.size - 1}")
-    return tensors.wrap(mine.peer_block(allocation, own, rank), shape, dtype, like, address - own.address, strides)
+    theirs = mine.peer_block(allocation, own, rank)
+    return _followed(tensors.wrap(theirs, shape, dtype, like, address - own.address, strides), theirs, like, peers=True)
 
 
 # ---- agreement

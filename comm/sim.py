@@ -105,11 +105,13 @@ class Ending:
 
 @dataclass(eq=False)
 class Twins:
-    """An allocation: whose team's it is, its number among that team's, and every member's memory, which any tensor of it keeps alive."""
+    """An allocation: whose team's it is, its number among that team's, every member's memory, which any tensor of it keeps alive, and the
+    call that made it."""
 
     members: tuple[int, ...]
     number: int
     memory: dict[int, Any]
+    what: str = ""
 
 
 class SimBlock(Block):
@@ -200,7 +202,7 @@ class SimRank:
         def agree(blocks: Sequence[SimBlock]) -> Sequence[SimBlock]:
             number = self.job.allocations.get(team.members, 0)
             self.job.allocations[team.members] = number + 1
-            made = Twins(team.members, number, {r: b.memory for r, b in zip(team.members, blocks, strict=True)})
+            made = Twins(team.members, number, {r: b.memory for r, b in zip(team.members, blocks, strict=True)}, what)
             for block in blocks:
                 block.twins = made
             return blocks
@@ -253,6 +255,7 @@ class SimWorld:
 
     Attributes:
         checking: whoever started the ranks may leave here what their launches are to do (tilescale.simulator reads it).
+        hosts: who follows what host code does with symmetric memory (tilescale.hosts); None: nobody.
         turn: the rank that runs. threads: of the ranks.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
         disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
@@ -262,6 +265,7 @@ class SimWorld:
     def __init__(self, size: int, name: str = "sim"):
         self.size, self.name = size, name
         self.checking: Any = None
+        self.hosts: Any = None
         self.enter: Callable[[int], None] = lambda rank: None
         self.leave: Callable[[int], None] = lambda rank: None
         self.disagree: Callable[[list[Arrival], list[int]], BaseException] = disagreement
@@ -311,6 +315,7 @@ class SimWorld:
             if failed(error) and all(e.told is None for e in self.endings):
                 ending.told = traceback.TracebackException.from_exception(error)
                 self._stopped = self._stopped or RankStopped(f"rank {rank} failed")
+        self._look(rank, None)
         self.leave(rank)
         self.endings.append(ending)
         self._ready.discard(rank)
@@ -323,11 +328,16 @@ class SimWorld:
 
     def _hand_over(self, rank: int) -> None:
         """Others run until it is this rank's turn again."""
+        self._look(rank, call_site())
         self.leave(rank)
         self._next(rank)
         self._turns[rank].acquire()
         self.turn = rank
         self.enter(rank)
+
+    def _look(self, rank: int, at: Loc | None) -> None:
+        if self.hosts is not None:
+            self.hosts.looked(rank, at)
 
     def _next(self, rank: int) -> None:
         """The turn goes to the next rank that can go on."""
@@ -377,10 +387,11 @@ class SimWorld:
 
     # -- meetings -------------------------------------------------------------------------------------------------
     def meet(
-        self, rank: int, members: tuple[int, ...], what: str, offer: Any = None, act: Callable[[list[Any]], Sequence[Any]] | None = None
-    ) -> Any:
+        self, rank: int, members: tuple[int, ...], what: str, offer: Any = None, act: Callable[[list[Any]], Sequence[Any]] | None = None,
+        orders: bool = True,
+    ) -> Any:  # fmt: skip
         """Waits until all members have come with the same ``what``; the last one calls ``act`` with all offers, in the order of
-        members, and each member gets its entry of the result.
+        members, and each member gets its entry of the result. ``orders``: what their hosts do behind it comes behind what any did before.
 
         Raises:
             what ``disagree`` makes, on all ranks that wait, where they call different things or some will never come.
@@ -393,12 +404,15 @@ class SimWorld:
         if any(a.what != what for a in came):
             self._release(came, [None] * len(came), self.disagree(sorted(came, key=lambda a: a.rank), []))
         elif len(came) == len(members):
+            self._look(rank, meeting[rank].loc)
             answers: Sequence[Any] = [None] * len(came)
             error: BaseException | None = None
             try:
                 answers = answers if act is None else act([a.offer for a in came])
             except Exception as e:  # noqa: BLE001  # it is everybody's
                 error = e
+            if self.hosts is not None and orders:
+                self.hosts.met(members)
             self._release(came, answers, error)
         else:
             self._ready.discard(rank)

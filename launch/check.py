@@ -198,6 +198,8 @@ class Check:
         for text in sorted(checking.report.unchecked):
             click.echo(f"tilescale: {text}", err=True)
         found = _count(len(findings), "finding") if findings else "no finding"
+        if not findings and (failed is not None or self.lost):
+            found = "what was run has no fault, and not all was run"
         if checking.schedule == "exhaustive":
             left = checking.incomplete
             found += ", all interleavings" if not left else f", not all interleavings of {_count(left, 'launch')}"

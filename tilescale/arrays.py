@@ -8,10 +8,13 @@ from typing import Any
 #: floats that NumPy has no name for → an integer of that width, by which their bits are handed over
 SMALL_FLOATS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
 
+#: where a view of a peer's memory that sees who reads it (hosts.py) has the array itself
+PEERS = "peers_array"
+
 
 def is_tensor(value: Any) -> bool:
     """Whether a value has the shape and memory of a tensor: torch's, NumPy's, or anything with DLPack."""
-    return hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
+    return hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__") or hasattr(value, PEERS)
 
 
 def as_numpy(value: Any) -> Any:
@@ -24,6 +27,8 @@ def as_numpy(value: Any) -> Any:
 
     if isinstance(value, (numpy.ndarray, numpy.ma.MaskedArray)):
         return value
+    if hasattr(value, PEERS):
+        return getattr(value, PEERS)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         name = str(value.dtype).removeprefix("torch.")

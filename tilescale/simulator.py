@@ -19,6 +19,7 @@ from tilescale.cache import Entry
 from tilescale.comm import sim
 from tilescale.errors import FindingError, LaunchError, TileValueError
 from tilescale.explain import place
+from tilescale.hosts import Hosts
 from tilescale.kernel import Kernel
 
 LAUNCH = "a launch"
@@ -34,12 +35,14 @@ class Program:
     def __init__(self, traced: Any, key: str | None):
         from tilescale.compiler import description
         from tilescale.compiler.passes.pipeline import tile_level
+        from tilescale.compiler.passes.residency import reaches_ranks
         from tilescale.compiler.sim.prepare import prepare
 
         self.traced = traced
         self.key = f"program {next(_numbers)}" if key is None else key
         self.prepared = prepare(tile_level(traced))
         self.meta = {**description.metadata(traced), "target": "sim"}
+        self.reaches = reaches_ranks(self.prepared.program.func.body)
         self.refuted: dict[tuple[int | None, int | None], Any] = {}
 
     def require(self, ranks: int | None, world: int | None) -> None:
@@ -282,15 +285,18 @@ class SimKernel(Kernel):
         members = next((a.team for a in tensors.values() if a.team is not None), tuple(range(world)))
         if checking is None and self.collective:
             self.simulated.require(len(members), None)
-        if world == 1 or not self.collective:
-            _show(_perform([call], world, None if world == 1 else rank, checking)[0])
+        if world == 1 or not self.simulated.reaches:
+            mine = members.index(rank) if rank in members else 0
+            everyone = "" if len(members) == world else f", those of the team {list(members)}"
+            _show(_perform([call], len(members), None if world == 1 else mine, checking, everyone, members)[0])
             return
         if not isinstance(backend, sim.SimRank):
             raise LaunchError(
                 f"{self.name}: the simulator runs all ranks in one process, and this job has {world} processes",
                 loc=place(self._meta["loc"]), hint="tilescale check -n 4 script.py, or the target cpu",
             )  # fmt: skip
-        _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking)))
+        ordered = self.simulated.prepared.launch.ordered
+        _show(backend.job.meet(rank, members, LAUNCH, call, lambda calls: _together(calls, members, world, checking), ordered))
 
     def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
@@ -314,6 +320,8 @@ def world(ranks: int, checking: Checking) -> sim.SimWorld:
     """A job of simulated ranks whose launches are checked; ``run`` starts it."""
     made = sim.SimWorld(ranks)
     made.checking = checking
+    if checking is not None:
+        made.hosts = Hosts(made, checking.report.add)
     made.disagree = lambda waiting, ended: _disagreement(checking, waiting, ended)
     return made
 
@@ -357,7 +365,7 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
             checking.report.add(finding)
         raise FindingError(report)
     everyone = len(members) == size
-    made = _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}")
+    made = _perform(calls, len(members), None, checking, "" if everyone else f", those of the team {list(members)}", members)
     if checking is not None and checking.record and not everyone:
         checking.timelines.append(checking.timelines.pop().renumbered(members, size))
     return made
@@ -396,8 +404,11 @@ def _difference(calls: list[Call]) -> Any:
     return None
 
 
-def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "") -> list[list[str]]:
-    """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as ``checking`` asks for.
+def _perform(
+    calls: Sequence[Call], ranks: int, only: int | None, checking: Checking | None, whose: str = "", members: Sequence[int] = (),
+) -> list[list[str]]:  # fmt: skip
+    """Runs a launch: in turn for its results, which go into the callers' memory, and then as often as ``checking`` asks for. ``members``:
+    the team's as ranks of the job.
 
     Returns:
         for each call what T.print showed.
@@ -425,13 +436,20 @@ def _perform(calls: Sequence[Call], ranks: int, only: int | None, checking: Chec
             report.findings = [_of_launch(f, checking.launches + 1) for f in report.findings]
         checking.prove(kernel, ranks, launch.known, report)
         checking.take(kernel.label, report)
+    thread = sim.rank_of_thread()
+    if thread is not None and thread.job.hosts is not None:
+        callers = dict(zip(members, calls)) if only is None else {thread.rank: calls[0]}
+        orders = only is None and kernel.simulated.prepared.launch.ordered
+        thread.job.hosts.launched(callers, members, done.written_by, orders)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:
             argument = call.tensors.get(p["name"])
             if argument is None:
                 continue
             if p["kind"] == "signal":
-                argument.array[...] = arrays[p["name"]] if p["keep"] else 0
+                # an unordered launch leaves them: others may be signalling for the next one already
+                left = p["keep"] or (only is None and not kernel.simulated.prepared.launch.ordered)
+                argument.array[...] = arrays[p["name"]] if left else 0
             elif p["written"]:
                 argument.take(arrays[p["name"]], unwritten.get(p["name"]))
     for text in sorted(report.unchecked) if checking is None else ():

@@ -65,6 +65,22 @@ def meets_ranks(body: Any) -> bool:
     return any(str(call.attrs["reach"]) == "device" for call in waits_for_blocks(body) if "reach" in call.attrs)
 
 
+def reaches_ranks(body: Any) -> bool:
+    """Whether a kernel touches other ranks' memory or meets them, as its blocks or as participants of a collective: only then its launch
+    meets theirs."""
+    found: list[Any] = []
+
+    def look(call: Any) -> None:
+        op = base.find(call)
+        if op is None or call.attrs is None or str(call.attrs.get("reach", "")) != "device":
+            return
+        if op.name in ("barrier", "team_sync") or any(a.owner is not None for a in op.effects(call)):
+            found.append(call)
+
+    structural_walk(body, (ir.Call, look))
+    return bool(found)
+
+
 def shared_bytes(program: Any) -> int:
     """Shared memory of one block."""
     total = 0

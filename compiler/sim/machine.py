@@ -331,6 +331,7 @@ class Machine:
         self.blocked: list[Executor] = []
         self.ranks: list[Rank] = []
         self.blocks: dict[tuple[int, int], Block] = {}
+        self.final: dict[int, Any] = {}  # rank → what is behind the end of its blocks
         self.clocks = 0
 
     def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]], only: int | None = None) -> None:
@@ -420,6 +421,9 @@ class Machine:
                     observer.ended(ex)
                 if ex.parent is not None:
                     self._joined(ex, ex.parent)
+                else:
+                    mine = self.final.get(ex.rank.number)
+                    self.final[ex.rank.number] = ex.vc if mine is None else np.maximum(mine, ex.vc)
                 continue
             if ex.waiting is None:
                 self.ready.append(ex)

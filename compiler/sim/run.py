@@ -33,10 +33,20 @@ STEPS = 2_000_000
 BOUND = 10_000
 
 
+@dataclass(frozen=True)
+class Writers:
+    """Who wrote the elements of an argument. by: for each the rank whose block wrote it last, -1 for none of this launch. known: for
+    each rank whether the end of its blocks is behind that write."""
+
+    by: Any
+    known: Any
+
+
 @dataclass
 class Result:
     """What a launch left behind: the report, every rank's arguments by name, which of their elements nobody has written (masks; all
-    are written where there is none), what T.print showed and which ranks did, and where it was recorded who did what when."""
+    are written where there is none), what T.print showed and which ranks did, and where it was recorded who did what when.
+    ``written_by()``: for each rank, of its arguments that the launch wrote, who did."""
 
     report: Report
     arrays: list[dict[str, Any]]
@@ -44,6 +54,7 @@ class Result:
     printed: list[str]
     printers: list[int]
     timeline: Timeline | None = None
+    written_by: Callable[[], list[dict[str, Writers]]] = list
 
     @property
     def traffic(self) -> Traffic | None:
@@ -134,7 +145,7 @@ def unchecked(made: Prepared) -> set[str]:
     alone = all(getattr(p.spec, "kind", "tensor") == "tensor" for p in program.params) and not meets_ranks(program.func.body)
     if program.launch.ordered or alone:
         return set()
-    text = "what orders its launches with those before and after them, and with the host, is not checked"
+    text = "what orders its launches with those before and after them, and what they read with what hosts write, is not checked"
     return {f"{program.name} has ordered=False: {text}"}
 
 
@@ -205,7 +216,10 @@ class Launch:
                 into.add(finding)
         left = list(memories.values())
         seen = None if recorder is None else recorder.finish(machine)
-        made = Result(report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers, seen)
+        made = Result(
+            report, [m.results() for m in left], [m.unwritten() for m in left], machine.printed, machine.printers, seen,
+            lambda: [m.written_by(machine, blocks) for m in left],
+        )  # fmt: skip
         if into is not None and not isinstance(chosen, Interleaving):  # an observed run may end before its results are there
             into.varying |= self._differing(made)
         return made
@@ -419,6 +433,21 @@ class Memory:
                 out[name] = memory.values
             else:
                 out[name] = memory.data
+        return out
+
+    def written_by(self, machine: Machine, blocks: int) -> dict[str, Writers]:
+        """Of the arrays that a launch wrote, who did."""
+        out, events = {}, machine.events
+        nobody = np.zeros(machine.clocks, np.int64)
+        final = [machine.final.get(r, nobody) for r in range(len(machine.ranks))]
+        for name, memory in self.named.items():
+            if not isinstance(memory, Storage) or not memory.shadow.tracked:
+                continue
+            last = memory.shadow.last.reshape(*memory.shape, -1)[..., -1]
+            who, clock = events.who[last], events.clock[last]
+            here = last > HOST
+            by = np.where(here, (who - 1) // (blocks * machine.prepared.executors), -1)
+            out[name] = Writers(by, np.stack([f[who] >= clock for f in final]))
         return out
 
     def unwritten(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def _lines(path: str) -> list[str]:
 def _module() -> str:
     """What python was asked to run, as a module: where the checkout lies is nobody's business."""
     program, root = Path(sys.argv[0]).resolve(), RESULTS.parents[2]
-    if "pytest" in program.name or not program.is_relative_to(root):
+    if "pytest" in (program.name, program.parent.name) or not program.is_relative_to(root):
         return "pytest"
     parts = program.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__main__" else parts)
