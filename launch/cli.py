@@ -12,6 +12,7 @@ import click
 
 import tilescale
 from tilescale.errors import TileError
+from tilescale.launch.fork import Forked
 
 # name → (module of this package, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -48,6 +49,10 @@ def main() -> None:
     """The entry point. A refusal is told without a traceback: it already says what to do."""
     try:
         commands.main(prog_name="tilescale")
+        return
     except TileError as error:
         click.echo(f"tilescale: {error}", err=True)
         sys.exit(1)
+    except Forked as rank:
+        forked = rank.with_traceback(None)  # of the launcher's frames, and all they hold, nothing stays
+    forked.run()

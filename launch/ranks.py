@@ -15,13 +15,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 
 from tilescale import lifetime
 from tilescale.comm import bootstrap
 from tilescale.comm.journal import Journal
-from tilescale.launch import output, processes
+from tilescale.launch import fork, output, processes
+from tilescale.launch.program import Program
 from tilescale.launch.watch import Watcher
 
 # Seconds. All ends within five of the cause: LEAVING + GRACE + LEFTOVERS, and what killing takes.
@@ -46,7 +47,8 @@ class Rank:
     """One rank's process. Its zombie is kept until the job is over, so that its number cannot become somebody else's."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    pid: int
+    stdin: int | None  # the writing end of its input, where the launcher feeds it
     streams: list[Stream] = field(default_factory=list)
     status: int | None = None  # exit code, or minus the signal
     stderr: output.Source | None = None
@@ -55,7 +57,7 @@ class Rank:
         """Whether it has ended since the last look."""
         if self.status is not None:
             return False
-        result = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return False
         self.status = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
@@ -85,15 +87,20 @@ class Stream:
     since: float = 0.0  # when its unfinished line arrived
 
 
-def run(argv: Sequence[str], count: int) -> int:
-    """Runs ``argv`` as ``count`` ranks and returns the exit code of the job.
+#: starts a rank, given its part of the environment and its descriptors 0, 1 and 2; returns its process
+Begin = Callable[[dict[str, str], tuple[int, int, int]], int]
+
+
+def run(program: Program, count: int) -> int:
+    """Runs ``program`` as ``count`` ranks and returns the exit code of the job. In a rank that is forked it does not return: fork.Forked
+    goes up to the command's entry point, and frames on its way must leave alone what is the launcher's.
 
     0 where all ranks exited with 0; the code of the first rank that failed, 128 + the signal where one killed it; 128 + the
     signal that ended the launcher. Raises CommError where this system cannot tie ranks to their launcher. Call it from
     the only thread of a process that does nothing else: it takes over signals and adopts orphans.
     """
     _open_standard_streams()
-    return _Job(list(argv), count).run()
+    return _Job(program, count).run()
 
 
 def share_processors(environ: MutableMapping[str, str], count: int) -> None:
@@ -102,8 +109,9 @@ def share_processors(environ: MutableMapping[str, str], count: int) -> None:
 
 
 class _Job:
-    def __init__(self, argv: list[str], count: int):
-        self.argv, self.count = argv, count
+    def __init__(self, program: Program, count: int):
+        self.program, self.count = program, count
+        self.pid = os.getpid()
         self.name = secrets.token_hex(8)
         self.ranks: list[Rank] = []
         self.out, self.err = output.sinks()
@@ -137,51 +145,72 @@ class _Job:
                 self._step(self._deadline())
             self._finish()
         finally:
-            # Also when an error of our own ends the job: no process and no file stays.
-            processes.end(self._living, patience=0)
-            processes.sweep(self.name)
-            self.watcher.close()
-            self.journal.close()
-            for rank in self.ranks:
-                rank.process.poll()
+            if os.getpid() == self.pid:  # and no forked rank
+                self._clean_up()
         return self.code
+
+    def _clean_up(self) -> None:
+        """Also when an error of our own ends the job: no process and no file stays."""
+        processes.end(self._living, patience=0)
+        processes.sweep(self.name)
+        self.watcher.close()
+        self.journal.close()
+        for rank in self.ranks:
+            os.waitpid(rank.pid, os.WNOHANG)
 
     def _start(self) -> None:
         environ = self._environ()
-        tie = lifetime.tie_to_parent()
+        begin = self._forking(environ) or self._executing(environ)
         for number in range(self.count):
-            stdin: int | None = subprocess.DEVNULL
-            if number == 0:
-                stdin = subprocess.PIPE if os.isatty(0) else None
-            own = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            out, err = os.pipe(), os.pipe()
+            feed = os.pipe() if number == 0 and os.isatty(0) else None
+            stdin = feed[0] if feed else 0 if number == 0 else os.open(os.devnull, os.O_RDONLY)
             try:
-                # One thread and no locks held here, so that code between fork and exec is safe.
-                process = subprocess.Popen(
-                    self.argv,
-                    stdin=stdin,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    env=environ | own,
-                    bufsize=0,
-                    start_new_session=True,
-                    preexec_fn=tie,
-                )
+                pid = begin({"RANK": str(number), "LOCAL_RANK": str(number)}, (stdin, out[1], err[1]))
             except OSError as error:
-                self._fail(
-                    126 if isinstance(error, PermissionError) else 127, f"{self.argv[0]} cannot be run: {error.strerror}"
-                )
+                code = 126 if isinstance(error, PermissionError) else 127
+                self._fail(code, f"{self.program.argv[0]} cannot be run: {error.strerror}")
                 return
-            self.watcher.add(process.pid)
-            rank = Rank(number, process)
+            self.watcher.add(pid)
+            for fd in {stdin, out[1], err[1]} - {0}:
+                os.close(fd)
+            rank = Rank(number, pid, feed[1] if feed else None)
             self.ranks.append(rank)
-            for pipe, sink in ((process.stdout, self.out), (process.stderr, self.err)):
-                assert pipe is not None
-                os.set_blocking(pipe.fileno(), False)
+            for fd, sink in ((out[0], self.out), (err[0], self.err)):
+                os.set_blocking(fd, False)
                 source = output.Source(sink.prefix(number))
-                rank.streams.append(Stream(pipe.fileno(), source, sink))
+                rank.streams.append(Stream(fd, source, sink))
                 rank.stderr = source  # the later of the two
-            if process.stdin is not None:
+            if feed:
                 self.selector.register(0, selectors.EVENT_READ, self._carry_input)
+
+    def _executing(self, environ: dict[str, str]) -> Begin:
+        """Starts ranks as processes that begin with nothing."""
+        tie = lifetime.tie_to_parent()
+
+        def begin(own: dict[str, str], streams: tuple[int, int, int]) -> int:
+            # One thread and no locks held here, so that code between fork and exec is safe.
+            stdin, out, err = streams
+            process = subprocess.Popen(
+                self.program.argv, stdin=stdin, stdout=out, stderr=err, env=environ | own, start_new_session=True, preexec_fn=tie
+            )
+            process.returncode = 0  # the job looks after it: no warning that it still runs
+            return process.pid
+
+        return begin
+
+    def _forking(self, environ: dict[str, str]) -> Begin | None:
+        """Starts ranks as forks of this process, which imports what they share; None where that cannot be."""
+        if not fork.is_possible(self.program):
+            return None
+        # Libraries read the environment when they are loaded: it must be the ranks'.
+        os.environ.clear()
+        os.environ.update(environ)
+        before = set(fork.open_descriptors())
+        if not fork.warm(self.program):
+            return None
+        keep, tie = set(fork.open_descriptors()) - before, lifetime.tie_to_parent()
+        return lambda own, streams: fork.fork(self.program, environ | own, streams, keep, tie)
 
     def _environ(self) -> dict[str, str]:
         environ = bootstrap.without_ranks(os.environ) | {
@@ -246,7 +275,7 @@ class _Job:
         return [stream for rank in self.ranks for stream in rank.streams]
 
     def _living(self) -> list[int]:
-        pids = processes.find(self.name, [rank.process.pid for rank in self.ranks], ancestor=os.getpid())
+        pids = processes.find(self.name, [rank.pid for rank in self.ranks], ancestor=os.getpid())
         return [pid for pid in pids if pid != self.watcher.pid]
 
     # What happens
@@ -295,7 +324,7 @@ class _Job:
 
     def _bury_orphans(self) -> None:
         """Reaps adopted processes; not the ranks, nor the watcher."""
-        own = {self.watcher.pid, *(rank.process.pid for rank in self.ranks)}
+        own = {self.watcher.pid, *(rank.pid for rank in self.ranks)}
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 adopted = [int(pid) for pid in file.read().split() if int(pid) not in own]
@@ -317,6 +346,7 @@ class _Job:
 
     def _close(self, stream: Stream) -> None:
         self._watch_fd(stream.fd, selectors.EVENT_READ, stream, False)
+        os.close(stream.fd)
         stream.sink.finish(stream.source)
         for rank in self.ranks:
             if stream in rank.streams:
@@ -334,7 +364,7 @@ class _Job:
 
     def _carry_input(self) -> None:
         """A terminal's line to rank 0, which sits in another session and cannot read the terminal itself."""
-        stdin = self.ranks[0].process.stdin
+        stdin = self.ranks[0].stdin
         assert stdin is not None
         # A full pipe would block us, and in the background a read would stop us: later.
         if not select.select([], [stdin], [], 0)[1] or not _in_foreground():
@@ -343,12 +373,12 @@ class _Job:
         try:
             data = os.read(0, output.CHUNK)
             if data:
-                os.write(stdin.fileno(), data)
+                os.write(stdin, data)
                 return
         except OSError:  # the terminal is gone (EIO), or rank 0 reads no more (EPIPE): either way its input ends
             pass
         self.selector.unregister(0)
-        stdin.close()
+        os.close(stdin)
 
     # The end
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
 from tilescale.launch import ranks
+from tilescale.launch.program import Program
 
 
 @click.command("launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -22,16 +22,12 @@ def command(ctx: click.Context, count: int, module: bool, no_python: bool, progr
 
     Every line that a rank prints is marked with its number; standard input goes to rank 0. When a rank fails, all end
     within seconds, the last line says why, and the exit code is that of the first rank that failed. The ranks share this
-    machine's processors: OMP_NUM_THREADS is set to an equal share unless it is set.
+    machine's processors: OMP_NUM_THREADS is set to an equal share unless it is set. Ranks of a Python program are forked from one process
+    that has imported what the program imports first (of numpy, torch and tilescale), unless TILESCALE_FORK=0.
     """
     if module and no_python:
         raise click.UsageError("-m and --no-python exclude each other")
-    if no_python:
-        argv = [program, *args]
-    elif module:
-        argv = [sys.executable, "-m", program, *args]
-    elif Path(program).exists():
-        argv = [sys.executable, program, *args]
-    else:
+    if not module and not no_python and not Path(program).exists():
         raise click.UsageError(f"there is no file {program!r} (a module: -m {program}; an executable: --no-python {program})")
-    ctx.exit(ranks.run(argv, count))
+    kind = "executable" if no_python else "module" if module else "script"
+    ctx.exit(ranks.run(Program(kind, program, args), count))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import shutil
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -15,6 +15,7 @@ import click
 from tilescale.comm import sim
 from tilescale.launch import ranks
 from tilescale.launch.check import MAX_RANKS, Check, require_program
+from tilescale.launch.program import Program
 from tilescale.simulator import Checking
 
 if TYPE_CHECKING:  # it loads NumPy, which must see the environment that Check makes
@@ -82,11 +83,14 @@ def _summarize(timelines: list[Timeline], output: Path) -> None:
 def _real(count: int, module: bool, program: str, args: tuple[str, ...], output: Path) -> int:
     from tilescale.compiler.sim.timeline import write
 
-    with tempfile.TemporaryDirectory(prefix="tilescale-trace-") as folder:
-        os.environ["TILESCALE_TRACE"] = folder
-        argv = [sys.executable, *(["-m"] if module else []), program, *args]
-        code = ranks.run(argv, count)
+    folder, owner = tempfile.mkdtemp(prefix="tilescale-trace-"), os.getpid()
+    os.environ["TILESCALE_TRACE"] = folder
+    try:
+        code = ranks.run(Program("module" if module else "script", program, args), count)
         logs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("rank-*.json"))]
+    finally:
+        if os.getpid() == owner:  # a forked rank comes by here too (fork.Forked)
+            shutil.rmtree(folder, ignore_errors=True)
     missing = set(range(count)) - {log["rank"] for log in logs}
     if missing:
         click.echo(f"tilescale: nothing is known of rank {', '.join(map(str, sorted(missing)))}: it was killed or used no kernel", err=True)

@@ -81,16 +81,21 @@ def ranks() -> int | None:
     return comm.world_size() if comm is not None and comm.is_initialized() else None
 
 
-def for_this_job(entry: Entry, program: Callable[[], Any]) -> Entry:
+def for_this_job(key: str, entry: Entry, program: Callable[[], Any]) -> Entry:
     """A cached entry that knows what the static checks say of it on all ranks of this job. Where it was made in a job of another size it
-    is traced and checked now, and the disk remembers. Ranks that load it at once each look for themselves and write the same."""
+    is traced and checked now, by one of the ranks that ask at once: only that one loads the compiler, and the disk remembers."""
     n = ranks()
     if n is None or not entry.meta["collective"] or str(n) in entry.meta["on_ranks"]:
         return entry
-    from tilescale.compiler import driver
+    # Not the kernel's own lock, which an eager kernel's caller may hold; nobody who holds this one takes another.
+    with cache.locked(key, "ranks-"):
+        entry = cache.lookup(key) or entry
+        if str(n) in entry.meta["on_ranks"]:
+            return entry
+        from tilescale.compiler import driver
 
-    meta = {**entry.meta, "on_ranks": {**entry.meta["on_ranks"], **driver.on_ranks(program(), n)}}
-    return cache.amend(entry, meta)
+        meta = {**entry.meta, "on_ranks": {**entry.meta["on_ranks"], **driver.on_ranks(program(), n)}}
+        return cache.amend(entry, meta)
 
 
 def compiled(
@@ -114,7 +119,7 @@ def compiled(
 
     if key is not None and env.DUMP.get() is None:
         entry, cached = (cache.store(key, build, label), False) if locked else cache.get(key, build, label)
-        return (for_this_job(entry, program) if cached else entry), cached
+        return (for_this_job(key, entry, program) if cached else entry), cached
     if key is not None:
         log.say("info", "TILESCALE_DUMP is set: kernels are compiled anew, so that every pass is seen", once=True)
     if not _unkept:  # removed when the process ends

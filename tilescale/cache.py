@@ -84,12 +84,12 @@ def discard(key: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(key: str) -> Iterator[None]:
-    """Held by one process (and one thread) at a time. 64 lock files serve all keys: they are never removed, so none is ever stale,
-    and the kernel frees a lock whose holder was killed."""
+def locked(key: str, purpose: str = "") -> Iterator[None]:
+    """Held by one process (and one thread) at a time, for each purpose. 64 lock files serve all keys: they are never removed, so none is
+    ever stale, and the kernel frees a lock whose holder was killed."""
     place = folder() / "locks"
     place.mkdir(exist_ok=True)
-    with open(place / f"{int(key[:8], 16) % _LOCKS:02x}", "w") as lock:
+    with open(place / f"{purpose}{int(key[:8], 16) % _LOCKS:02x}", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:

@@ -187,7 +187,7 @@ class Eager(Jit):
                 with cache.locked(family):
                     return self._compile(family, shapes, program, label, target)
             try:
-                found = for_this_job(found, program)
+                found = for_this_job(self._key(family, shapes), found, program)
                 return kernel_of(found, True, label, program, self.instrument)
             except RuntimeError as error:
                 log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
@@ -198,7 +198,7 @@ class Eager(Jit):
         self._learn(_Family(family).read() or {})
         found = cache.lookup(self._key(family, shapes)) if self.baked else None
         if found is not None:
-            return kernel_of(for_this_job(found, program), True, label, program, self.instrument)
+            return kernel_of(for_this_job(self._key(family, shapes), found, program), True, label, program, self.instrument)
         traced = program()
         self._learn(baked_extents(traced))
         assert self.baked is not None

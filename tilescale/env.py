@@ -213,8 +213,18 @@ TRACE: Var[Path | None] = Var(
     "`tilescale trace --target cpu`; default: no log",
 )
 
+FORK: Var[bool] = Var(
+    "TILESCALE_FORK",
+    lambda: True,
+    _switch,
+    "0 or 1",
+    "whether `tilescale launch` forks its ranks from one process that has imported what they share, which saves time and memory; 0, and "
+    "where ranks may use a GPU: each is a process that begins with nothing; default 1",
+)
+
 ALL: tuple[Var, ...] = (
     CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, CC, CUDA_COMPILER, LAUNCH_GRAPHS, JOB, TARGET, TRACE,
+    FORK,
 )  # fmt: skip
 
 

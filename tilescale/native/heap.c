@@ -48,6 +48,18 @@ static int64_t process_start(int32_t pid) {
   return atoll(p);
 }
 
+/* Of a wait of the host's, over all its slices: how often it has looked, and when it last asked who is still alive, which takes a
+ * file of /proc a rank. */
+enum { ASK_NS = 20000000 };
+static int64_t rounds, asked;
+
+static int is_time_to_ask(void) {
+  int64_t now = ts_now();
+  if (now - asked < ASK_NS) return 0;
+  asked = now;
+  return 1;
+}
+
 static int wrong(char* err, int n, const char* format, ...) __attribute__((format(printf, 3, 4)));
 static int wrong(char* err, int n, const char* format, ...) {
   va_list v;
@@ -144,6 +156,7 @@ TS_API int32_t ts_heap_create(const char* job, int32_t rank, int32_t world, int6
   memset(sent, 0, sizeof sent);
   memset(received, 0, sizeof received);
   counted = 0;
+  rounds = 0;
   int rc = ftruncate(fd, segment) ? errno : ts_heap_back(0, slot_end(0));
   void* base = rc ? MAP_FAILED
                   : mmap(NULL, (size_t)(segment * world), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -208,10 +221,15 @@ static int map_peer(int32_t r, char* err, int n) {
   return rc;
 }
 
-static void nap(int64_t* rounds) {
-  struct timespec t = {0, 100000};
-  if (++*rounds < 200) sched_yield();
-  else nanosleep(&t, NULL);
+/* The longer the wait, the longer the naps, up to 2 ms: many ranks that share few processors would else only look around. */
+static void nap(void) {
+  int64_t slept = ++rounds - 200;
+  if (slept < 0) {
+    sched_yield();
+    return;
+  }
+  struct timespec t = {0, slept < 20 ? 100000 : slept < 380 ? 5000 * slept : 2000000};
+  nanosleep(&t, NULL);
 }
 
 static void unlink_name(void) {
@@ -225,7 +243,7 @@ static void unlink_name(void) {
 /* Maps the others' segments, for at most `slice_ns`. 1: all ranks have mapped all, and the names are gone; 0: call again. */
 TS_API int32_t ts_heap_join(int64_t slice_ns, char* err, int32_t n) {
   ts_heap* h = &ts_the_heap;
-  int64_t until = ts_now() + slice_ns, rounds = 0;
+  int64_t until = ts_now() + slice_ns;
   for (;;) {
     int missing = 0;
     for (int32_t r = 0; r < h->world; r++) {
@@ -242,10 +260,11 @@ TS_API int32_t ts_heap_join(int64_t slice_ns, char* err, int32_t n) {
         return 1;
       }
     }
-    for (int32_t r = 0; r < h->world; r++) /* who ends after all have mapped has not failed: the count is looked at again */
+    for (int32_t r = 0, ask = is_time_to_ask(); ask && r < h->world; r++) /* who ends after all have mapped has not failed: the
+                                                                             count is looked at again */
       if (mapped[r] && ts_rank_gone(r, err, (size_t)n) && !(counted && atomic_load(&ts_control_of(0)->mapped) >= h->world)) return -1;
     if (ts_now() > until) return 0;
-    nap(&rounds);
+    nap();
   }
 }
 
@@ -337,6 +356,7 @@ TS_API int32_t ts_stopped(char* out, int32_t n) { return ts_others_failed(out, (
 
 TS_API void ts_mail_post(int32_t n, const int32_t* members, const void* letter) {
   int32_t me = ts_the_heap.rank;
+  rounds = 0;
   for (int32_t i = 0; i < n; i++) {
     int32_t r = members[i];
     if (r == me) continue;
@@ -351,7 +371,7 @@ TS_API void ts_mail_post(int32_t n, const int32_t* members, const void* letter) 
 /* 1: all letters are in `out` (members in order; one's own place is left alone); 0: call again; -1: one will never come. */
 TS_API int32_t ts_mail_wait(int32_t n, const int32_t* members, char* out, int64_t slice_ns, char* err, int32_t errn) {
   ts_heap* h = &ts_the_heap;
-  int64_t until = ts_now() + slice_ns, rounds = 0;
+  int64_t until = ts_now() + slice_ns;
   for (;;) {
     int32_t missing = -1;
     for (int32_t i = 0; i < n && missing < 0; i++) {
@@ -361,11 +381,11 @@ TS_API int32_t ts_mail_wait(int32_t n, const int32_t* members, char* out, int64_
           atomic_load_explicit(&ts_control_of(h->rank)->mail[r].count, memory_order_acquire) <= received[r]) missing = r;
     }
     if (missing < 0) break;
-    nap(&rounds);
-    if ((rounds & 63) == 0) {
+    nap();
+    if ((rounds & 7) == 0) {
       if (ts_others_failed(err, (size_t)errn)) return -1;
       /* Its end is asked first, its letter looked at afterwards: what it wrote before it ended counts. */
-      if (ts_rank_gone(missing, err, (size_t)errn) &&
+      if (is_time_to_ask() && ts_rank_gone(missing, err, (size_t)errn) &&
           atomic_load_explicit(&ts_control_of(h->rank)->mail[missing].count, memory_order_acquire) <= received[missing]) {
         ts_others_failed(err, (size_t)errn); /* it may have said why just before */
         return -1;

@@ -152,7 +152,7 @@ typedef struct ts_worker {
   uint8_t* arena;
   int64_t arena_bytes, slab_bytes;
   ts_cluster* spare_clusters;
-  int64_t signal_check, polls;
+  int64_t signal_check, asked, polls;
   jmp_buf leave;  /* out of a block that runs on the thread's own stack */
   ts_fiber plain; /* the ctx of such a block */
 } ts_worker;
