@@ -77,9 +77,11 @@ def fma(a: Expr, b: Expr, c: Expr) -> Expr:
 
 
 def seq(stmts: Sequence[Stmt]) -> Stmt:
-    if not stmts:
+    """The statements in order. TVM drops what does nothing from a SeqStmt, and refuses one of which a single statement is left."""
+    left = [s for s in stmts if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
+    if not left:
         return tirx.Evaluate(imm(0))
-    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
+    return left[0] if len(left) == 1 else tirx.SeqStmt(left)
 
 
 def loop(name: str, extent: int, body: Callable[[Expr], Stmt], *, kind: int | None = None) -> Stmt:

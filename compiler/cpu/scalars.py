@@ -46,7 +46,7 @@ class Scalars:
         small = convert.compute_dtype(str(e.a.ty)) != str(e.a.ty)
         if small and type(e).__name__ in ("FloorDiv", "FloorMod", "Mod"):
             raise InternalError(f"{type(e).__name__} of {e.a.ty}")
-        if isinstance(e, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)) and "int" in str(b.ty) and not isinstance(b, tirx.IntImm):
+        if isinstance(e, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)) and "int" in str(b.ty):
             return self._divided(type(e), a, b)
         if isinstance(e, (tirx.Max, tirx.Min)) and "float" in str(a.ty):
             return _extreme(type(e), a, b)
@@ -55,8 +55,10 @@ class Scalars:
         return type(e)(a, b)
 
     def _divided(self, op: Any, a: Any, b: Any) -> Expr:
-        """An integer division whose divisor is not known. The processor raises SIGFPE for a zero and for the least number by -1, where a
-        GPU goes on: the first gives 0 here, the second wraps."""
+        """An integer division. The processor raises SIGFPE for a zero divisor and for the least number by -1, where a GPU goes on: the first
+        gives 0 here, the second wraps."""
+        if isinstance(b, tirx.IntImm) and int(b.value) > 0:
+            return op(a, b)
         zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
         none = tirx.EQ(b, zero)
         if str(b.ty).startswith("uint"):  # TVM's proofs subtract, which its unsigned constants do not bear
@@ -65,7 +67,7 @@ class Scalars:
             return op(a, b)
         minus = tirx.EQ(b, lit(-1, str(b.ty)))
         by_minus_one = zero if op in (tirx.Mod, tirx.FloorMod) else zero - a
-        usual = op(a, tirx.Select(tirx.Or(none, minus), one, b))
+        usual = _floored(op, a, tirx.Select(tirx.Or(none, minus), one, b))
         return tirx.Select(none, zero, tirx.Select(minus, by_minus_one, usual))
 
     def _x_Var(self, e: Any) -> Expr:
@@ -232,6 +234,22 @@ def _speculable(e: Any) -> bool:
     found: list[Any] = []
     structural_walk(e, (ir.Call, lambda c: found.append(c) if c.op.name == IF_THEN_ELSE or c.op.name in EXTERN_CALLS else None))
     return not found and not _may_trap(e)
+
+
+def _floored(op: Any, a: Any, b: Any) -> Expr:
+    """A division by what may be negative. Of FloorDiv and FloorMod TVM's LowerIntrin would make Lets there, which its interval analysis
+    binds twice and refuses: they are computed from the processor's division, which truncates."""
+    if op in (tirx.Div, tirx.Mod):
+        return op(a, b)
+
+    def adjusted(a: Any, b: Any, rest: Any) -> Expr:
+        zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
+        below = tirx.And(tirx.NE(rest, zero), (rest ^ b) < zero)  # of unlike signs: the exact quotient lies below the truncated one
+        if op is tirx.FloorMod:
+            return rest + tirx.Select(below, b, zero)
+        return tirx.Div(a, b) - tirx.Select(below, one, zero)
+
+    return let(a, lambda a: let(b, lambda b: let(tirx.Mod(a, b), lambda rest: adjusted(a, b, rest))))
 
 
 def _may_trap(e: Any) -> bool:

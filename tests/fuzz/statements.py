@@ -605,7 +605,8 @@ class Statements(Expressions):
         with d.inside(f'with T.Scale("{scale}") as ({w}, {n}):'):
             i = Index(d.name("i"), 0, width - 1)
             around = self.around(Index(w, 0, count - 1), i)
-            around.hidden.append(tile.memory)
+            # of the block's fragments a part of its threads has a part, but of those of one element
+            around.hidden += [tile.memory, *(t.memory for t in d.tiles if t.scope == "fragment" and np.prod(t.shape) > 1)]
             with d.inside(f"for {i.text} in T.{rng.choice(('Parallel', 'serial'))}({width}):"):
                 made = self._store(tile, f"{tile.name}[{w}, {i.text}]", around)
         d.wrote(tile, made)

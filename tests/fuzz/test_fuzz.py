@@ -19,6 +19,12 @@ def test_programs_of_one_rank(first: int):
         compare(draw(seed))
 
 
+@pytest.mark.parametrize("seed", [900175, 900183])
+def test_executors_read_what_they_may(seed: int):
+    """Programs in which a T.Scale could reach for the block's fragments."""
+    compare(draw(seed))
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_programs_of_several_ranks(ranks: int):
     assert failing([draw_ranks(seed, ranks) for seed in range(4)]) == [None] * 4

@@ -354,3 +354,51 @@ def test_kept_counters_go_on_from_launch_to_launch():
         assert [o["C"].tolist() for o in done.arrays] == [[(r + 2) % 3 * 10 + number] * 4 for r in range(3)]
     assert [o["k"].tolist() for o in done.arrays] == [[3]] * 3
     assert "deadlock" in launch(main, 3, {"launch": 2}).report.kinds  # without the first
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64"])
+def test_named_quotients_by_what_may_be_negative(dtype: str):
+    """A quotient under a name, by numbers that are negative, zero, the least there is, or known to the call alone."""
+    least = int(np.iinfo(dtype).min)
+    divisors = (-3, 4, -4, least, 7)
+    n = len(divisors)
+
+    @T.prim_func
+    def main(A: T.Tensor((9,), dtype), by: T.int32, C: T.Tensor((2 * n + 4, 9), dtype), D: T.Tensor((5,), dtype)):
+        with T.Kernel(1):
+            for i in T.Parallel(5):
+                bounded = T.cast(i, dtype) // T.cast(-3, dtype)
+                D[i] = bounded + T.cast(i, dtype) % T.cast(-3, dtype)
+            for i in T.Parallel(9):
+                for k in range(n):
+                    quotient, rest = A[i] // divisors[k], A[i] % divisors[k]
+                    C[2 * k, i] = quotient
+                    C[2 * k + 1, i] = T.if_then_else(quotient < 3, rest, rest)
+                given = T.cast(by, dtype)
+                q, r, t, m = A[i] // given, A[i] % given, T.truncdiv(A[i], given), T.truncmod(A[i], given)
+                C[2 * n, i] = q
+                C[2 * n + 1, i] = r
+                C[2 * n + 2, i] = T.if_then_else(q > 2, t, t)
+                C[2 * n + 3, i] = m
+
+    values = np.array([0, 1, -1, 7, -7, least, -least - 1, 100, -100], dtype)
+    for by in (-3, 5):
+        got = agree(main, {"A": values, "by": by, "C": zeros(2 * n + 4, 9, dtype=dtype), "D": zeros(5, dtype=dtype)})
+        assert got["D"].tolist() == [i // -3 + i % -3 for i in range(5)]
+        wide = values.astype(object)
+        for k, d in enumerate((*divisors, by)):
+            np.testing.assert_array_equal(got["C"][2 * k], (wide // d).astype(dtype))
+            np.testing.assert_array_equal(got["C"][2 * k + 1], (wide % d).astype(dtype))
+
+
+def test_a_loop_that_only_names_values():
+    """Beside a tile that nobody uses: what is left of the statements is one that does nothing."""
+
+    @T.prim_func
+    def main(A: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            t = T.alloc_shared((5,), "int32")  # noqa: F841
+            for i in T.Parallel(5):
+                x = T.cast(i, "int16") // T.cast(-3, "int16")  # noqa: F841
+
+    agree(main, {"A": zeros(1, dtype="int32")})
