@@ -193,10 +193,10 @@ def contiguous(nest: Nest) -> tuple[int, int]:
 
 
 def _steps(e: Any, variables: Sequence[Any]) -> int:
-    """Which variable an index walks along in steps of one; -1 where none."""
-    found = sym.detect_linear_equation(e, list(variables))
-    parts = list(found) if found is not None else []
-    for k, c in enumerate(parts[:-1]):
+    """Which variable an index walks along in steps of one, whatever it does along others; -1 where none."""
+    together = list(sym.detect_linear_equation(e, list(variables)) or [])[:-1]
+    alone = [(*(sym.detect_linear_equation(e, [v]) or ()), None)[0] for v in variables] if not together else []
+    for k, c in enumerate(together or alone):
         if isinstance(c, tirx.IntImm) and int(c.value) == 1:
             return k
     return -1

@@ -5,6 +5,9 @@ C is computed transposed, so that b's columns take the 64 rows that the tensor c
 product whose tiles fill no whole waves of the GPU is cut along k, in equal shares of all steps (`Config.stream`) or of each tile's
 (`Config.split`): partial sums go to memory and are added in order, by the block that has a tile's last steps or by a second kernel.
 
+Rows that are no multiples of 16 bytes TMA cannot fetch: such operands are first written anew with longer rows, unless so little is computed
+that threads had better load them one number at a time (`plan`).
+
 One kernel serves all numbers of rows of a class, where a's rows lie one behind another; where its columns do, there is one for each number,
 since TMA has to know that they begin at multiples of 16 bytes.
 """
@@ -21,7 +24,7 @@ import torch
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
-from tilescale.ops.gemm_kernels import ceil_div, combine, persistent, product, streamed
+from tilescale.ops.gemm_kernels import ceil_div, combine, filled, persistent, product, streamed, widened
 
 ACTIVATIONS = ("", "relu", "gelu", "silu")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -65,19 +68,33 @@ NARROW = 0.3
 MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
 
+#: rows of a tile of Cᵀ at most, and bytes of shared memory for its stages
+TALL, RING = 256, 200 << 10
+#: microseconds of a step of which threads load operands one number at a time: 64 of k in a tile, 128 in a narrow one
+PLAIN, PLAIN_NARROW = 1.5, 1.0
+#: microseconds that it takes to begin a kernel which writes operands anew
+WIDENING = 2.0
+
+
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False, trans_b: bool = False) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or in shares of k,
     those that take the least time by what was measured on an H200 (docs/PERFORMANCE.md). Blocks that share tiles (`Config.stream`) were
     never the fastest there."""
     if dtype == "float32":
         return Config(BM=64 if M <= 64 else 128, BN=64 if N <= 64 else 128, BK=32, stages=3, panel=0)
-    if M <= 64:
-        BM = 16 if M <= 16 else 32 if M <= 32 else 64
-        narrow = Config(BM=BM, BN=64, BK=128, stages=8, threads=128, panel=0, swap=True)
-        split = shares(M, N, K, ceil_div(N, 64), 128, NARROW, units)[1]
+    return timed(M, N, K, units, trans_a, trans_b)[1]
+
+
+def timed(M: int, N: int, K: int, units: int, trans_a: bool, trans_b: bool) -> tuple[float, Config]:
+    """`choose` for 16-bit operands whose rows TMA fetches, and the microseconds that it expects."""
+    if min(M, N) <= 64:
+        few = 16 if min(M, N) <= 16 else 32 if min(M, N) <= 32 else 64
+        swap = M <= 64
+        narrow = Config(BM=few if swap else 64, BN=64 if swap else few, BK=128, stages=8, threads=128, panel=0, swap=swap)
+        time, split = shares(M, N, K, ceil_div(N if swap else M, 64), 128, NARROW, units)
         # as many of a's bytes as of b's: two blocks fetch them together
-        pairs = BM == 64 and not trans_b and split == 1 and ceil_div(N, 64) % 2 == 0
-        return replace(narrow, split=split, cluster=2 if pairs else 1)
+        pairs = narrow.BM == 64 and swap and not trans_b and split == 1 and ceil_div(N, 64) % 2 == 0
+        return time, replace(narrow, split=split, cluster=2 if pairs else 1)
     found: list[tuple[float, Config]] = []
     for (BM, BN), (step, threads, stages) in TILES.items():
         tiles = ceil_div(M, BM) * ceil_div(N, BN)
@@ -94,7 +111,41 @@ def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool =
             found.append((time, replace(how, blocks=units, cluster=together(M, N, K, BM, units))))
         elif tiles <= units and not trans_a:  # halves of 160 columns begin within a swizzled box of a transposed operand
             found.append((time, replace(how, panel=0, swap=True, cluster=2)))
-    return min(found, key=lambda f: f[0])[1]
+    if M % 128 and M <= 2 * TALL and not trans_a:
+        found += [fitted(M, N, K, BN, units) for BN in (64, 128)]
+    return min(found, key=lambda f: f[0])
+
+
+def fitted(M: int, N: int, K: int, BN: int, units: int) -> tuple[float, Config]:
+    """Microseconds and configuration of tiles of Cᵀ whose narrow side is as long as M, or a part of it, needs."""
+    high = ceil_div(M, TALL)
+    BM = filled(ceil_div(M, high), 16)
+    step = (0.10 + 0.15 * BM / 128) if BN == 64 else (0.12 + 0.26 * BM / 128)
+    time, split = shares(M, N, K, high * ceil_div(N, BN), 64, step, units)
+    stages = min(8, RING // ((BM + BN) * 128))
+    return time, Config(BM=BM, BN=BN, threads=2 * BN, stages=stages, split=split, panel=0, swap=True)
+
+
+@functools.cache
+def plan(M: int, N: int, K: int, dtype: str, units: int, trans_a: bool, trans_b: bool) -> tuple[Config, int, int]:
+    """The configuration, and what a's and b's rows are filled up to multiples of before (1: they stay as they are)."""
+    how = choose(M, N, K, dtype, units, trans_a, trans_b)
+    rows, size = ((M if trans_a else K), (K if trans_b else N)), ((M * K), (K * N))
+    odd = [row % 8 != 0 for row in rows]
+    if dtype == "float32" or not any(odd):
+        return how, 1, 1
+    time, narrow = timed(M, N, K, units, trans_a, trans_b)[0], min(M, N) <= 64
+    time += WIDENING + sum(4 * n for n, o in zip(size, odd, strict=True) if o) / MEMORY
+    # blocks that copy in turn wait for memory: two of them on a multiprocessor
+    if narrow:
+        plain, split = shares(M, N, K, ceil_div(N if how.swap else M, 64), 128, PLAIN_NARROW, 2 * units)
+        how = replace(how, split=split, cluster=1)
+    else:
+        plain = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units) * ceil_div(ceil_div(K, how.BK), how.split) * PLAIN
+    if plain < time:
+        return how, 1, 1
+    a, b = ((64 if row >= 512 else 8) if o else 1 for row, o in zip(rows, odd, strict=True))
+    return choose(M, N, K, dtype, units, trans_a, trans_b), a, b
 
 
 def together(M: int, N: int, K: int, BM: int, units: int) -> int:
@@ -109,7 +160,7 @@ def shares(M: int, N: int, K: int, tiles: int, BK: int, step: float, units: int)
         adding = ADDING + split * M * N * 8 / ADDED if split > 1 else 0.0
         return max(ceil_div(tiles * split, units) * ceil_div(ceil_div(K, BK), split) * step, (M + N) * K * 2 / MEMORY) + adding
 
-    return min((time(split), split) for split in (1, 2, 4, 8))
+    return min((time(split), split) for split in (1, 2, 4, 8, 16, 32, 64, 128) if split <= ceil_div(K, BK))
 
 
 # ---- what people call
@@ -148,11 +199,28 @@ def matmul(
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
-    how = config or chosen(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b)
+    how, align_a, align_b = config, 1, 1
+    if how is None:
+        how, align_a, align_b = plan(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b)
+    a, b = lengthened(a, b, align_a, align_b)
     what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
     tail = {"out": host.dtype_name(c), "bias": bias is not None, "activation": activation}
+    if not how.stream:
+        what |= {"align_a": align_a, "align_b": align_b}
     run(a, b, () if bias is None else (bias,), c, how, what, tail)
     return c
+
+
+def lengthened(a: torch.Tensor, b: torch.Tensor, align_a: int, align_b: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The operands, those with a multiple that their rows are to be written anew, zeros behind their rows."""
+    given, made = [a, b], []
+    for k, align in enumerate((align_a, align_b)):
+        if align > 1:
+            made += [given[k], torch.empty(given[k].shape[0], filled(given[k].shape[1], align), dtype=a.dtype, device=a.device)]
+            given[k] = made[-1]
+    if made:
+        host.launch(widened, tuple(made), dtype=host.dtype_name(a), both=len(made) > 2)
+    return given[0], given[1]
 
 
 def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[str, Any], tail: dict[str, Any]) -> None:
@@ -174,13 +242,10 @@ def run(a: Any, b: Any, bias: tuple[Any, ...], c: Any, how: Config, what: dict[s
     elif split == 1:
         host.launch(product, (a, b, *bias, c), **what, **cut, split=split, swap=swap, cluster=cluster, **tail)
     else:
-        partial = torch.empty(split, *c.shape, dtype=torch.float32, device=c.device)
+        partial = torch.empty(split, c.shape[0], filled(c.shape[1], 4), dtype=torch.float32, device=c.device)
         plain = {**tail, "bias": False, "activation": ""}
         host.launch(product, (a, b, partial), **what, **cut, split=split, swap=swap, cluster=cluster, **plain)
         host.launch(combine, (partial, *bias, c), M=what["M"], N=what["N"], split=split, **tail)
-
-
-chosen = functools.lru_cache(maxsize=None)(choose)
 
 
 # ---- what is right, and what it is measured against
@@ -246,9 +311,17 @@ def _cases() -> tuple[Case, ...]:
     small += [share, {**share, "trans_b": True, "blocks": 8, "activation": ""}, {**share, "trans_a": True, "blocks": 13, "bias": False}]
     small += [{**share, "M": 12, "N": 72, "BM": 16, "blocks": 5, "swap": True}]
     small += [{"M": 1, "N": 1, "K": 1}, {"M": 7, "N": 9, "K": 13}]
+    # rows that are written anew: of both operands, of one; few columns; tiles as high as M; shares that are spread over threads
+    small += [{"M": 70, "N": 77, "K": 1001}, {"M": 75, "N": 136, "K": 1000, "trans_a": True}]
+    small += [{"M": 150, "N": 72, "K": 1003, "trans_b": True}, {"M": 130, "N": 30, "K": 136, "trans_b": True, "out": "float32"}]
+    small += [{"M": 70, "N": 9, "K": 1001, "bias": True, "activation": "relu"}]
+    small += [{"M": 5, "N": 70, "K": 1100, "bias": True, "split": 17, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
     ragged = [(1, 8, 8), (16, 1000, 4104), (64, 520, 2056), (100, 3000, 520), (257, 264, 200), (1000, 776, 520), (4096, 512, 1024)]
     ragged += [(129, 1032, 4096), (300, 9000, 72)]
     gpu = [{"M": m, "N": n, "K": k, "dtype": d, "trans_b": tb} for m, n, k in ragged for d in DTYPES for tb in (False, True)]
+    odd = [(333, 777, 555), (129, 4096, 4096), (100, 100, 20001), (2, 35, 6001), (1001, 2003, 1005), (9001, 13, 1000), (3000, 5, 777)]
+    odd += [(40, 2001, 1003)]
+    gpu += [{"M": m, "N": n, "K": k, "trans_a": ta, "trans_b": tb} for m, n, k in odd for ta in (False, True) for tb in (False, True)]
     gpu += [{"M": 1000, "N": 776, "K": 520, "bias": True, "activation": act, "trans_a": True} for act in ACTIVATIONS]
     cut = {"N": 520, "K": 4104, "bias": True, "split": 3, "stages": 3, "BM": 64, "BN": 128}
     stay = {"M": 1000, "N": 1032, "K": 520, "BN": 128, "panel": 3, "blocks": 7}

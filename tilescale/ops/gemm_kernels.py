@@ -28,9 +28,17 @@ def activated(x: Any, activation: str) -> Any:
     return x / (1.0 + T.exp(-x)) if activation == "silu" else x
 
 
-def operands(M: Any, N: int, K: int, trans_a: bool, trans_b: bool) -> tuple[tuple[Any, int], tuple[int, int]]:
-    """The shapes of A (M, K) and B (K, N), or of their transposes."""
-    return ((K, M) if trans_a else (M, K)), ((N, K) if trans_b else (K, N))
+def operands(
+    M: Any, N: int, K: int, trans_a: bool, trans_b: bool, align_a: int = 1, align_b: int = 1
+) -> tuple[tuple[Any, Any], tuple[int, int]]:  # fmt: skip
+    """The shapes of A (M, K) and B (K, N), or of their transposes. align_a, align_b: what rows are filled up to multiples of."""
+    (a_rows, a_row), (b_rows, b_row) = ((K, M) if trans_a else (M, K)), ((N, K) if trans_b else (K, N))
+    return (a_rows, filled(a_row, align_a) if align_a > 1 else a_row), (b_rows, filled(b_row, align_b))
+
+
+def filled(extent: int, align: int) -> int:
+    """The next multiple."""
+    return ceil_div(extent, align) * align
 
 
 @T.macro
@@ -72,6 +80,14 @@ def finish(acc: Any, bias: Any, C: Any, row: Any, col: Any, activation: str, swa
     elif swap:
         for i, j in T.Parallel(*acc.shape):
             C[row + j, col + i] = acc[i, j]
+    elif acc.shape[1] % PART == 0 and C.shape[1] % 8 and str(C.dtype) != "float32":
+        # rows that TMA cannot store: neighbouring threads store neighbours of a row
+        tile = T.alloc_shared((acc.shape[0], PART + 8), C.dtype)
+        for part in range(0, acc.shape[1], PART):
+            for i, j in T.Parallel(acc.shape[0], PART):
+                tile[i, j] = acc[i, part + j]
+            for i, j in T.Parallel(acc.shape[0], PART):
+                C[row + i, col + part + j] = tile[i, j]
     else:
         T.copy(acc, C[row, col])
 
@@ -89,17 +105,20 @@ def panelled(tile: Any, high: Any, wide: Any, panel: int):
 
 def product(
     M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, split: int, panel: int, swap: bool, cluster: int,
-    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    dtype: str, out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str, align_a: int = 1, align_b: int = 1,
 ) -> Any:  # fmt: skip
-    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``.
+    """C = act(op(A) · op(B) + bias): A (M, K) or (K, M), B (K, N) or (N, K), C (M, N) of ``out``, bias (N,) of ``out``. Rows of A and B
+    are filled up to multiples of ``align_a`` and ``align_b``, with zeros where they are rows of k.
 
     ``split`` > 1: C is (split, M, N) of float32 instead, each a sum over its share of k, and bias and activation are left to `combine`.
+    Its rows are filled up to multiples of four, which TMA can store.
     ``swap``: the block computes its tile of Cᵀ. ``panel``: blocks in panels of so many rows of tiles. The ``cluster``
     blocks of a cluster have tiles side by side, and fetch A's tile together.
     """
     M = T.dynamic("M") if M is None else M
-    a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
-    shape = ((M, N) if split == 1 else (split, M, N)), (out if split == 1 else "float32")
+    a_shape, b_shape = operands(M, N, K, trans_a, trans_b, align_a, align_b)
+    a_tile, b_tile = operands(BM, BN, BK, trans_a, trans_b)
+    shape = ((M, N) if split == 1 else (split, M, filled(N, 4))), (out if split == 1 else "float32")
     steps = ceil_div(ceil_div(K, BK), split)  # of k, a block
 
     @T.macro
@@ -134,12 +153,13 @@ def product(
 
 def persistent(
     M: int | None, N: int, K: int, BM: int, BN: int, BK: int, stages: int, threads: int, panel: int, blocks: int, cluster: int, dtype: str,
-    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str,
+    out: str, trans_a: bool, trans_b: bool, bias: bool, activation: str, align_a: int = 1, align_b: int = 1,
 ) -> Any:  # fmt: skip
     """The same by ``blocks`` blocks that stay and take one tile after another, in panels of ``panel`` rows of tiles. The ``cluster`` blocks
     of a cluster have tiles one below the other, and fetch B's tile together."""
     M = T.dynamic("M") if M is None else M
-    a_shape, b_shape, a_tile, b_tile = *operands(M, N, K, trans_a, trans_b), *operands(BM, BN, BK, trans_a, trans_b)
+    a_shape, b_shape = operands(M, N, K, trans_a, trans_b, align_a, align_b)
+    a_tile, b_tile = operands(BM, BN, BK, trans_a, trans_b)
 
     @T.macro
     def body(A, B, bias, C):
@@ -241,25 +261,69 @@ def streamed(
     return gemm_bias if bias else gemm
 
 
-def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation: str, columns: int = 256, threads: int = 64) -> Any:
-    """C = act(the sum of ``split`` partial sums (split, M, N), in order, + bias)."""
+#: shares of k up to which a thread adds its column's; more of them are spread over threads
+SERIAL = 16
+
+
+def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation: str) -> Any:
+    """C = act(the sum of ``split`` partial sums (split, M, N), in one order, + bias); their rows are filled up to multiples of four."""
     M = T.dynamic("M") if M is None else M
+    columns, threads = (256, 64) if split <= SERIAL else (32, 256)
 
     @T.macro
     def body(P, bias, C):
         with T.Kernel(T.ceildiv(N, columns), M, threads=threads) as (bx, by):
-            for j in T.Parallel(columns):
-                x = P[0, by, bx * columns + j]
-                for s in range(1, split):
-                    x = x + P[s, by, bx * columns + j]
-                C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
+            if split <= SERIAL:
+                for j in T.Parallel(columns):
+                    x = P[0, by, bx * columns + j]
+                    for s in range(1, split):
+                        x = x + P[s, by, bx * columns + j]
+                    C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
+            else:
+                part, total = T.alloc_fragment((split, columns), "float32"), T.alloc_fragment((columns,), "float32")
+                for s, j in T.Parallel(split, columns):
+                    part[s, j] = P[s, by, bx * columns + j]
+                T.reduce_sum(part, total, dim=0)
+                for j in T.Parallel(columns):
+                    x = total[j]
+                    C[by, bx * columns + j] = activated(x if bias is None else x + bias[bx * columns + j], activation)
 
     @T.prim_func
-    def combine(P: T.Tensor((split, M, N), "float32"), C: T.Tensor((M, N), out)):
+    def combine(P: T.Tensor((split, M, filled(N, 4)), "float32"), C: T.Tensor((M, N), out)):
         body(P, None, C)
 
     @T.prim_func
-    def combine_bias(P: T.Tensor((split, M, N), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
+    def combine_bias(P: T.Tensor((split, M, filled(N, 4)), "float32"), bias: T.Tensor((N,), out), C: T.Tensor((M, N), out)):
         body(P, bias, C)
 
     return combine_bias if bias else combine
+
+
+def widened(dtype: str, both: bool, rows: int = 4, columns: int = 512, threads: int = 256) -> Any:
+    """A matrix with zeros behind its rows: To (R, W) of From (R, C), W at least C; of ``both`` operands in one launch. One kernel serves
+    all extents."""
+    shapes = [[(T.dynamic(f"R{k}"), T.dynamic(f"C{k}")), (T.dynamic(f"R{k}"), T.dynamic(f"W{k}"))] for k in (1, 2)]
+    kinds = [[T.Tensor(shape, dtype) for shape in pair] for pair in shapes]
+    wide = [T.ceildiv(to[1], columns) for _, to in shapes]
+    blocks = [T.ceildiv(to[0], rows) * w for (_, to), w in zip(shapes, wide, strict=True)]
+
+    @T.macro
+    def part(From, To, block, wide):
+        for i, j in T.Parallel(rows, columns):  # elements that are none are zeros
+            row, column = block // wide * rows + i, block % wide * columns + j
+            To[row, column] = From[row, column]
+
+    @T.prim_func
+    def widen(From: kinds[0][0], To: kinds[0][1]):
+        with T.Kernel(blocks[0], threads=threads) as block:
+            part(From, To, block, wide[0])
+
+    @T.prim_func
+    def widen_both(From: kinds[0][0], To: kinds[0][1], From2: kinds[1][0], To2: kinds[1][1]):
+        with T.Kernel(blocks[0] + blocks[1], threads=threads) as block:
+            if block < blocks[0]:
+                part(From, To, block, wide[0])
+            else:
+                part(From2, To2, block - blocks[0], wide[1])
+
+    return widen_both if both else widen

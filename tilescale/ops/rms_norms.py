@@ -12,7 +12,7 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
-from tilescale.ops.rows import BYTES, DTYPES, cut, error, shapes
+from tilescale.ops.rows import BYTES, DTYPES, cut, error, fetch, flat, halves, leave, ragged, shapes
 
 
 def rms_norm_rows(columns: int, dtype: str, eps: float, rows: int, threads: int, width: int, turns: int) -> Any:
@@ -53,6 +53,36 @@ def rms_norm_rows(columns: int, dtype: str, eps: float, rows: int, threads: int,
     return rms_norm if turns == 1 else rms_norm_of_long_rows
 
 
+def rms_norm_ragged_rows(columns: int, dtype: str, eps: float, threads: int, words: int, turns: int) -> Any:
+    """The same where rows begin anywhere, as words of 16 bytes: X and Y in halves (`rows.halves`)."""
+    acc, (whole, rest), word = ("float64" if dtype == "float64" else "float32"), flat(dtype), 16 // BYTES[dtype]
+
+    @T.prim_func
+    def rms_norm_of_ragged_rows(X: whole, Xend: rest, W: T.Tensor((columns,), dtype), Y: whole, Yend: rest, rows: T.int32):
+        with T.Kernel(rows, threads=threads) as row:
+            x, square = T.alloc_fragment((1, words, word), acc), T.alloc_fragment((1, words, word), acc)
+            part, factor = T.alloc_fragment((1, words), acc), T.alloc_fragment((1,), acc)
+            T.clear(square)
+            for t in T.serial(turns) if turns > 1 else (0,):
+                fetch(X, Xend, x, row, row == rows - 1, columns, t * words, acc, 0.0)
+                for i, w, e in T.Parallel(1, words, word):
+                    square[i, w, e] += x[i, w, e] * x[i, w, e]
+            T.reduce_sum(square, part, dim=2)
+            T.reduce_sum(part, factor, dim=1)
+            for i in T.Parallel(1):
+                factor[i] = 1.0 / T.sqrt(factor[i] / columns + eps)
+            for t in T.serial(turns) if turns > 1 else (0,):
+                if turns > 1:
+                    fetch(X, Xend, x, row, row == rows - 1, columns, (turns - 1 - t) * words, acc, 0.0)
+                for i, w, e in T.Parallel(1, words, word):  # by itself: the weights' places decide nothing about the row's
+                    square[i, w, e] = T.cast(W[((turns - 1 - t) * words + w) * word + e - row * columns % word], acc)
+                for i, w, e in T.Parallel(1, words, word):
+                    x[i, w, e] *= factor[i] * square[i, w, e]
+                leave(x, Y, Yend, row, row == rows - 1, columns, (turns - 1 - t) * words, dtype)
+
+    return rms_norm_of_ragged_rows
+
+
 @host.checked
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """RMSNorm over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded once.
@@ -73,6 +103,10 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: t
         raise TileValueError(f"a weight of {tuple(weight.shape)} for rows of {n}", expected=f"({n},), contiguous")
     y = host.result(out, tuple(x.shape), x.dtype, x)
     if x.numel():
+        if (how := ragged(n, dtype, x.numel() // n, host.multiprocessors(x.device))) is not None:
+            given = (*halves(x), weight, *halves(y), x.numel() // n)
+            host.launch(rms_norm_ragged_rows, given, columns=n, dtype=dtype, eps=float(eps), **how._asdict())
+            return y
         args = x.view(-1, n), weight, y.view(-1, n)
         host.launch(rms_norm_rows, args, columns=n, dtype=dtype, eps=float(eps), **cut(n, dtype)._asdict())
     return y

@@ -15,7 +15,7 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
-from tilescale.ops.rows import BYTES, DTYPES, cut, error, shapes
+from tilescale.ops.rows import BYTES, DTYPES, cut, error, fetch, flat, halves, leave, ragged, shapes
 
 
 def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, turns: int) -> Any:
@@ -65,6 +65,58 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
     return softmax if turns == 1 else softmax_of_long_rows
 
 
+def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turns: int) -> Any:
+    """The same where rows begin anywhere, as words of 16 bytes: X and Y in halves (`rows.halves`)."""
+    acc, (whole, rest), word = ("float64" if dtype == "float64" else "float32"), flat(dtype), 16 // BYTES[dtype]
+    least = -T.infinity(acc)
+
+    @T.prim_func
+    def softmax_of_ragged_rows(X: whole, Xend: rest, Y: whole, Yend: rest, rows: T.int32):
+        with T.Kernel(rows, threads=threads) as row:
+            x, part = T.alloc_fragment((1, words, word), acc), T.alloc_fragment((1, words), acc)
+            top, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+            fetch(X, Xend, x, row, row == rows - 1, columns, 0, acc, least)
+            T.reduce_max(x, part, dim=2)
+            T.reduce_max(part, top, dim=1)
+            for i, w, e in T.Parallel(1, words, word):
+                x[i, w, e] = T.exp(x[i, w, e] - top[i])
+            T.reduce_sum(x, part, dim=2)
+            T.reduce_sum(part, total, dim=1)
+            for i in T.Parallel(1):
+                total[i] = 1.0 / total[i]
+            for i, w, e in T.Parallel(1, words, word):
+                x[i, w, e] *= total[i]
+            leave(x, Y, Yend, row, row == rows - 1, columns, 0, dtype)
+
+    @T.prim_func
+    def softmax_of_long_ragged_rows(X: whole, Xend: rest, Y: whole, Yend: rest, rows: T.int32):
+        with T.Kernel(rows, threads=threads) as row:
+            x, part = T.alloc_fragment((1, words, word), acc), T.alloc_fragment((1, words), acc)
+            top, before, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+            T.fill(top, least)
+            T.clear(total)
+            for t in T.serial(turns):
+                fetch(X, Xend, x, row, row == rows - 1, columns, t * words, acc, least)
+                T.copy(top, before)
+                T.reduce_max(x, part, dim=2)
+                T.reduce_max(part, top, dim=1, clear=False)
+                for i, w, e in T.Parallel(1, words, word):
+                    x[i, w, e] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, w, e] - top[i]))
+                for i in T.Parallel(1):
+                    total[i] *= T.if_then_else(top[i] == least, 0.0, T.exp(before[i] - top[i]))
+                T.reduce_sum(x, part, dim=2)
+                T.reduce_sum(part, total, dim=1, clear=False)
+            for i in T.Parallel(1):
+                total[i] = 1.0 / total[i]
+            for t in T.serial(turns):
+                fetch(X, Xend, x, row, row == rows - 1, columns, (turns - 1 - t) * words, acc, least)
+                for i, w, e in T.Parallel(1, words, word):
+                    x[i, w, e] = T.exp(x[i, w, e] - top[i]) * total[i]
+                leave(x, Y, Yend, row, row == rows - 1, columns, (turns - 1 - t) * words, dtype)
+
+    return softmax_of_ragged_rows if turns == 1 else softmax_of_long_ragged_rows
+
+
 @host.checked
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
     """Softmax over the last axis of a contiguous tensor, computed in float32 (float64 of float64) and rounded once. A row of minus
@@ -81,6 +133,9 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
     y = host.result(out, tuple(x.shape), x.dtype, x)
     if x.numel():
         n = x.shape[-1]
+        if (how := ragged(n, dtype, x.numel() // n, host.multiprocessors(x.device))) is not None:
+            host.launch(softmax_ragged_rows, (*halves(x), *halves(y), x.numel() // n), columns=n, dtype=dtype, **how._asdict())
+            return y
         host.launch(softmax_rows, (x.view(-1, n), y.view(-1, n)), columns=n, dtype=dtype, **cut(n, dtype)._asdict())
     return y
 

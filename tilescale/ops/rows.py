@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+import tilescale.language as T
+
 #: numbers of a row that one thread has in registers (32 bits each; of float64 half as many)
 EACH = 32
 #: threads of a block for a row that fits, at most
@@ -41,6 +43,81 @@ def cut(columns: int, dtype: str) -> Cut:
     return Cut(1, 512, width, -(-columns // width))
 
 
+# ---- rows that begin anywhere
+
+
+class Ragged(NamedTuple):
+    """``threads`` of a block for a row, ``words`` of 16 bytes of it at a time; ``turns`` times that are a whole row, wherever it begins."""
+
+    threads: int
+    words: int
+    turns: int
+
+
+def ragged(columns: int, dtype: str, rows: int, units: int) -> Ragged | None:
+    """How long rows are cut whose beginnings are no multiples of 16 bytes, so that words of 16 bytes move all the same; None for others.
+    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can."""
+    each, word = EACH // 2 if dtype == "float64" else EACH, 16 // BYTES[dtype]
+    if columns * BYTES[dtype] % 16 == 0 or columns <= 32 * each or rows * columns >= 1 << 31:
+        return None
+    words = -(-(columns + word - 1) // word)
+    threads = max(128, 1 << (-(-words * word // each) - 1).bit_length())
+    if threads <= MOST:
+        return Ragged(threads, words, 1)
+    threads, each = (MOST, each) if rows <= units else (MOST // 2, each // 2)
+    return Ragged(threads, threads * each // word, -(-words * word // (threads * each)))
+
+
+def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A contiguous tensor's elements in whole words of 16 bytes, and the last ones, of which there is one at least."""
+    word = 16 // x.element_size()
+    whole = (x.numel() - 1) // word * word
+    return x.view(-1)[:whole], x.view(-1)[whole:]
+
+
+def flat(dtype: str) -> tuple[Any, Any]:
+    """The types of what `halves` gives."""
+    return T.Tensor((T.dynamic("whole", multiple_of=16 // BYTES[dtype]),), dtype), T.Tensor((T.dynamic("rest"),), dtype)
+
+
+@T.macro
+def fetch(X: Any, rest: Any, x: Any, row: Any, last: Any, columns: int, skip: Any, acc: str, outside: Any):
+    """x (1, words, word) = the words of a row from the ``skip``th on, ``outside`` where they reach beyond the row. Neighbouring rows share
+    a word. ``last``: the row is the tensor's last one."""
+    word = x.shape[2]
+    end = T.alloc_shared((word,), X.dtype)  # the last elements' places decide nothing about the row's
+    for i, w, e in T.Parallel(*x.shape):
+        x[i, w, e] = T.cast(X[row * columns // word * word + (skip + w) * word + e], acc)
+    if last:
+        T.copy(rest[0:word], end)
+        for i, w, e in T.Parallel(*x.shape):
+            if row * columns // word + skip + w == X.shape[0] // word:
+                x[i, w, e] = T.cast(end[e], acc)
+    for i, w, e in T.Parallel(*x.shape):
+        at = (skip + w) * word + e - row * columns % word
+        x[i, w, e] = T.if_then_else(at >= 0 and at < columns, x[i, w, e], outside)
+
+
+@T.macro
+def leave(x: Any, Y: Any, rest: Any, row: Any, last: Any, columns: int, skip: Any, dtype: str):
+    """The same the other way: whole words at once, elements of those that are shared one by one."""
+    word = x.shape[2]
+    end = T.alloc_shared((word,), dtype)
+    for i, w, e in T.Parallel(*x.shape):
+        if (skip + w) * word >= row * columns % word and (skip + w) * word + word <= columns + row * columns % word:
+            Y[row * columns // word * word + (skip + w) * word + e] = T.cast(x[i, w, e], dtype)
+    for i, w, e in T.Parallel(*x.shape):
+        if (skip + w) * word < row * columns % word or (skip + w) * word + word > columns + row * columns % word:
+            if (skip + w) * word + e >= row * columns % word and (skip + w) * word + e < columns + row * columns % word:
+                Y[row * columns // word * word + (skip + w) * word + e] = T.cast(x[i, w, e], dtype)
+    if last:
+        for i, w, e in T.Parallel(*x.shape):
+            if row * columns // word + skip + w == Y.shape[0] // word:
+                end[e] = T.cast(x[i, w, e], dtype)
+        if row * columns // word + skip <= Y.shape[0] // word and Y.shape[0] // word < row * columns // word + skip + x.shape[1]:
+            T.copy(end, rest[0:word])
+
+
 def error(dtype: torch.dtype) -> float:
     """A rounding of what rows of a dtype are computed in; where that is float64 the reference has such roundings too."""
     return 2.0**-52 if dtype == torch.float64 else 2.0**-24
@@ -54,10 +131,12 @@ def shapes(small: bool) -> Iterator[dict[str, Any]]:
         yield from ({"m": m, "n": n} for m, n in ((1, 1), (33, 16), (3, 1100), (2, 4096)))
         yield {"m": 2, "n": 33000}
         yield {"m": 1, "n": 16640, "dtype": "float64"}
+        yield from ({"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001)))  # rows that begin anywhere, whole and in turns
+        yield from ({"m": 3, "n": 1030, "dtype": d} for d in ("float32", "float8_e4m3fn", "float64"))
         return
     for dtype in DTYPES:
         for m, n in ((333, 1000), (77, 1001), (3, 40000)):
             yield {"m": m, "n": n, "dtype": dtype}
     for dtype in ("bfloat16", "float32"):
-        for m, n in ((1000, 64), (5, 8192), (3, 32768), (2, 100001)):
+        for m, n in ((1000, 64), (5, 8192), (3, 32768), (2, 100001), (37, 100003), (333, 1025), (200, 50001), (77, 9999)):
             yield {"m": m, "n": n, "dtype": dtype}

@@ -19,7 +19,7 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
-from tilescale.ops.gemm_kernels import ceil_div, combine
+from tilescale.ops.gemm_kernels import ceil_div, combine, filled
 
 #: weights that share a scale and a zero, in a row
 GROUP = 128
@@ -142,7 +142,7 @@ def product(
             for i, j in T.Parallel(BN, BM):
                 C[bz, by * BM + j, bx * BN + i] = acc[i, j]
 
-    return declared(body, M, N, K, (split, M, N), dtype, out, zeros, panels)
+    return declared(body, M, N, K, (split, M, filled(N, 4) if split > 1 else N), dtype, out, zeros, panels)
 
 
 def streamed(
@@ -157,7 +157,7 @@ def streamed(
     tiles = BN // rows
     shares = warps // tiles
     own = ceil_div(K // GROUP, shares * ahead) * ahead  # groups of a warp
-    BM, width, whole = M if M == 1 else 16, GROUP // max(early, 1), early < 0
+    BM, width, whole = M if M == 1 else 8 if M <= 8 else 16, GROUP // max(early, 1), early < 0
     held = own * shares * GROUP if whole else GROUP  # of k in a tile of activations
     magic, base = MAGIC[dtype]
 
@@ -352,7 +352,7 @@ def w4a16_matmul(
     if how.split == 1:
         host.launch(product, (*inputs, c.view(1, M, N)), **what, out=name)
         return c
-    partial = torch.empty(how.split, M, N, dtype=torch.float32, device=a.device)
+    partial = torch.empty(how.split, M, filled(N, 4), dtype=torch.float32, device=a.device)
     host.launch(product, (*inputs, partial), **what, out="float32")
     host.launch(combine, (partial, c), M=M, N=N, split=how.split, out=name, bias=False, activation="")
     return c
