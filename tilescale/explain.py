@@ -228,7 +228,7 @@ class Refusal:
         what = "the grid's extents" if self.axis < 0 else f"the grid's axis {'xyz'[self.axis]} of {self.got} blocks"
         wanted = "no axis negative, and fewer than 2³¹ blocks in all"
         if self.meta.get("target") == "cuda" and self.axis > 0:
-            wanted = f"at most {self.expected} along y and z"
+            wanted += f", at most {self.expected} along y and z"
         return self._launch(f"{what} cannot be launched", wanted)
 
     def cluster(self) -> TileError:

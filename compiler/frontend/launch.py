@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
@@ -14,6 +15,8 @@ from tilescale.language.dtypes import BITS
 from tilescale.language.symbolic import SymExpr, settle
 
 AXES = "xyz"
+#: what a grid's extents multiply to is below this: numbers of blocks are 32 bits wide on every target
+MOST_BLOCKS = 1 << 31
 SCALES = (*bld.EXECUTORS, *bld.REACHES)
 
 register_op("ts.scale_index", pure=True)
@@ -26,6 +29,8 @@ def _extents(values: Any, what: str) -> tuple[Any, ...]:
     for item in items:
         e = settle(item) if isinstance(item, SymExpr) else item
         known = constant(e) if not isinstance(e, bool) else None
+        if known is not None and known >= MOST_BLOCKS:
+            raise TileValueError(f"{what} has extent {known}", loc=source.current(), expected="fewer than 2³¹ blocks")
         if known is not None and known <= 0:
             raise TileValueError(f"{what} has extent {known}", loc=source.current(), expected="a positive number of blocks")
         out.append(known if known is not None else index_expr(e))
@@ -83,11 +88,17 @@ class Kernel:
                 raise TileValueError(
                     f"a cluster of {c} blocks does not divide the grid's axis {AXES[axis]} of {g}", loc=source.current()
                 )
+        blocks = prod(e for e in extents if isinstance(e, int))
+        if blocks >= MOST_BLOCKS:
+            raise TileValueError(
+                f"a grid of {' × '.join(map(str, extents))} blocks", loc=source.current(), expected="fewer than 2³¹ blocks in all",
+                hint="a smaller grid whose blocks loop over tiles with T.Persistent",
+            )  # fmt: skip
         self.launch = bld.Launch(extents, count, dims, int(max_blocks), bool(ordered), bool(pdl), source.current())
         self.names: tuple[str, ...] = ()
 
-    def name_targets(self, names: tuple[str, ...]) -> None:
-        self.names = names
+    def name_targets(self, names: tuple[Any, ...]) -> None:
+        self.names = names if all(isinstance(n, str) for n in names) else ()
 
     def __enter__(self) -> Any:
         b = bld.current()
@@ -122,10 +133,11 @@ class Scale:
     """Says at which scale the statements inside act: ``with T.Scale("device") as (rank, n):``.
 
     thread, warp, warpgroup and block name the executor: statements run once for each. cta_cluster, grid and device name the
-    reach: with whom a barrier meets, whose memory a copy touches. The two values are the own index and the count.
+    reach: with whom a barrier meets, whose memory a copy touches. The two values are the own index and the count; of a cluster the
+    index may be one along each axis: ``with T.Scale("cta_cluster") as (x, y), n:``.
 
     Raises:
-        TileValueError: an unknown scale, or a block that cannot be cut so.
+        TileValueError: an unknown scale, or a block that cannot be cut so. TileSyntaxError: names that the values do not fit.
     """
 
     def __init__(self, name: str, team: Any = None):
@@ -142,10 +154,26 @@ class Scale:
         if is_expr(team) or isinstance(team, (Buffer, Region, Variable)):
             raise TileTypeError(f"T.Scale(…, team={team})", loc=source.current(), expected="what tilescale.comm.team gave")
         self.name, self.team = name, team
-        self.names: tuple[str, ...] = ()
+        self.names: tuple[Any, ...] = ()
 
-    def name_targets(self, names: tuple[str, ...]) -> None:
+    def name_targets(self, names: tuple[Any, ...]) -> None:
         self.names = names
+        axes = names[0] if len(names) == 2 and isinstance(names[0], tuple) else ()
+        deep = [n for n in (*names, *axes) if isinstance(n, tuple)]
+        along = self.name == "cta_cluster" and self._dims(len(axes)) is not None
+        if len(names) > 2 or deep and (deep != [axes] or not along):
+            raise TileSyntaxError(
+                f'T.Scale("{self.name}") gives two values', loc=source.current(), expected="the own index and the count"
+                + (", or the index along each axis of the cluster and the count" if self.name == "cta_cluster" else ""),
+                hint=f'with T.Scale("{self.name}") as ({"(x, y)" if self.name == "cta_cluster" else "i"}, n):',
+            )  # fmt: skip
+
+    @staticmethod
+    def _dims(axes: int) -> tuple[int, ...] | None:
+        """The cluster's extents along its first axes; None where those are not all that it has."""
+        launch = bld.current().launch
+        dims = launch.cluster if launch is not None else (1, 1, 1)
+        return dims[:axes] if 1 <= axes <= len(dims) and prod(dims[axes:]) == 1 else None
 
     def __enter__(self) -> Any:
         b = bld.current()
@@ -169,13 +197,24 @@ class Scale:
         b.scales.append(self.name)
         b.open_body()
         span = b.span()
+        axes = self.names[0] if self.names and isinstance(self.names[0], tuple) else ()
         names = self.names if len(self.names) == 2 else (f"{self.name}_id", f"{self.name}_num")
+        if axes:
+            names = (f"{self.name}_id", names[1])
         values = []
         for name, op in zip(names, ("ts.scale_index", "ts.scale_count"), strict=True):
             var = tirx.Var(b.unique(name), "int32")
             b.emit(tirx.Bind(var, ir.Call(op, [ir.StringImm(self.name)], ret_ty=ir.PrimType("int32")), span))
             values.append(var)
-        return tuple(values)
+        if not axes:
+            return tuple(values)
+        index, along = values[0], []  # blocks of a cluster are counted along x first
+        for axis, extent in zip(axes, self._dims(len(axes)) or (), strict=True):
+            own = tirx.Var(b.unique(axis), "int32")
+            b.emit(tirx.Bind(own, tirx.floormod(index, tirx.IntImm("int32", extent)), span))
+            index = tirx.floordiv(index, tirx.IntImm("int32", extent))
+            along.append(own)
+        return tuple(along), values[1]
 
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is not None:

@@ -177,6 +177,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_With(self, n: ast.With) -> Any:
         items: list[ast.withitem] = []
+        joined: list[ast.expr] = []
         for item in n.items:  # `with T.Scale("device") as rank, n:` parses as two items, the second a bare name
             last = items[-1] if items else None
             bare = item.optional_vars is None and isinstance(item.context_expr, ast.Name)
@@ -185,16 +186,16 @@ class Rewriter(ast.NodeTransformer):
                 assert isinstance(name, ast.Name)
                 target = _place(ast.Name(name.id, ast.Store()), name)
                 first = last.optional_vars
-                elts = [*first.elts, target] if isinstance(first, ast.Tuple) else [first, target]
+                several = isinstance(first, ast.Tuple) and first in joined  # a tuple of the author's, `(x, y), n`, is one of the two
+                elts = [*first.elts, target] if several else [first, target]
                 last.optional_vars = _place(ast.Tuple(elts, ast.Store()), first)
+                joined.append(last.optional_vars)
             else:
                 items.append(item)
         for item in items:
-            names = [] if item.optional_vars is None else [
-                t.id for t in ast.walk(item.optional_vars) if isinstance(t, ast.Name)
-            ]  # fmt: skip
+            names = () if item.optional_vars is None else _names(item.optional_vars)
             expr = self.visit(item.context_expr)
-            item.context_expr = self.hook("with_", expr, _constant(tuple(names)), at=item.context_expr)
+            item.context_expr = self.hook("with_", expr, _constant(names if isinstance(names, tuple) else (names,)), at=item.context_expr)
         n.items, n.body = items, self.block(n.body)
         return n
 
@@ -309,6 +310,13 @@ _OPERATORS: dict[type, str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**",
     ast.LShift: "<<", ast.RShift: ">>", ast.BitAnd: "&", ast.BitOr: "|", ast.BitXor: "^", ast.MatMult: "@",
 }  # fmt: skip
+
+
+def _names(target: ast.expr) -> Any:
+    """The names of a `with` target as they nest: ``(x, y), n`` is (("x", "y"), "n"); what is no name is a value."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return tuple(_names(e) for e in target.elts)
+    return target.id if isinstance(target, ast.Name) else "value"
 
 
 def _constant(value: Any) -> ast.Constant:

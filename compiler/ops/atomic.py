@@ -24,6 +24,12 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
     tile = isinstance(value, (Buffer, Region))
     to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
     loc = source.current()
+    if to.buffer.kind == "signal":
+        instead = {"load": "T.wait({0}[i], value), which acquires", "store": 'T.signal({0}[i], value, op="set")'}
+        raise TileTypeError(
+            f"T.atomic_{kind} of {to.name}, which is a signal", loc=loc, expected="memory",
+            hint=instead.get(kind, "T.signal({0}[i], value), which releases").format(to.name),
+        )  # fmt: skip
     if to.dtype not in _DTYPES:
         raise TileTypeError(f"T.atomic_{kind} of {to.dtype}", loc=loc, expected="one of " + ", ".join(_DTYPES))
     if not to.buffer.scope.startswith(("global", "shared")):

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.frontend.launch import MOST_BLOCKS
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
@@ -29,6 +31,8 @@ from tilescale.language.symbolic import Sym, SymExpr, settle
 
 #: choices of a schedule after which a launch counts as endless
 STEPS = 2_000_000
+#: executors of a launch, each of which has a clock with an entry for every one of them
+MOST_CLOCKS = 1 << 24
 #: runs after which an exhaustive exploration gives up
 BOUND = 10_000
 
@@ -180,6 +184,31 @@ class Launch:
             probe = _Values(next(iter(self.bound.values())).scalars, made)
             x, y, z = (int(n(probe)) for n in made.grid)
         self.grid = (x, y, z)
+        self._check_grid()
+
+    def _check_grid(self) -> None:
+        """Refuses what other targets cannot launch, and more blocks than the simulator has room for.
+
+        Raises:
+            TileValueError: such a grid, at the kernel's T.Kernel.
+        """
+        launch, name = self.made.program.launch, self.made.program.name
+        blocks, shown = math.prod(self.grid), " × ".join(map(str, self.grid[: len(self.made.program.launch.grid)]))
+        if min(self.grid) < 0 or blocks >= MOST_BLOCKS:
+            raise TileValueError(
+                f"{name}: a grid of {shown} blocks cannot be launched", loc=launch.loc,
+                expected="no axis negative, and fewer than 2³¹ blocks in all",
+            )  # fmt: skip
+        if any(extent % n for extent, n in zip(self.grid, launch.cluster, strict=True)):
+            raise TileValueError(
+                f"{name}: a grid of {shown} blocks is not made of whole clusters", loc=launch.loc,
+                expected=f"a multiple of {' × '.join(map(str, launch.cluster))}",
+            )  # fmt: skip
+        if self.ranks * blocks * self.made.executors > MOST_CLOCKS:
+            raise TileValueError(
+                f"{name}: a grid of {shown} blocks is too large for the simulator", loc=launch.loc,
+                expected=f"at most {MOST_CLOCKS} executors on all ranks", hint="a smaller problem: what goes wrong, goes wrong there too",
+            )  # fmt: skip
 
     @property
     def known(self) -> dict[str, int]:

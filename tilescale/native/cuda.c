@@ -306,9 +306,10 @@ static int plan(const ts_gpu* G, const int64_t* slots, CUlaunchConfig* c) {
   static const int64_t most[3] = {INT32_MAX, 65535, 65535};
   uint32_t* grid = &c->gridDimX;
   int empty = 0;
+  int64_t all = 1;
   for (int k = 0; k < 3; k++) {
     int64_t extent = evaluate(G->program[k], slots);
-    if (TS_UNLIKELY(extent < 0 || extent > most[k]))
+    if (TS_UNLIKELY(extent < 0 || extent > most[k] || (all *= extent) > INT32_MAX)) /* numbers of blocks are of 32 bits */
       return ts_error("ValueError", "TS:grid:-1:%d:%lld:%lld", k, (long long)most[k], (long long)extent);
     if (TS_UNLIKELY(extent % G->K->cluster[k]))
       return ts_error("ValueError", "TS:cluster:-1:%d:%d:%lld", k, G->K->cluster[k], (long long)extent);
