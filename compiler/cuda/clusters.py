@@ -135,6 +135,16 @@ class Clusters:
         late = self.fail("wait", call, f"T.wait for {self.places[call.args[0].source].name} took longer than TILESCALE_WAIT_TIMEOUT")
         return self.once(self._inside(tirx.IfThenElse(tirx.Not(heard), late, None, call.span), tests, call))
 
+    def shared_test(self, call: Any) -> Any:
+        """``T.test`` of one, as a value."""
+        buf, index, tests = self._shared_counter(call)
+        compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
+        at, value = tirx.address_of(tirx.BufferLoad(buf, [index])), widened(self.scalar(call.args[1]), "int64")
+        if tests:
+            name = self.places[call.args[0].source].name
+            raise self.refused(f"T.test of a counter that may lie outside {name}", "an index that is bounded, by a loop or an `if` around it")
+        return tirx.call_extern("int32", f"ts::shared_test<{self._wide(call)}>", at, value, compare)
+
     def _wide(self, call: Any) -> str:
         return "true" if str(call.attrs["reach"]) == "cta_cluster" else "false"
 

@@ -26,7 +26,7 @@ _PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}
 #: what copies by TMA, cp.async and 16-byte accesses ask of an address
 WIDEST = 16
 #: functions that take an address as it is
-_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<")
+_ADDRESSES = ("ts::peer", "ts::signal_", "ts::wait<", "ts::test<", "ts::system_")
 
 
 def description(kernel: ThreadKernel, program: Any, parameters: list[int], fingerprint: int = 0) -> list[int]:

@@ -80,6 +80,17 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: An
     return np.ones(m.shape, bool)
 
 
+def shared_test(b: Any, m: Any, where: Any, value: Any, compare: Any) -> Any:
+    """Looks at a counter once, with acquire where it compares."""
+    tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
+    b.engines.yields()
+    holds = COMPARED[int(one(m, compare))](int(tile.data[at]), want)
+    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    if holds and handed is not None:
+        b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
+    return np.full(m.shape, int(holds), np.int32)
+
+
 @dataclass(eq=False)
 class Put:
     """A copy under way between blocks: the engines of the one that it goes to, its barrier, its bytes and where each goes, and what it
@@ -162,7 +173,7 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain == "ts::mbarrier_arrive_blocks":
         return barrier_arrive_blocks(int(number))
     ones: dict[str, Callable[..., Any]] = {
-        "ts::shared_wait": shared_wait, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync,
+        "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync,
         "ts::cluster_begins": cluster_sync, "ts::mbarrier_expect_there": expect_there, "ts::copy_to_block": copy_to_block,
         "ts::mbarrier_wait_cluster": barrier_wait,
     }  # fmt: skip

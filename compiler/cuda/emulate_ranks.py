@@ -194,6 +194,20 @@ def _wait(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any,
     b.world.hear(b, thread, (rank, name, at))
 
 
+def _test(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, inside: Any, value: Any, compare: Any, site: Any) -> Any:
+    rank, name = b.world.place(b.task, pointer.memory)
+    holds, out = _HOLDS[_scalar(compare, m)], np.zeros(m.shape, np.int32)
+    for thread in np.flatnonzero(m):
+        at, wanted, there = (int(np.broadcast_to(x, m.shape)[thread]) for x in (index, value, inside))
+        if not there:
+            _no_counter(b, m, team, site)
+        b.world.until(lambda: True)  # others may come first
+        out[thread] = holds(int(b.world.arrays[rank][name][at]), wanted)
+        if out[thread]:
+            b.world.hear(b, int(thread), (rank, name, at))
+    return out
+
+
 def _barrier(device: bool) -> Callable[..., None]:
     def run(b: Block, m: Any, team: Any, executors: Any, site: Any) -> None:
         each = b.world.blocks * _scalar(executors, m)
@@ -219,4 +233,5 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::barrier<false>": _barrier(False),
     **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},
     **{f"ts::wait<{scope}>": _wait for scope in ("true", "false")},
+    **{f"ts::test<{scope}>": _test for scope in ("true", "false")},
 }

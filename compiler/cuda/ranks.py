@@ -110,6 +110,18 @@ class Ranks:
         done = self._do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
         return self._checked(done, tests, site)
 
+    def test(self, call: Any) -> Any:
+        """``T.test`` there, as a value."""
+        from tilescale.compiler.cuda.lower import all_of
+
+        region, reach = call.args[0], str(call.attrs["reach"])
+        site = self.site("wait", region.source.name, call)
+        buf, index, tests = self._counter(region, call)
+        compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
+        inside = all_of(tests) if tests else tirx.IntImm("bool", 1)
+        where = (tirx.buffer_data(buf), widened(index, "int64"), inside, self._long(call.args[1]), compare, site)
+        return tirx.call_extern("int32", f"ts::test<{_SCOPES[reach]}>", self.of_launch("team"), *where)
+
     def _counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
         buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         return buf, flat, tests

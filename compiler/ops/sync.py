@@ -143,7 +143,7 @@ def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
         wait(Region(several.buffer, tuple(mins), tuple(extents), several.dropped), value, cmp)
 
 
-def _is_global(region: Any) -> bool:
+def is_global(region: Any) -> bool:
     """Whether a counter lies in symmetric memory, and not in a block's own."""
     return str(region.source.ty.storage_scope) == "global.signal"
 
@@ -233,7 +233,7 @@ class Signal(TileOp):
         return True, False
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.signal(call) if _is_global(call.args[0]) else cx.shared_signal(call)
+        return cx.signal(call) if is_global(call.args[0]) else cx.shared_signal(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
@@ -260,7 +260,7 @@ class Wait(TileOp):
         return False, True
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.wait(call) if _is_global(call.args[0]) else cx.shared_wait(call)
+        return cx.wait(call) if is_global(call.args[0]) else cx.shared_wait(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])

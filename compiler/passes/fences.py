@@ -430,13 +430,13 @@ def _by_hand(program: Any) -> set[Any]:
 
 def _order(s: Any) -> tuple[bool, bool]:
     """Whether a statement tells others what its executor did, and whether it hears of them."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = base.find(s.value) if isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)) else None
     return (False, False) if op is None else op.order(s.value)
 
 
 def _orders(body: Any) -> tuple[bool, bool]:
     found = [(False, False)]
-    structural_walk(body, (tirx.Evaluate, lambda s: found.append(_order(s))))
+    structural_walk(body, ((tirx.Evaluate, tirx.Bind, tirx.BufferStore), lambda s: found.append(_order(s))))
     return any(tells for tells, _ in found), any(hears for _, hears in found)
 
 

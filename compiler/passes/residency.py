@@ -53,7 +53,7 @@ def waits_for_blocks(body: Any) -> list[Any]:
             return
         if op.name == "team_sync" or op.name == "barrier" and str(call.attrs["reach"]) in ("grid", "device"):
             found.append(call)
-        elif op.name == "wait" and call.args[0].source.ty.storage_scope == "global.signal":
+        elif op.name in ("wait", "test") and call.args[0].source.ty.storage_scope == "global.signal":
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

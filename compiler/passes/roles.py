@@ -86,7 +86,7 @@ def is_guard(stmt: Any) -> bool:
 
 def polls(call: Any) -> bool:
     """Whether a call tells its executor what others did, without waiting for it."""
-    return call.op.name == "ts.atomic" and str(call.ty) != str(VOID)
+    return call.op.name in ("ts.atomic", "ts.remote_atomic", "ts.test") and str(call.ty) != str(VOID)
 
 
 def steady(program: Any, wait: Any) -> bool:

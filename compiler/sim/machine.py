@@ -461,6 +461,17 @@ class Machine:
             observer.observed(ex, site, counter, cmp, value)
         self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach))
 
+    def test(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> bool:
+        """Whether ``counter cmp value`` now; if so an acquire at the scale ``reach``."""
+        for observer in self.observers:
+            observer.peeked(ex, counter)
+        if ex.polled is not None:
+            ex.polled[counter.key] = counter, None
+        if not counter.observe(ex, cmp, value, reach):
+            return False
+        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach))
+        return True
+
     def note(self, counter: Counter, site: Site, text: str = "", reach: str = "") -> diagnose.Note:
         return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach)
 

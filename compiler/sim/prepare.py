@@ -261,6 +261,7 @@ class Preparation(Expressions):
 
     def _seen(self, node: Any) -> bool:
         found: list[Any] = []
+        structural_walk(node, (ir.Call, lambda c: found.append(c) if c.op.name == "ts.test" else None))
 
         def look(buffer: Any) -> None:
             if buffer in self.contended:

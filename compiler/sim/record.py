@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: what a step moves within a rank and between ranks, in bytes, and what it multiplies, in operations
 LOCAL, REMOTE, FLOPS = 24, 4, 8192
 #: operations that other methods of the recorder tell of
-_TOLD = frozenset(("wait", "signal", "barrier", "team_sync", "atomic"))
+_TOLD = frozenset(("wait", "signal", "barrier", "team_sync", "atomic", "remote_atomic", "test"))
 
 
 class Recorder(Observer):

@@ -395,7 +395,7 @@ class Collector(Reading):
                     self.visit(r.extent)
             elif not isinstance(arg, ir.StringImm):
                 self.visit(arg)
-        name = op.name if op.name != "atomic" else f"atomic_{call.attrs['kind']}"
+        name = op.name if op.name not in ("atomic", "remote_atomic") else f"atomic_{call.attrs['kind']}"
         at = self.place(call, f"T.{name}" if op.name != "team_sync" else "the collective")
         reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
         owner: Poly | None = None
@@ -438,7 +438,7 @@ class Collector(Reading):
     # -- what orders blocks and ranks -----------------------------------------------------------------------------
     def _meet(self, op: Any, reach: str) -> None:
         """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, none is known."""
-        if op.name not in ("wait", "atomic", "team_sync", "barrier") or (op.name == "barrier" and reach == "block"):
+        if op.name not in ("wait", "test", "atomic", "remote_atomic", "team_sync", "barrier") or (op.name == "barrier" and reach == "block"):
             return
         straight = not self.loops and not self.terms.nest and not self.endless and not self.executors and not self._under_a_condition()
         if straight and op.name == "barrier" and reach == "device":
@@ -474,7 +474,7 @@ def _acquires(body: Any) -> bool:
 
     def look(call: Any) -> None:
         op = base.find(call)
-        if op is None or op.name not in ("wait", "atomic", "team_sync", "barrier"):
+        if op is None or op.name not in ("wait", "test", "atomic", "remote_atomic", "team_sync", "barrier"):
             return
         if op.name != "barrier" or str(call.attrs["reach"]) != "block":
             found.append(call)

@@ -347,6 +347,15 @@ TS_API void ts_poll(void* ctx) {
   if (ts_failed(L)) ts_leave(f);
 }
 
+void ts_yield(ts_fiber* f) {
+  static _Atomic int64_t nothing; /* 0, so that the fiber can run as soon as its turn comes */
+  if ((++f->worker->looks & 255) == 0) {
+    sched_yield();
+    check_limits(f->launch, f->worker);
+  }
+  ts_block_on(f, &nothing, 0, 0, -1, TS_WAIT_CHILDREN); /* no time limit: it waits for nobody */
+}
+
 /* ---- one worker's share of a launch */
 
 static void place_block(const ts_launch* L, int64_t unit, int32_t j, int32_t xyz[3]) {

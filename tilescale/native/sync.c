@@ -15,6 +15,14 @@ TS_API void ts_wait(void* ctx, int64_t* flag, int64_t value, int32_t cmp, int32_
   ts_block_on(f, a, value, cmp, site, TS_WAIT_SIGNAL);
 }
 
+TS_API int32_t ts_test(void* ctx, int64_t* flag, int64_t value, int32_t cmp) {
+  ts_fiber* f = ctx;
+  /* Acquire where it holds, as in ts_wait. A loop that looks in vain lets the others of this thread go on, who may be those that signal. */
+  if (ts_holds(atomic_load_explicit((_Atomic int64_t*)flag, memory_order_acquire), value, cmp)) return 1;
+  ts_yield(f);
+  return 0;
+}
+
 TS_API void ts_signal(void* ctx, int64_t* flag, int64_t value, int32_t op) {
   (void)ctx;
   /* Release: all that this executor did before, here or in a peer's memory, is visible to whoever acquires the new value.

@@ -147,7 +147,7 @@ typedef struct ts_worker {
   void* uc;
 #endif
   ts_fiber *ring, *spare; /* the next to look at; stacks to reuse */
-  int64_t nfibers, idle, ticks;
+  int64_t nfibers, idle, ticks, looks;
   int32_t index;
   uint8_t* arena;
   int64_t arena_bytes, slab_bytes;
@@ -170,6 +170,8 @@ int ts_error(const char* kind, const char* format, ...) __attribute__((format(pr
 /* ---- fiber.c */
 ts_worker* ts_self(void);
 void ts_worker_run(ts_launch* L, ts_worker* W);
+/* Lets the other fibers of this thread go on. */
+void ts_yield(ts_fiber* f);
 void ts_block_on(ts_fiber* f, _Atomic int64_t* flag, int64_t value, int32_t cmp, int32_t site, int32_t why);
 void ts_leave(ts_fiber* f) __attribute__((noreturn));
 ts_fiber* ts_spawn(ts_launch* L, ts_worker* W);

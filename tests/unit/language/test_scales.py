@@ -368,7 +368,7 @@ def test_what_scales_signals_and_barriers_refuse():
     refuse(t, "is signalled at the scale of the device",
            lambda A, S, s, t, l, f: at("device", lambda: T.wait(l[0])), write='T.Scale("cta_cluster")')  # fmt: skip
     refuse(t, "A is a int64 tensor and no signal", lambda A, S, s, t, l, f: T.signal(A[0]), expected="A: T.Signal(shape)")
-    refuse(v, "T.wait is a tile of (2,)", lambda A, S, s, t, l, f: T.wait(l), expected="one element")
+    refuse(v, "T.signal is a tile of (2,)", lambda A, S, s, t, l, f: T.signal(l), expected="one element")
     refuse(v, "T.wait with cmp='=='", lambda A, S, s, t, l, f: T.wait(l[0], 1, cmp="=="), expected="ge, eq")
     refuse(v, "T.signal with op='sub'", lambda A, S, s, t, l, f: T.signal(l[0], 1, op="sub"), expected="add, set")
     refuse(t, "T.signal is given 3", lambda A, S, s, t, l, f: T.signal(3), expected="a counter")

@@ -40,6 +40,15 @@ __device__ __forceinline__ void shared_signal_set(int64_t* at, int64_t value) {
   if constexpr (cluster) asm volatile("st.release.cluster.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
   else asm volatile("st.release.cta.b64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
+// A look, as `shared_wait` makes many.
+template <bool cluster>
+__device__ __forceinline__ int shared_test(const int64_t* at, int64_t value, int compare) {
+  int64_t seen;
+  if constexpr (cluster) asm volatile("ld.acquire.cluster.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  else asm volatile("ld.acquire.cta.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  return compare == 0 ? seen >= value : compare == 1 ? seen == value : compare == 2 ? seen > value : compare == 3 ? seen != value
+         : compare == 4 ? seen <= value : seen < value;
+}
 // Until the counter compares with `value`: 0 ge, 1 eq, 2 gt, 3 ne, 4 le, 5 lt. False: it did not within the limit, ns, which stands in the
 // host's memory behind what `fail` writes and is read when a wait takes long.
 template <bool cluster>

@@ -128,6 +128,14 @@ __device__ __forceinline__ void wait(const Team& team, const int64_t* counters, 
   await<system>(team, counters + index, value, compare, LATE_SIGNAL, site, -1, index);
 }
 
+// A look: what the counter's writers did is visible behind it where the comparison holds (an acquire, too, where it does not).
+template <bool system>
+__device__ __forceinline__ int test(const Team& team, const int64_t* counters, int64_t index, bool inside, int64_t value, int compare,
+                                    int site) {
+  if (!inside) give_up(team, NO_COUNTER, site, -1, 0, 0, 0, -1);
+  return holds(load_acquire<system>(counters + index), value, compare);
+}
+
 // An index outside a T.Signal.
 __device__ __forceinline__ void no_counter(const Team& team, int site) { give_up(team, NO_COUNTER, site, -1, 0, 0, 0, -1); }
 

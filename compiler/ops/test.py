@@ -1,0 +1,65 @@
+"""``T.test``: looks at an own counter once, without waiting.
+
+Where the condition holds, what the signals released comes before what follows, as behind a ``T.wait``; where it does not, nothing is
+ordered. On a GPU one thread looks for its executor and passes on what it saw.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.frontend import source
+from tilescale.compiler.frontend.values import as_expr, convert
+from tilescale.compiler.ops.base import Access, TileOp, register
+from tilescale.compiler.ops.sync import COMPARISONS, _not_in_parallel, counter, is_global
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import TileValueError
+
+
+def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
+    """Whether an own counter compares with ``value`` (ge, eq, gt, ne, le, lt) now; if so, later accesses come after its signals.
+
+    Raises:
+        TileValueError: another comparison. TileTypeError: no counter of the open scale.
+    """
+    _not_in_parallel("T.test")
+    target = counter(counter_, "T.test")
+    if cmp not in COMPARISONS:
+        raise TileValueError(f"T.test with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
+    b = bld.current()
+    seen = tirx.Var(b.unique("seen"), "int32")
+    attrs = {"cmp": cmp, "executor": b.executor, "reach": b.reach}
+    call = ir.Call("ts.test", [target.ir(), convert(value, "int64")], attrs=attrs, ret_ty=ir.PrimType("int32"), span=b.span())
+    b.emit(tirx.Bind(seen, call, b.span()))
+    return tirx.NE(seen, tirx.IntImm("int32", 0))
+
+
+@register
+class Test(TileOp):
+    name = "test"
+
+    def effects(self, call: Any) -> list[Access]:
+        return [Access(call.args[0], "read")]
+
+    def order(self, call: Any) -> tuple[bool, bool]:
+        return False, True
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        cx.waits = True  # a loop that looks lets the other blocks of its thread go on
+        code = as_expr(COMPARISONS.index(str(call.attrs["cmp"])))
+        return tirx.call_extern("int32", "ts_test", cx.ctx, cx.address(call.args[0]), cx.scalar(call.args[1]), code)
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        return cx.test(call) if is_global(call.args[0]) else cx.shared_test(call)
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])
+        site, reach = cx.awaiting(call.args[0], call), str(call.attrs["reach"])
+        cx.made.ordered.add(flag.slot)  # that it does not hold yet says something, too
+
+        def run(ex: Any) -> int:
+            counter = flag.counter(ex)
+            return 0 if counter is None else int(ex.machine.test(ex, counter, cmp, value(ex), site, reach))
+
+        return run
