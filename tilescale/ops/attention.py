@@ -201,7 +201,7 @@ FEW = 64
 
 
 #: keys in as many parts as fill the GPU, at most
-PARTS = 32
+PARTS = 16
 
 
 def parts_of(queries: int, keys: int, heads: int, tile: Tile, units: int) -> int:
