@@ -30,8 +30,19 @@ from tests.bench.shapes import OPS, Pool, drawn, text
 SETS = 128
 
 
+#: in a process that compiles: the operation whose kernels are wanted; those of one that has stopped are not
+wanted: Any = None
+
+
+def begin(shared: Any) -> None:
+    global wanted
+    wanted = shared
+
+
 def compiled(job: tuple[str, dict[str, Any]]) -> str:
     """Compiles what a shape launches, without launching it, into the disk cache; the error as text."""
+    if wanted is not None and list(OPS).index(job[0]) != wanted.value:
+        return "not wanted any more"
     import torch
 
     from tilescale.ops import host
@@ -102,13 +113,13 @@ def known(folder: str, name: str) -> dict[str, dict[str, Any]]:
     return {text(r["shape"]): r for r in json.loads(path.read_text())["figures"]["rows"]}
 
 
-def sweep(name: str, args: argparse.Namespace, workers: Any, pool: Pool) -> bool:
+def sweep(name: str, args: argparse.Namespace, workers: Any, now: Any, pool: Pool) -> bool:
     """All shapes of an operation; whether all were right."""
+    now.value = list(OPS).index(name)
     shapes, rows, before = drawn(name, args.count), [], known(args.resume, name)
     shapes = [s for s in shapes if args.only in text(s)]
     begun = time.perf_counter()
-    for shape, bad in zip(shapes, workers.imap(compiled, [(name, s) for s in shapes if text(s) not in before]) if not before else
-                          workers.imap(compiled, [(name, s) for s in shapes]), strict=True):  # fmt: skip
+    for shape, bad in zip(shapes, workers.imap(compiled, [(name, s) for s in shapes]), strict=True):
         if time.perf_counter() - begun > args.seconds:
             break
         try:
@@ -133,8 +144,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", default="")
     parser.add_argument("--only", default="")
     args = parser.parse_args(argv)
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as workers:
-        right = [sweep(name, args, workers, Pool("cuda")) for name in args.names or OPS]
+    context, pool = multiprocessing.get_context("spawn"), Pool("cuda")
+    now = context.Value("i", -1)
+    with context.Pool(args.jobs, begin, (now,)) as workers:
+        right = [sweep(name, args, workers, now, pool) for name in args.names or OPS]
         workers.terminate()
     return int(not all(right))
 

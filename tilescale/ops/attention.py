@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ import torch
 import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
-from tilescale.ops.attention_backward import DTYPES, LOG2_E, Shape, _heads, _hidden, _sequences
+from tilescale.ops.attention_backward import DTYPES, LOG2_E, Shape, _heads, _hidden, _sequences, folded
 from tilescale.ops.case import ROUNDING, Case, Expected, Op, expected, generator, normal, summed
 
 FULL_ROW = T.GemmWarpPolicy.FullRow
@@ -53,28 +53,36 @@ class Tile:
         return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in starts)
 
 
-def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, tile: Tile) -> Any:
-    """O and the log-sum-exps of the scores for queries, keys and values as `Shape` describes them."""
+def attention(
+    heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, tile: Tile, parts: int = 1
+) -> Any:  # fmt: skip
+    """O and the log-sum-exps of the scores for queries, keys and values as `Shape` describes them. ``parts`` > 1: each block has its part
+    of the keys; O is float32, and behind the results of all sequences with the first part follow those with the second."""
     s, low = Shape(heads, kv_heads, dim, packed), -T.infinity("float32")
-    BM, BN, factor = tile.BM, tile.BN, scale * LOG2_E
+    BM, BN, factor, wide = tile.BM, tile.BN, scale * LOG2_E, s.wide
 
     @T.macro
-    def queries(Q, K, V, O, Lse, q_starts, k_starts, tiles_of_queries, x, h, b):
-        """One tile of queries of a head, the ``x``th but one to the last with a causal mask: the longest walk comes first."""
-        q, k, v = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
-        score, p, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
+    def queries(Q, K, V, O, Lse, q_starts, k_starts, tiles_of_queries, x, h, b, to):
+        """One tile of queries of a head, the ``x``th but one to the last with a causal mask: the longest walk comes first. ``to``: where
+        in O its sequence's results begin."""
+        q, k, v = T.alloc_shared((BM, wide), dtype), T.alloc_shared((BN, wide), dtype), T.alloc_shared((BN, wide), dtype)
+        score, p, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, wide), "float32")
         top, base, shrink, total = (T.alloc_fragment((BM,), "float32") for _ in range(4))
         q_first, q_count = s.span(q_starts, b, s.queries)
         k_first, k_count = s.span(k_starts, b, s.keys)
         row = (tiles_of_queries - 1 - x if causal else x) * BM
         seen = T.min(row + BM, k_count) if causal else k_count
         tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
+        if parts > 1:
+            each = T.ceildiv(tiles, parts)
+            begin = T.min(to // s.batch * each, tiles)
+            tiles = T.min(begin + each, tiles)
         T.copy(s.tile(Q, b, h, q_first + row, BM), q)
         T.fill(top, low)
         T.fill(base, LEAST)
         T.clear(total)
         T.clear(o)
-        for t in T.Pipelined(tiles, num_stages=tile.stages):
+        for t in T.Pipelined(tiles - begin if parts > 1 else tiles, num_stages=tile.stages):
             at = (tiles - 1 - t) * BN
             T.copy(s.tile(K, b, h // (heads // kv_heads), k_first + at, BN), k)
             T.copy(s.tile(V, b, h // (heads // kv_heads), k_first + at, BN), v)
@@ -92,7 +100,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
             for i, j in T.Parallel(BM, BN):
                 score[i, j] = T.__exp2(score[i, j] * factor - base[i])
             T.reduce_sum(score, total, dim=1, clear=False)
-            for i, j in T.Parallel(BM, dim):
+            for i, j in T.Parallel(BM, wide):
                 if shrink[i] != 1.0:
                     o[i, j] *= shrink[i]
             T.copy(score, p)
@@ -100,7 +108,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
         for i in T.Parallel(BM):
             top[i] = (base[i] + T.log2(total[i])) / LOG2_E
             total[i] = T.if_then_else(total[i] == 0.0, 0.0, 1.0 / total[i])
-        for i, j in T.Parallel(BM, dim):
+        for i, j in T.Parallel(BM, wide):
             o[i, j] *= total[i]
         if packed:
             for i, j in T.Parallel(BM, dim):
@@ -110,20 +118,24 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
                 if row + i < q_count:
                     Lse[h, q_first + row + i] = top[i]
         else:
-            T.copy(o, O[b, h, row, 0])
-            T.copy(top, Lse[b, h, row])
+            T.copy(o, O[to, h, row, 0])
+            T.copy(top, Lse[to, h, row])
 
     rows, keys, sums = s.rows(s.queries, heads), s.rows(s.keys, kv_heads), (heads, s.queries) if packed else (s.batch, heads, s.queries)
+    results, kind = rows, dtype
+    if parts > 1:
+        all_parts = T.dynamic("all_parts")
+        results, kind, sums = (all_parts, *rows[1:]), "float32", (all_parts, *sums[1:])
 
     @T.prim_func
     def flash_attention(
-        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(rows, dtype),
+        Q: T.Tensor(rows, dtype), K: T.Tensor(keys, dtype), V: T.Tensor(keys, dtype), O: T.Tensor(results, kind),
         Lse: T.Tensor(sums, "float32"), side: T.int32,
     ):  # fmt: skip
         each, every = T.ceildiv(s.queries, BM), heads * s.batch
         if not tile.blocks:
-            with T.Kernel(each, heads, s.batch, threads=tile.threads) as (x, h, b):
-                queries(Q, K, V, O, Lse, None, None, each, x, h, b)
+            with T.Kernel(each, heads, s.batch * parts, threads=tile.threads) as (x, h, to):
+                queries(Q, K, V, O, Lse, None, None, each, x, h, to % s.batch if parts > 1 else to, to)
         else:  # the longest walks of ``side`` heads first, then the next heads; in every other round from the last block to the first
             with T.Kernel(T.min(tile.blocks, each * every), threads=tile.threads) as block:
                 blocks = T.min(tile.blocks, each * every)
@@ -135,7 +147,7 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
                     first = at // (side * each) * side
                     k, beside = at - first * each, T.min(side, every - first)
                     head = first + k % beside
-                    queries(Q, K, V, O, Lse, None, None, each, k // beside, head % heads, head // heads)
+                    queries(Q, K, V, O, Lse, None, None, each, k // beside, head % heads, head // heads, head // heads)
 
     @T.prim_func
     def packed_flash_attention(
@@ -143,9 +155,42 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
         Lse: T.Tensor(sums, "float32"), Starts: T.Tensor((s.ends,), "int32"), Begins: T.Tensor((s.ends,), "int32"), most: T.int32,
     ):  # fmt: skip
         with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=tile.threads) as (x, h, b):
-            queries(Q, K, V, O, Lse, Starts, Begins, T.ceildiv(most, BM), x, h, b)
+            queries(Q, K, V, O, Lse, Starts, Begins, T.ceildiv(most, BM), x, h, b, b)
 
     return packed_flash_attention if packed else flash_attention
+
+
+def joined(dim: int, dtype: str, parts: int, rows: int = 8, threads: int = 128) -> Any:
+    """The results of all keys from those of ``parts`` parts of them, each weighted by its sum of exponentials; parts without keys have
+    none."""
+    count, low = T.dynamic("count"), -T.infinity("float32")
+
+    @T.prim_func
+    def joined_attention(
+        P: T.Tensor((parts, count, dim), "float32"), L: T.Tensor((parts, count), "float32"), O: T.Tensor((count, dim), dtype),
+        Lse: T.Tensor((count,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(count, rows), threads=threads) as bx:
+            top, total = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
+            o = T.alloc_fragment((rows, dim), "float32")
+            T.fill(top, low)
+            T.clear(total)
+            T.clear(o)
+            for i in T.Parallel(rows):
+                for p in range(parts):
+                    top[i] = T.max(top[i], L[p, bx * rows + i])
+            for i in T.Parallel(rows):
+                for p in range(parts):
+                    total[i] += T.if_then_else(top[i] == low, 0.0, T.exp(L[p, bx * rows + i] - top[i]))
+            for i, j in T.Parallel(rows, dim):
+                for p in range(parts):
+                    o[i, j] += P[p, bx * rows + i, j] * T.if_then_else(top[i] == low, 0.0, T.exp(L[p, bx * rows + i] - top[i]))
+            for i, j in T.Parallel(rows, dim):
+                O[bx * rows + i, j] = T.cast(T.if_then_else(total[i] == 0.0, 0.0, o[i, j] / total[i]), dtype)
+            for i in T.Parallel(rows):
+                Lse[bx * rows + i] = top[i] + T.log(total[i])
+
+    return joined_attention
 
 
 # ---- what people call
@@ -155,13 +200,25 @@ def attention(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, sca
 FEW = 64
 
 
-def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0) -> Tile:
-    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p.
+#: keys in as many parts as fill the GPU, at most
+PARTS = 16
+
+
+def parts_of(queries: int, keys: int, heads: int, tile: Tile, units: int) -> int:
+    """In how many parts of the keys blocks share the work where tiles of queries are too few for ``units`` multiprocessors."""
+    return max(1, min(units // (-(-queries // tile.BM) * heads), -(-keys // tile.BN) // 2, PARTS))
+
+
+def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0, queries: int = 1 << 30) -> Tile:
+    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p. So
+    many ``queries`` or fewer fit in one warpgroup's.
 
     Args:
         each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where o has 256 columns and a causal mask ends in
             the second round, registers do not suffice for blocks that stay.
     """
+    if queries <= 64:
+        return Tile(64, 128 if dim <= 128 else 64, 128)
     if dim <= 64:
         return Tile(192, 128, 384, blocks=0 if causal and each > FEW else blocks)
     if dim <= 128:
@@ -230,15 +287,28 @@ def flash_attention(
     if not all(t.is_contiguous() for t in (q, k, v)):
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
     numbers = (heads, q.shape[0]) if packed else tuple(q.shape[:3])
-    given = out or (None, None)
-    o, lse = host.result(given[0], tuple(q.shape), q.dtype, q), host.result(given[1], numbers, torch.float32, q, "lse")
+    to = out or (None, None)
+    o, lse = host.result(to[0], tuple(q.shape), q.dtype, q), host.result(to[1], numbers, torch.float32, q, "lse")
+    given, units = (o, lse), host.multiprocessors(q.device)
+    if not packed:
+        heads, kv_heads, (q, o, lse), (k, v) = folded(causal, (q, o, lse), (k, v))
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype, "causal": causal}
-    stay = 0 if packed or q.device.type != "cuda" else host.multiprocessors(q.device)
-    tile = tile or tile_of(dim, causal, -(-q.shape[-2] // 128), stay)
-    side = 1 if packed or not causal or not tile.blocks else beside(numbers[0] * heads, q.shape[-2], k.shape[-2], dim, tile)
+    what["scale"] = float(scale or dim**-0.5)
+    stay = 0 if packed or q.device.type != "cuda" else units
+    queries, keys = longest if longest is not None else q.shape[-2], k.shape[-2]
+    asked, tile = tile, tile or tile_of(dim, causal, -(-queries // 128), stay, queries)
+    parts = 1 if packed or causal or asked else parts_of(queries, keys, len(q) * heads, tile, units)
+    if parts > 1:
+        part = torch.empty(parts * len(q), *q.shape[1:], dtype=torch.float32, device=q.device)
+        sums = torch.empty(parts * len(q), *lse.shape[1:], dtype=torch.float32, device=q.device)
+        host.launch(attention, (q, k, v, part, sums, 1), **what, tile=replace(tile, blocks=0), parts=parts)
+        all_parts = part.view(parts, -1, dim), sums.view(parts, -1), o.view(-1, dim), lse.view(-1)
+        host.launch(joined, all_parts, dim=dim, dtype=dtype, parts=parts)
+        return given
+    side = 1 if packed or not causal or not tile.blocks else beside(len(q) * heads, queries, keys, dim, tile)
     more = (q_starts, k_starts, longest) if packed else (side,)
-    host.launch(attention, (q, k, v, o, lse, *more), **what, scale=float(scale or dim**-0.5), tile=tile)
-    return o, lse
+    host.launch(attention, (q, k, v, o, lse, *more), **what, tile=tile)
+    return given
 
 
 # ---- what is right, and what it is measured against
@@ -313,6 +383,9 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 1, "heads": 1, "length": 150, "keys": 70, "dim": 128, "causal": True},
         {"batch": 3, "heads": 2, "length": 140, "keys": 50, "dim": 16, "packed": True},
         {"batch": 3, "heads": 2, "kv_heads": 1, "length": 40, "dim": 16, "packed": True, "causal": True},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "length": 37, "keys": 150, "dim": 40},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "length": 3, "keys": 700, "dim": 24},
+        {"batch": 2, "heads": 2, "kv_heads": 1, "length": 70, "dim": 24, "packed": True, "causal": True},
     ]
     gpu: list[dict[str, Any]] = []
     for dim in (64, 128, 256):
@@ -323,7 +396,10 @@ def _cases() -> tuple[Case, ...]:
             gpu.append({"batch": 1, "heads": 2, "length": 1024, "dim": dim, "causal": causal})
             gpu.append({"batch": 1, "heads": 2, "length": 300, "keys": 700, "dim": dim, "causal": causal})
         gpu.append({"batch": 2, "heads": 2, "kv_heads": 1, "length": 1000, "keys": 77, "dim": dim})
-    gpu += [{"batch": 1, "heads": 2, "length": 200, "dim": d, "causal": True} for d in (72, 96, 192)]
+    gpu += [{"batch": 1, "heads": 8, "kv_heads": 2, "length": n, "keys": 5000, "dim": d} for d in (64, 128, 248) for n in (1, 13, 100)]
+    gpu += [{"batch": 3, "heads": 4, "kv_heads": 2, "length": 13, "dim": d, "causal": True} for d in (64, 128, 248)]
+    gpu += [{"batch": 1, "heads": 2, "length": 200, "dim": d, "causal": True} for d in (40, 72, 96, 184, 192, 248)]
+    gpu += [{"batch": 3, "heads": 4, "kv_heads": 2, "length": 200, "dim": d, "packed": True} for d in (56, 216)]
     shapes = [(1, 32, 4096, 128), (1, 32, 16384, 128), (4, 32, 4096, 128), (1, 32, 4096, 64), (1, 32, 4096, 256), (16, 16, 1024, 128)]
     bars = {128: (1.02, 1.06)}
     bench = [

@@ -26,6 +26,11 @@ DTYPES = ("bfloat16", "float16")
 
 # ---- kernels
 
+def wide_of(dim: int) -> int:
+    """Columns of a tile of a head: whole steps of the tensor cores, which take 16 of them at a time."""
+    return -(-dim // 16) * 16
+
+
 class Shape:
     """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start.
     ``tile``: queries of a tile in the table of numbers a query, whose last tile is filled up."""
@@ -34,9 +39,10 @@ class Shape:
         self.heads, self.kv_heads, self.dim, self.packed, self.tile_rows = heads, kv_heads, dim, packed, tile
         self.queries, self.keys, self.blocks, self.ends = (T.dynamic(n) for n in ("queries", "keys", "blocks", "ends"))
         self.batch = self.ends - 1 if packed else T.dynamic("batch")
+        self.wide = wide_of(dim)
 
-    def rows(self, length: Any, heads: int) -> tuple[Any, ...]:
-        return (length, heads, self.dim) if self.packed else (self.batch, heads, length, self.dim)
+    def rows(self, length: Any, heads: int, dim: int = 0) -> tuple[Any, ...]:
+        return (length, heads, dim or self.dim) if self.packed else (self.batch, heads, length, dim or self.dim)
 
     @property
     def numbers(self) -> Any:
@@ -44,7 +50,8 @@ class Shape:
         return T.Tensor((self.ends - 1 if self.packed else self.batch, self.heads, 2, self.blocks, self.tile_rows), "float32")
 
     def tile(self, x: Any, b: Any, h: Any, row: Any, count: int) -> Any:
-        return x[row : row + count, h, 0 : self.dim] if self.packed else x[b, h, row, 0]
+        """Rows of a head, zeros behind their dim columns."""
+        return x[row : row + count, h, 0 : self.wide] if self.packed else x[b, h, row, 0]
 
     def span(self, starts: Any, b: Any, length: Any) -> tuple[Any, Any]:
         """The first row of sequence b, and how many it has."""
@@ -113,8 +120,9 @@ def key_gradients(
     added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
     sequence may fill a tile in part."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, BM), scale * LOG2_E, heads // kv_heads
+    wide = s.wide
     # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
-    policy = T.GemmWarpPolicy.Square if dim % 128 == 0 else T.GemmWarpPolicy.FullRow
+    policy = T.GemmWarpPolicy.Square if wide % 128 == 0 else T.GemmWarpPolicy.FullRow
     # where a warpgroup has half of the queries, p and ds are handed over through shared memory
     in_registers = BN % (threads // 2) == 0
     left = T.alloc_fragment if in_registers else T.alloc_shared
@@ -124,16 +132,16 @@ def key_gradients(
         with T.Kernel(T.ceildiv(most, BN), kv_heads, s.batch, threads=threads) as (bx, h, b):
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
-            k, v = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
-            q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
+            k, v = T.alloc_shared((BN, wide), dtype), T.alloc_shared((BN, wide), dtype)
+            q, g = T.alloc_shared((BM, wide), dtype), T.alloc_shared((BM, wide), dtype)
             lse_in, delta_in = T.alloc_shared((BM,), "float32"), T.alloc_shared((BM,), "float32")
             lse = T.alloc_fragment((BM,), "float32") if ahead > 0 else lse_in
             delta = T.alloc_fragment((BM,), "float32") if ahead > 1 else delta_in
             p, ds = T.alloc_fragment((BN, BM), "float32"), T.alloc_fragment((BN, BM), "float32")
             p_left, ds_left = left((BN, BM), dtype), left((BN, BM), dtype)
-            dk, dv = T.alloc_fragment((BN, dim), "float32"), T.alloc_fragment((BN, dim), "float32")
+            dk, dv = T.alloc_fragment((BN, wide), "float32"), T.alloc_fragment((BN, wide), "float32")
             if added:
-                dq = T.alloc_fragment((BM, dim), "float32")
+                dq = T.alloc_fragment((BM, wide), "float32")
                 ds_whole = T.alloc_shared((BN, BM), dtype) if in_registers else ds_left
             T.copy(s.tile(K, b, h, k_first + bx * BN, BN), k)
             T.copy(s.tile(V, b, h, k_first + bx * BN, BN), v)
@@ -178,7 +186,7 @@ def key_gradients(
             stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
     q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
-    starts, sums = T.Tensor((s.ends,), "int32"), T.Tensor(s.rows(s.queries, heads), "float32")
+    starts, sums = T.Tensor((s.ends,), "int32"), T.Tensor(s.rows(s.queries, heads, wide), "float32")
 
     @T.prim_func
     def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k):
@@ -212,6 +220,7 @@ def query_gradients(
     """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three stages the last product of a
     round runs beside the first ones of the next."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, TILE), scale * LOG2_E, heads // kv_heads
+    wide = s.wide
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
@@ -219,10 +228,10 @@ def query_gradients(
             bx = T.ceildiv(most, BM) - 1 - x if causal else x  # those with the longest walk first
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
-            q, g = T.alloc_shared((BM, dim), dtype), T.alloc_shared((BM, dim), dtype)
-            k, v = T.alloc_shared((BN, dim), dtype), T.alloc_shared((BN, dim), dtype)
+            q, g = T.alloc_shared((BM, wide), dtype), T.alloc_shared((BM, wide), dtype)
+            k, v = T.alloc_shared((BN, wide), dtype), T.alloc_shared((BN, wide), dtype)
             p, ds = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), "float32")
-            left, dq = T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, dim), "float32")
+            left, dq = T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, wide), "float32")
             lse, delta = T.alloc_fragment((BM,), "float32"), T.alloc_fragment((BM,), "float32")
             T.copy(s.tile(Q, b, h, q_first + bx * BM, BM), q)
             T.copy(s.tile(dO, b, h, q_first + bx * BM, BM), g)
@@ -267,11 +276,11 @@ def query_gradients(
 
 
 def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 128) -> Any:
-    """``To``: From · scale, of another dtype."""
+    """``To``: From · scale, of another dtype, without what lies behind its columns."""
     count = T.dynamic("count")
 
     @T.prim_func
-    def attention_rounded_gradients(From: T.Tensor((count, dim), "float32"), To: T.Tensor((count, dim), dtype)):
+    def attention_rounded_gradients(From: T.Tensor((count, wide_of(dim)), "float32"), To: T.Tensor((count, dim), dtype)):
         with T.Kernel(T.ceildiv(count, rows), threads=threads) as bx:
             for i, j in T.Parallel(rows, dim):
                 To[bx * rows + i, j] = T.cast(From[bx * rows + i, j] * scale, dtype)
@@ -280,6 +289,18 @@ def rounded(dim: int, dtype: str, scale: float, rows: int = 64, threads: int = 1
 
 
 # ---- what people call
+
+
+def folded(causal: bool, by_query: tuple[torch.Tensor, ...], by_key: tuple[torch.Tensor, ...]) -> tuple[int, int, Any, Any]:
+    """Heads, heads of keys, and the tensors (batch, heads, rows, …) as sequences of one head where that is the same: the queries of heads
+    that share keys follow one another where no mask counts them. One kernel serves all numbers of heads so, and tiles are filled better."""
+    batch, heads, queries = by_query[0].shape[:3]
+    kv_heads = by_key[0].shape[1]
+    if causal and heads != kv_heads or batch * kv_heads > 65535:  # of blocks along the grid's last axis
+        return heads, kv_heads, by_query, by_key
+    rows = heads // kv_heads * queries
+    queried = tuple(t.view(batch * kv_heads, 1, rows, *t.shape[3:]) for t in by_query)
+    return 1, 1, queried, tuple(t.view(batch * kv_heads, 1, *t.shape[2:]) for t in by_key)
 
 
 def key_tiles(dim: int, added: bool) -> dict[str, int]:
@@ -337,6 +358,9 @@ def attention_gradients(
         raise TileValueError("a tensor is not contiguous", expected="contiguous tensors")
     named = zip(out or (None,) * 3, (q, k, v), ("dq", "dk", "dv"), strict=True)
     dq, dk, dv = (host.result(x, tuple(t.shape), t.dtype, t, n) for x, t, n in named)
+    results = dq, dk, dv
+    if not packed:
+        heads, kv_heads, (q, o, do, dq, lse), (k, v, dk, dv) = folded(causal, (q, o, do, dq, lse), (k, v, dk, dv))
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
     added = not deterministic and dim <= 128
@@ -348,15 +372,15 @@ def attention_gradients(
     most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
     host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what, TILE=rows)
     if added:
-        whole = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        whole = torch.zeros(*q.shape[:-1], wide_of(dim), dtype=torch.float32, device=q.device)
         ragged = packed or k.shape[2] % tiles["BN"] != 0
         given = (q, k, v, do, sums, dk, dv, whole, *starts, *most[1])
         host.launch(key_gradients, given, **more, **tiles, added=True, ragged=ragged)
-        host.launch(rounded, (whole.view(-1, dim), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
-        return dq, dk, dv
+        host.launch(rounded, (whole.view(-1, wide_of(dim)), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
+        return results
     host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, **tiles)
     host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=rows, **query_tiles(dim))
-    return dq, dk, dv
+    return results
 
 
 # ---- what is right, and what it is measured against
@@ -467,10 +491,12 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 3, "heads": 2, "length": 40, "keys": 50, "dim": 16, "packed": True},
         {"batch": 3, "heads": 2, "kv_heads": 1, "length": 40, "dim": 16, "packed": True, "causal": True},
         {"batch": 1, "heads": 2, "kv_heads": 1, "length": 150, "keys": 170, "dim": 16, "deterministic": False},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "length": 40, "keys": 70, "dim": 24, "deterministic": False},
+        {"batch": 2, "heads": 2, "kv_heads": 1, "length": 40, "dim": 40, "packed": True, "causal": True},
         {"batch": 2, "heads": 2, "length": 70, "keys": 90, "dim": 16, "packed": True, "deterministic": False},
     ]
     gpu: list[dict[str, Any]] = []
-    for dim in (64, 96, 128, 256):
+    for dim in (64, 72, 96, 128, 216, 256):
         for causal in (False, True):
             gpu.append({"batch": 2, "heads": 4, "kv_heads": 2, "length": 333, "dim": dim, "causal": causal})
             gpu.append({"batch": 5, "heads": 2, "length": 500, "dim": dim, "causal": causal, "packed": True})

@@ -68,10 +68,12 @@ NARROW = 0.3
 MEMORY, ADDING, ADDED = 3.7e6, 3.5, 3e6
 
 
+#: microseconds by which such tiles end later than those that TMA stores
+ENDING = 0.7
 #: rows of a tile of Cᵀ at most, and bytes of shared memory for its stages
 TALL, RING = 256, 200 << 10
-#: microseconds of a step of which threads load operands one number at a time: 64 of k in a tile, 128 in a narrow one
-PLAIN, PLAIN_NARROW = 1.5, 1.0
+#: microseconds that a thread takes for a number of an operand that it loads by itself, and for a place of the tile where there is none
+PLAIN, NONE = 0.06, 0.02
 #: microseconds that it takes to begin a kernel which writes operands anew
 WIDENING = 2.0
 
@@ -112,18 +114,22 @@ def timed(M: int, N: int, K: int, units: int, trans_a: bool, trans_b: bool) -> t
         elif tiles <= units and not trans_a:  # halves of 160 columns begin within a swizzled box of a transposed operand
             found.append((time, replace(how, panel=0, swap=True, cluster=2)))
     if M % 128 and M <= 2 * TALL and not trans_a:
-        found += [fitted(M, N, K, BN, units) for BN in (64, 128)]
+        found += [fitted(M, N, K, BN, True, units) for BN in (64, 128)]
+    if N % 64 and N <= 2 * TALL:
+        found += [fitted(N, M, K, BM, False, units) for BM in (64, 128)]
     return min(found, key=lambda f: f[0])
 
 
-def fitted(M: int, N: int, K: int, BN: int, units: int) -> tuple[float, Config]:
-    """Microseconds and configuration of tiles of Cᵀ whose narrow side is as long as M, or a part of it, needs."""
+def fitted(M: int, N: int, K: int, BN: int, swap: bool, units: int) -> tuple[float, Config]:
+    """Microseconds and configuration of tiles of Cᵀ whose narrow side is as long as M, or a part of it, needs; without ``swap`` of C's,
+    M and N changed about."""
     high = ceil_div(M, TALL)
     BM = filled(ceil_div(M, high), 16)
     step = (0.10 + 0.15 * BM / 128) if BN == 64 else (0.12 + 0.26 * BM / 128)
     time, split = shares(M, N, K, high * ceil_div(N, BN), 64, step, units)
     stages = min(8, RING // ((BM + BN) * 128))
-    return time, Config(BM=BM, BN=BN, threads=2 * BN, stages=stages, split=split, panel=0, swap=True)
+    how = Config(BM=BM if swap else BN, BN=BN if swap else BM, threads=2 * BN, stages=stages, split=split, panel=0, swap=swap)
+    return time + ENDING, how
 
 
 @functools.cache
@@ -134,15 +140,11 @@ def plan(M: int, N: int, K: int, dtype: str, units: int, trans_a: bool, trans_b:
     odd = [row % 8 != 0 for row in rows]
     if dtype == "float32" or not any(odd):
         return how, 1, 1
-    time, narrow = timed(M, N, K, units, trans_a, trans_b)[0], min(M, N) <= 64
-    time += WIDENING + sum(4 * n for n, o in zip(size, odd, strict=True) if o) / MEMORY
-    # blocks that copy in turn wait for memory: two of them on a multiprocessor
-    if narrow:
-        plain, split = shares(M, N, K, ceil_div(N if how.swap else M, 64), 128, PLAIN_NARROW, 2 * units)
-        how = replace(how, split=split, cluster=1)
-    else:
-        plain = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units) * ceil_div(ceil_div(K, how.BK), how.split) * PLAIN
-    if plain < time:
+    time = timed(M, N, K, units, trans_a, trans_b)[0] + WIDENING + sum(4 * n for n, o in zip(size, odd, strict=True) if o) / MEMORY
+    numbers, places = min(M, how.BM) + min(N, how.BN), how.BM + how.BN
+    step = (PLAIN * numbers + NONE * (places - numbers)) * how.BK / how.threads
+    waves = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units)
+    if waves * ceil_div(ceil_div(K, how.BK), how.split) * step < time:
         return how, 1, 1
     a, b = ((64 if row >= 512 else 8) if o else 1 for row, o in zip(rows, odd, strict=True))
     return choose(M, N, K, dtype, units, trans_a, trans_b), a, b

@@ -301,9 +301,13 @@ def chosen(M: int, N: int, K: int, processors: int = 132) -> Config:
         rows, most, early = (16, 32, -1 if K <= 1 << 15 else 1) if M == 1 else (BN, 512 // BN, 0)
         shares = 1 << max(1, K // GROUP // 2).bit_length() - 1  # each warp has two groups
         return Config(BN=BN, warps=min(most, BN // rows * shares), rows=rows, early=early)
+    # shares of k, so many that all multiprocessors have some, of four steps each at least
     if M <= 64:
-        return Config(BM=32 if M <= 32 else 64, split=2 if K >= 4096 else 1)
-    return Config(BM=128, threads=256, groups=4 if K % 512 == 0 else 2, stages=1 if K % 512 == 0 else 2)
+        split = min(processors // ceil_div(N, 64), K // GROUP // 4)
+        return Config(BM=32 if M <= 32 else 64, split=max(split, 2 if K >= 4096 else 1))
+    groups = 4 if K % 512 == 0 else 2
+    split = min(processors // (ceil_div(N, 64) * ceil_div(M, 128)), K // GROUP // (2 * groups))
+    return Config(BM=128, threads=256, groups=groups, stages=1 if groups == 4 else 2, split=max(1, split))
 
 
 @host.checked
@@ -428,7 +432,7 @@ def _cases() -> tuple[Case, ...]:
     ragged = [(1, 520, 1024), (3, 8192, 8192), (16, 1000, 4224), (33, 264, 4096), (64, 264, 4096), (128, 1032, 4096), (300, 520, 640)]
     gpu = [{"M": m, "N": n, "K": k, "dtype": d, "zeros": z} for m, n, k in ragged for d in MAGIC for z in (False, True)]
     gpu += [{"M": m, "N": n, "K": k, "dtype": "bfloat16", "zeros": True, "panels": False} for m, n, k in ragged]
-    bars = {1: 3.0, 16: 2.5, 128: 1.0}
+    bars = {1: 3.0, 5: 2.37, 8: 2.37, 12: 2.37, 16: 2.5, 128: 1.0}
     bench = [({"M": m, "N": 8192, "K": 8192, "zeros": z}, bar) for m, bar in bars.items() for z in (False, True)]
     return (*(Case(s, small=True) for s in small), *(Case(s) for s in gpu), *(Case(s, bar=bar) for s, bar in bench))
 
