@@ -38,30 +38,34 @@ __all__ = [
 _lock = threading.RLock()
 _process: Backend | None = None  # this process's, where ranks are processes
 _pid = 0
+_heap_size = 0
 
 
 def init(heap_size: int | None = None) -> None:
     """Joins the job that the launcher's environment describes; alone it is one rank. Idempotent.
 
     ``heap_size``: bytes of symmetric memory a rank, alike on all (default TILESCALE_HEAP_SIZE; simulated ranks need none). Raises
-    CommError when ranks do not come, or /dev/shm has no room.
+    CommError when ranks do not come, or /dev/shm has no room; TileValueError when the memory is there already, of another size.
     """
-    global _process, _pid
+    global _process, _pid, _heap_size
     here = sim.here()
     if here is not None:
         here.init()
         return
     with _lock:
         if _process is not None and _pid == os.getpid():
+            if heap_size is not None and heap_size != _heap_size:
+                before = f"an init() that made {_heap_size} bytes"
+                raise TileValueError(f"init(heap_size={heap_size}) after {before}", hint="heap_size= in the first init()")
             return
-        place = bootstrap.world()
+        place, _heap_size = bootstrap.world(), heap_size or env.HEAP_SIZE.get()
         _hook_exits(place)
         if place.size == 1 and env.TARGET.get() == "sim":
             _process = sim.SimWorld(1).ranks[0]
         else:
             from tilescale.comm.heap import Heap
 
-            _process = Heap(_memory()(place, heap_size or env.HEAP_SIZE.get()))
+            _process = Heap(_memory()(place, _heap_size))
         _pid = os.getpid()
 
 

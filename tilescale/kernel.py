@@ -350,6 +350,8 @@ class Kernel:
         """
         from tilescale.profiler import Profiler
 
+        if tensor_supply is not None and tensor_supply_type is not None:
+            raise TileTypeError("tensor_supply= and tensor_supply_type= mean the same", hint="tensor_supply= alone")
         return Profiler(self, tensor_supply if tensor_supply is not None else tensor_supply_type, extents)
 
     def __repr__(self) -> str:

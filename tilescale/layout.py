@@ -50,7 +50,9 @@ def plot_layout(what: Any, name: str | os.PathLike[str], path: str | os.PathLike
             raise TileValueError(f"{what.name} has no tile {name!r}", expected="one of " + ", ".join(held))
         layout, title = held[str(name)], title or f"{name} of {what.name}"
     else:
-        layout, path = what, name if path is None else path
+        if path is not None:
+            raise TileTypeError(f"plot_layout of a layout, which has no name, and not even {name!r}", hint="plot_layout(layout, path)")
+        layout, path = what, name
     from tilescale.compiler import layout as compiled
     from tilescale.compiler.layout.plot import plot_layout as draw
 

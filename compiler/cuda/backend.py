@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +17,22 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.description import Artifact
 from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.passes import pipeline
+from tilescale.errors import TileValueError
+
+
+def _require_budget(program: Any) -> None:
+    """``T.Kernel(max_blocks=…)``: a GPU holds as many blocks of a grid as fit, and can be told nothing else.
+
+    Raises:
+        TileValueError: a grid that may be larger.
+    """
+    launch = program.launch
+    if launch.max_blocks and not (all(isinstance(e, int) for e in launch.grid) and prod(launch.grid) <= launch.max_blocks):
+        raise TileValueError(
+            f"{program.name} asks for max_blocks={launch.max_blocks}, and its grid may have more", loc=launch.loc,
+            expected=f"on a GPU, a constant grid of at most {launch.max_blocks} blocks",
+            hint=f"T.Kernel({launch.max_blocks}, …), and T.Persistent over the tiles",
+        )  # fmt: skip
 
 
 class Backend(backend.Backend):
@@ -27,6 +44,7 @@ class Backend(backend.Backend):
         super().__init__(toolchain.check_arch(arch or toolchain.DEFAULT_ARCH))
 
     def lower(self, program: Any, *, instrument: bool, keep: bool) -> Lowered:
+        _require_budget(program)
         scheduled, trace = pipeline.run(program, keep=keep, passes=pipeline.gpu_passes(self.arch))
         kernel = Lowering(scheduled, self.arch).run()
         levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")

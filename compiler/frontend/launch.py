@@ -45,7 +45,7 @@ class Kernel:
         threads: threads of a block, a multiple of 32 (nominal on the CPU, where it bounds how many blocks are resident).
         block: the grid, given by scale (instead of positionally).
         cta_cluster: blocks of a cluster along x, or a tuple; must divide the grid.
-        max_blocks: an SM budget: at most so many blocks are resident at once.
+        max_blocks: an SM budget: at most so many blocks are resident at once. A GPU starts what fits, so there the grid must be that small.
         ordered: False gives up the entry and exit flags of a launch (see docs/LANGUAGE.md).
         pdl: on GPUs from sm_90 on, blocks may start before the kernel in front of them on the stream has ended (programmatic dependent
             launch): they set themselves up and await its end before they touch a tensor. Results never depend on it.
@@ -75,13 +75,17 @@ class Kernel:
             grid = tuple(block) if isinstance(block, (tuple, list)) else (block,)
         if not 1 <= len(grid) <= 3:
             raise TileValueError(f"a grid of {len(grid)} axes", loc=source.current(), expected="one to three extents")
+        if cta_cluster is not None and cluster_dims is not None:
+            raise TileTypeError("the cluster is given twice", loc=source.current(), hint="cta_cluster= alone: cluster_dims= means it too")
         cluster = cta_cluster if cta_cluster is not None else cluster_dims if cluster_dims is not None else 1
         dims = (*_extents(cluster, "the cluster"), 1, 1)[:3]
         count = 1
         for extent in threads if isinstance(threads, (tuple, list)) else (threads if threads is not None else 128,):
-            count *= extent
+            count *= 0 if isinstance(extent, bool) else extent
         if not isinstance(count, int) or not 1 <= count <= 1024:
             raise TileValueError(f"threads={threads!r}", loc=source.current(), expected="an int from 1 to 1024")
+        if not isinstance(max_blocks, int) or isinstance(max_blocks, bool) or max_blocks < 0:
+            raise TileValueError(f"max_blocks={max_blocks!r}", loc=source.current(), expected="a number of blocks, or 0 for no bound")
         extents = _extents(grid, "the grid")
         for axis, (g, c) in enumerate(zip(extents, dims, strict=False)):
             if isinstance(g, int) and g % c:
@@ -94,7 +98,7 @@ class Kernel:
                 f"a grid of {' × '.join(map(str, extents))} blocks", loc=source.current(), expected="fewer than 2³¹ blocks in all",
                 hint="a smaller grid whose blocks loop over tiles with T.Persistent",
             )  # fmt: skip
-        self.launch = bld.Launch(extents, count, dims, int(max_blocks), bool(ordered), bool(pdl), source.current())
+        self.launch = bld.Launch(extents, count, dims, max_blocks, bool(ordered), bool(pdl), source.current())
         self.names: tuple[str, ...] = ()
 
     def name_targets(self, names: tuple[Any, ...]) -> None:
@@ -236,10 +240,12 @@ def _hint(name: str, value: Any) -> None:
 
 def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) -> None:
     """Asks for blocks in panels of ``panel_size`` rows, so that neighbours share the cache. A hint: results never depend on it."""
-    if not isinstance(order, str):
-        raise TileTypeError(f"T.use_swizzle with order={order!r}", loc=source.current(), expected='a text, as "row"')
+    if order not in ("row", "column", "col"):
+        raise TileValueError(f"order={order!r} of T.use_swizzle", loc=source.current(), expected='"row" or "column"')
     if enable:
-        _hint("swizzle", (int(panel_size), order))
+        if not isinstance(panel_size, int) or panel_size < 1:
+            raise TileValueError(f"panel_size={panel_size!r}", loc=source.current(), expected="a number of rows")
+        _hint("swizzle", (panel_size, "row" if order == "row" else "column"))
 
 
 def annotate_layout(layouts: dict[Any, Any]) -> None:
@@ -290,11 +296,18 @@ def annotate_layout(layouts: dict[Any, Any]) -> None:
 
 def annotate_l2_hit_ratio(ratios: dict[Any, float]) -> None:
     """A cache hint, which is not given yet."""
-    _hint("l2", ratios)
+    _require_tensors("annotate_l2_hit_ratio", ratios)
+
+
+def _require_tensors(name: str, given: Any) -> None:
+    """A hint by tensor, or tile, is a dict of them."""
+    if not isinstance(given, dict) or not all(isinstance(buffer, Buffer) for buffer in given):
+        raise TileTypeError(f"T.{name} of {given!r}", loc=source.current(), expected="{tensor: value}")
 
 
 def annotate_safe_value(values: dict[Any, Any]) -> None:
     """What a read outside a tensor gives instead of zero, by buffer."""
+    _require_tensors("annotate_safe_value", values)
     for value in values.values():
         if constant(value) != 0 and value != 0.0:
             raise TileValueError("only zero is read outside a tensor", loc=source.current(), hint="select with T.if_then_else")

@@ -22,8 +22,8 @@ def copy(
     src: Any = None,
     dst: Any = None,
     signal: Any = None,
-    value: Any = 1,
-    signal_op: str = "add",
+    value: Any = None,
+    signal_op: str | None = None,
     coalesced_width: int | None = None,
     disable_tma: bool = False,
     eviction_policy: str | None = None,
@@ -38,7 +38,7 @@ def copy(
         src, dst: the rank (block, inside ``T.Scale("cta_cluster")``) that owns that side, the other side being the caller's;
             or, given memory instead of an integer, the operands themselves.
         signal: a counter of the destination's rank that is signalled when the copy is complete (with ``dst``).
-        value, signal_op: what is done to it, as in ``T.signal``.
+        value, signal_op: what is done to it, as in ``T.signal``: 1 and "add" where they are left out.
         coalesced_width, loop_layout: as in ``T.Parallel``, over the copy's extents, those of one aside. A layout says that threads copy, no
             engine beside them; a width bounds what threads move (cp.async too), not TMA.
         disable_tma: TMA does not make this copy.
@@ -75,7 +75,12 @@ def copy(
     if side != "src" and to.buffer.kind == "signal" or frm.buffer.kind == "signal":
         raise TileSyntaxError("T.copy of a signal", loc=source.current(), hint="T.signal(s[i], value=…, dst=rank)")
     extra: list[Any] = []
+    if signal is None and (value is not None or signal_op is not None):
+        word = "value" if value is not None else "signal_op"
+        hint = f"T.copy(…, dst=rank, signal=s[i], {word}=…)"
+        raise TileSyntaxError(f"{word}= of T.copy without signal=", loc=source.current(), hint=hint)
     if signal is not None:
+        value, signal_op = 1 if value is None else value, "add" if signal_op is None else signal_op
         if side != "dst":
             raise TileSyntaxError("signal= goes with dst=", loc=source.current(), hint="T.signal(s[i]) after the copy")
         from tilescale.compiler.ops.sync import OPS, counter

@@ -166,7 +166,7 @@ def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config
 @host.checked
 def fp8_matmul(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, *, out: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16, fast: bool = False, config: Config | None = None,
+    out_dtype: torch.dtype | None = None, fast: bool = False, config: Config | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """a · b, each times its scales, rounded once to the result's dtype; the same bits from run to run.
 
@@ -174,7 +174,7 @@ def fp8_matmul(
         a, b: (M, K) and (K, N) of 8-bit floats. They are multiplied where they lie if a's rows and b's columns are contiguous, copied else.
         scale_a, scale_b: float32, one number each; or (M, K / 128) and (K / 128, N / 128), rounded up: one for 128 steps of k of a row
             of a, and of 128 columns of b. They are read where they lie if columns are contiguous and multiples of 16 bytes, copied else.
-        out: (M, N), contiguous, takes the result, which is of ``out_dtype`` without: bfloat16, float16 or float32.
+        out: (M, N), contiguous, takes the result. out_dtype: of the result, bfloat16 (without), float16 or float32.
         fast: with one scale each, all of k is summed by the tensor cores, on Hopper with 13 bits behind the point.
         config: how the work is cut, where the choice by the shape's class is not wanted.
 
@@ -187,7 +187,8 @@ def fp8_matmul(
     if left not in FLOAT8 or right not in FLOAT8:
         raise TileTypeError(f"fp8_matmul of {left} by {right}", expected=" or ".join(FLOAT8))
     (M, K), N = a.shape, b.shape[1]
-    c = host.result(out, (M, N), out.dtype if out is not None else out_dtype, a)
+    kind = out.dtype if out is not None and out_dtype is None else out_dtype or torch.bfloat16
+    c = host.result(out, (M, N), kind, a)
     if host.dtype_name(c) not in RESULTS:
         raise TileTypeError(f"a result of {host.dtype_name(c)}", expected=", ".join(RESULTS))
     if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
