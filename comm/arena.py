@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from tilescale import env, log, native
 from tilescale.comm.bootstrap import World
 from tilescale.comm.shm import PAGE, Shm
+from tilescale.comm.tensors import has_torch
 from tilescale.errors import CommError
 
 #: arenas are whole numbers of these: a GPU's pages
@@ -67,7 +68,13 @@ class Arena:
         return [letter.rstrip(b"\0") for letter in self.host.exchange(range(self.world.size), mine, "init()")]
 
     def _choose_device(self) -> int:
-        """Ranks of a machine share out the GPUs that they see by their number; perhaps each sees one of its own. Collective."""
+        """Ranks of a machine share out the GPUs that they see by their number; perhaps each sees one of its own. Collective.
+
+        Raises:
+            CommError: torch is not installed, or sees no GPU.
+        """
+        if not has_torch():
+            raise CommError("symmetric memory on GPUs needs torch, which is not installed", hint="TILESCALE_TARGET=cpu")
         import torch
 
         count = torch.cuda.device_count()

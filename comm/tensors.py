@@ -53,12 +53,19 @@ def byte_size(shape: tuple[int, ...], dtype: str) -> int:
     return math.prod(shape) * _BYTES[dtype]
 
 
+def has_torch() -> bool:
+    """Whether torch can be imported. A None in sys.modules says that it cannot."""
+    return sys.modules["torch"] is not None if "torch" in sys.modules else importlib.util.find_spec("torch") is not None
+
+
 def choose(like: str | None) -> str:
     """``"torch"`` or ``"numpy"``; None: torch where it is installed."""
     if like is None:
-        return "torch" if "torch" in sys.modules or importlib.util.find_spec("torch") is not None else "numpy"
+        return "torch" if has_torch() else "numpy"
     if like not in ("torch", "numpy"):
         raise TileValueError(f"like={like!r}", expected='"torch" or "numpy"')
+    if like == "torch" and not has_torch():
+        raise TileValueError("like='torch' without torch, which is not installed", expected="numpy", hint='like="numpy"')
     return like
 
 

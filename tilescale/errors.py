@@ -5,6 +5,7 @@ A leaf, so that compiler/, comm/ and launch/ may all raise from it.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,3 +107,14 @@ class CommError(TileError, RuntimeError):
 
 class InternalError(TileError):
     """A broken invariant of the compiler itself: please report it with the kernel."""
+
+
+def utf8(name: str) -> str:
+    """A file's name as TVM and C code take it, in UTF-8. Under a locale that knows no UTF-8 Python has the bytes of other names as
+    surrogates, which no text may hold."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def from_utf8(name: str) -> str:
+    """A name that :func:`utf8` gave as Python opens the file."""
+    return os.fsdecode(name.encode("utf-8"))

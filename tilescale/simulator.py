@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -372,9 +373,10 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
 
 
 def _show(lines: list[str]) -> None:
-    """What T.print showed in the run in turn."""
+    """What T.print showed in the run in turn; letters that the terminal's encoding lacks as their numbers."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     for line in lines:
-        print(line)
+        print(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _difference(calls: list[Call]) -> Any:

@@ -15,7 +15,7 @@ from tilescale.compiler.cpu.lets import bind_lets
 from tilescale.compiler.cpu.ramps import fold_ramps
 from tilescale.compiler.cpu.veil import unveil, veil
 from tilescale.compiler.tvm_compat import transform, tvm
-from tilescale.errors import InternalError
+from tilescale.errors import InternalError, utf8
 from tilescale.native import compiler as c_compiler
 
 PrimFunc = Any
@@ -122,7 +122,7 @@ def build_shared(funcs: Mapping[str, PrimFunc], path: str | os.PathLike[str]) ->
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".link") as folder:
         obj, out = Path(folder, "kernel.o"), Path(folder, "kernel.so")
-        module.write_to_file(str(obj), "o")
+        module.write_to_file(utf8(str(obj)), "o")
         # libm: TVM has scalar calls (fmod, lgamma, …) without a vector form of ours; --as-needed drops it where unused.
         command = [*_linker(), "-o", str(out), str(obj), "-Wl,--as-needed", "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

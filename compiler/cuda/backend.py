@@ -66,7 +66,7 @@ class Backend(backend.Backend):
         printed = self.printed(lowered)
         made = toolchain.compile_cubin(printed, self.arch)
         path.write_bytes(made.code)
-        path.with_suffix(".cu").write_text(printed.text)
+        path.with_suffix(".cu").write_text(printed.text, encoding="utf-8")
         out = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
         slow = []
         if made.serialised:

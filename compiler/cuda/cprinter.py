@@ -21,7 +21,7 @@ from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, REINTERPRET, ir, structural_walk, tirx
-from tilescale.errors import InternalError, Loc
+from tilescale.errors import InternalError, Loc, utf8
 
 #: what no variable may be called: C++'s words, and what the printed code itself uses
 RESERVED = frozenset(
@@ -139,7 +139,7 @@ class CPrinter(Expressions):
         self.place = loc
         if changed:
             source = source_text.line(loc.file, loc.line).strip().rstrip("\\")
-            self.write(f"// {PurePath(loc.file).name}:{loc.line}{'  ' + source if source else ''}")
+            self.write(f"// {PurePath(utf8(loc.file)).name}:{loc.line}{'  ' + source if source else ''}")
 
     # -- statements
     def statement(self, s: Any) -> None:

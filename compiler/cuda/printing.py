@@ -9,6 +9,7 @@ from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import utf8
 
 ZERO = tirx.IntImm("int32", 0)
 #: elements of a line: printf takes 32 arguments (CUDA C++ Programming Guide, "Formatted Output"), some of which say where
@@ -101,4 +102,4 @@ def _number(value: Any, form: str) -> tuple[Any, str]:
 
 
 def _printf(text: str, *args: Any) -> Any:
-    return tirx.Evaluate(tirx.call_extern("int32", "printf", ir.StringImm(text), *args))
+    return tirx.Evaluate(tirx.call_extern("int32", "printf", ir.StringImm(utf8(text)), *args))

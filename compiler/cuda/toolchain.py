@@ -221,7 +221,7 @@ def _nvcc(printed: Printed, arch: str, what: str, more: Sequence[str]) -> tuple[
     assert path is not None
     with tempfile.TemporaryDirectory(prefix="tilescale-nvcc-") as folder:
         source, out = Path(folder, f"{printed.name}.cu"), Path(folder, "out")
-        source.write_text(printed.text)
+        source.write_text(printed.text, encoding="utf-8")
         gencode = f"-gencode=arch={arch.replace('sm', 'compute')},code={arch if what == '-cubin' else arch.replace('sm', 'compute')}"
         line = [path, *FLAGS, "-O3", gencode, f"-I{INCLUDE}", *more, what, "-o", str(out), source.name]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)

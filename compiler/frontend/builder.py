@@ -12,7 +12,7 @@ from typing import Any
 
 from tilescale.compiler.frontend import source
 from tilescale.compiler.tvm_compat import guard_equality, ir, tirx
-from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
+from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError, utf8
 
 #: More statements than this is a Python loop that was meant to be a device loop.
 STATEMENT_LIMIT = 200_000
@@ -95,7 +95,7 @@ class Builder:
             return None
         name = self._sources.get(loc.file)
         if name is None:
-            name = self._sources[loc.file] = ir.SourceName(loc.file)
+            name = self._sources[loc.file] = ir.SourceName(utf8(loc.file))
         end_col = loc.end_col if loc.end_col is not None else -1
         return ir.Span(name, loc.line, loc.end_line or loc.line, (loc.col if loc.col is not None else -1) + 1, end_col + 1)
 

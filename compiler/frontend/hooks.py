@@ -378,7 +378,7 @@ def _chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -
         decided = is_device(value)
         x, stmts = _apart(thunk) if decided else (thunk(), [])
         if stmts:
-            decided_by = ([], tirx.const(stop_on, "bool"))
+            decided_by: tuple[list[Any], Any] = ([], tirx.const(stop_on, "bool"))
             either = [decided_by, (stmts, truth(x))] if stop_on else [(stmts, truth(x)), decided_by]
             value = _one_of(value, *either)
         elif is_device(x):

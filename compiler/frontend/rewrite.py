@@ -186,8 +186,8 @@ class Rewriter(ast.NodeTransformer):
                 assert isinstance(name, ast.Name)
                 target = _place(ast.Name(name.id, ast.Store()), name)
                 first = last.optional_vars
-                several = isinstance(first, ast.Tuple) and first in joined  # a tuple of the author's, `(x, y), n`, is one of the two
-                elts = [*first.elts, target] if several else [first, target]
+                # a tuple of the author's, `(x, y), n`, is one of the two
+                elts = [*first.elts, target] if isinstance(first, ast.Tuple) and first in joined else [first, target]
                 last.optional_vars = _place(ast.Tuple(elts, ast.Store()), first)
                 joined.append(last.optional_vars)
             else:

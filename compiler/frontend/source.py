@@ -10,7 +10,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from tilescale import source_text
-from tilescale.errors import Loc
+from tilescale.errors import Loc, from_utf8
 
 _COMPILER = Path(__file__).resolve().parent.parent
 #: Folders whose frames are never the user's: ours, and those of what we call (found without importing it).
@@ -86,4 +86,5 @@ def loc_of(span: Any) -> Loc | None:
     if span is None or not hasattr(span, "line"):
         return None
     col, end = int(span.column) - 1, int(span.end_column) - 1
-    return Loc(str(span.source_name.name), int(span.line), col if col >= 0 else None, int(span.end_line), end if end >= 0 else None)
+    file = from_utf8(str(span.source_name.name))
+    return Loc(file, int(span.line), col if col >= 0 else None, int(span.end_line), end if end >= 0 else None)

@@ -364,8 +364,6 @@ class _Tile:
     """A tile is no scalar: arithmetic, comparisons, truth and iteration are refused where they are written, with what to write
     instead, however many elements it has. Nothing here may fall back to Python's own, which takes every object for true."""
 
-    name: str
-
     def _refuse(self, *_: Any) -> Any:
         return to_expr(self, "an operand")
 
@@ -377,15 +375,17 @@ class _Tile:
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
+        of: Any = self
         raise TileTypeError(
             f"{self} is a tile, and a scalar is needed as a condition", loc=source.current(),
-            hint=f"T.any_of({self.name}) or T.all_of({self.name}) of its elements; `is not None` asks whether it is given",
+            hint=f"T.any_of({of.name}) or T.all_of({of.name}) of its elements; `is not None` asks whether it is given",
         )  # fmt: skip
 
     def __iter__(self) -> Any:
+        of: Any = self
         raise TileTypeError(
             f"{self} is a tile, and is not taken apart by Python", loc=source.current(),
-            expected="its elements by index", hint=f"for i in T.serial({self.name}.shape[0]):, {self.name}[i]",
+            expected="its elements by index", hint=f"for i in T.serial({of.name}.shape[0]):, {of.name}[i]",
         )  # fmt: skip
 
     def __contains__(self, value: Any) -> bool:

@@ -160,4 +160,4 @@ def _show(trace: Trace, program: Any, name: str, took: float, keep: bool, folder
     if folder:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(text)
+        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(text, encoding="utf-8")

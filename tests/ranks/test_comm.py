@@ -505,3 +505,31 @@ def test_init_again_after_finalize() -> None:
             assert (x == comm.rank()).all()  # kept alive, kept mapped
 
     run_ranks(2, work)
+
+
+def test_without_torch_arrays_are_numpys() -> None:
+    code = """
+        import sys
+        sys.modules["torch"] = None  # as if it were not installed
+        import numpy as np
+        from tilescale import comm
+        from tilescale.errors import TileValueError
+        comm.init()
+        for made, dtype in ((comm.empty((2, 3), "float32"), "float32"), (comm.zeros(4, "bfloat16"), "bfloat16"), (comm.signals(2), "int64")):
+            assert isinstance(made, np.ndarray) and made.dtype == dtype, made
+        try:
+            comm.empty(8, like="torch")
+        except TileValueError as error:
+            assert "without torch" in str(error) and 'like="numpy"' in str(error)
+        else:
+            raise AssertionError("no torch, and no error")
+        comm.finalize()
+    """
+    env = {k: v for k, v in os.environ.items() if k != "TILESCALE_TARGET"}
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    cuda = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.modules['torch'] = None\nfrom tilescale import comm; comm.init()"], cwd=ROOT,
+        env={**env, "TILESCALE_TARGET": "cuda"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert cuda.returncode and "CommError: symmetric memory on GPUs needs torch, which is not installed" in cuda.stderr, cuda.stderr

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -383,3 +386,48 @@ def test_the_style_is_seen_without_running_or_reading_the_source():
     inner = "    @T.prim_func\n    def main(A):\n        with T.Kernel(1):\n            A[0] = 0\n"
     exec(f"def factory(n):\n{inner}    return main\n", namespace)
     assert isinstance(tilescale.jit(namespace["eager"]), Eager) and isinstance(tilescale.jit(namespace["factory"]), Factory)
+
+
+ELSEWHERE = """
+import sys
+import numpy as np
+import tilescale
+import tilescale.language as T
+
+
+@T.prim_func
+def kernel(A: T.Tensor((8,), "int32"), n: T.int32):
+    with T.Kernel(1, threads=32):
+        for i in T.serial(8):
+            T.device_assert(i < n, "zu groß")
+            A[i] = i + n
+        T.print(n, "Größe")
+
+
+for target in ("cpu", "sim"):
+    made, a = tilescale.compile(kernel, target=target), np.zeros(8, np.int32)
+    made(a, 9)
+    assert a.tolist() == [9 + i for i in range(8)]
+    try:
+        made(a, 2)
+    except tilescale.errors.TileError as error:
+        lines = str(error).splitlines()
+        assert "zu groß" in lines[0] and lines[1].strip().startswith("12 |"), lines
+    else:
+        raise AssertionError("no failure")
+assert tilescale.compile(kernel, target="cuda:sm_90a").get_kernel_source("cuda")
+"""
+
+
+@pytest.mark.parametrize("utf8", ["1", "0"])
+def test_names_of_files_that_the_locale_does_not_know(tmp_path, utf8: str):
+    """With PYTHONUTF8=0 Python holds the bytes of such a name as surrogates, which TVM takes from nobody."""
+    folder = tmp_path / "grün"
+    folder.mkdir()
+    (folder / "kernül.py").write_text(ELSEWHERE, encoding="utf-8")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0", "TILESCALE_CACHE_DIR": str(folder / "größer")}
+    done = subprocess.run(
+        [sys.executable, str(folder / "kernül.py")], env={**os.environ, **locale}, capture_output=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr.decode("utf-8", "replace")
+    assert done.stdout.count(b"l.py:14: Gr") == 2, done.stdout

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from tilescale import env
-from tilescale.errors import TileError
+from tilescale.errors import TileError, utf8
 
 HERE = Path(__file__).resolve().parent
 SOURCES = (
@@ -207,7 +207,7 @@ def _ffi_module() -> Any:
     if _module is None:
         tvm_ffi = import_tvm_ffi()
         library()
-        _module = tvm_ffi.load_module(str(library_path()))
+        _module = tvm_ffi.load_module(utf8(str(library_path())))
     return _module
 
 
@@ -222,7 +222,7 @@ def make_kernel(path: str | os.PathLike[str], desc: bytes, sites: str, name: str
     launch that failed. Raises RuntimeError when the shared object or the description does not fit.
     """
     module = _ffi_module()
-    f = module.make_kernel(os.fspath(path), desc, sites, name)
+    f = module.make_kernel(utf8(os.fspath(path)), desc, utf8(sites), utf8(name))
     kernels[module.last_kernel_id()] = (name, sites.split("\n"))
     return f
 
@@ -235,7 +235,7 @@ def make_cuda_kernel(code: bytes, desc: bytes, name: str, symbol: str, sites: st
     ``sites`` are as in `make_kernel`. Calls raise as `make_kernel`'s do; RuntimeError with ``TS:run:-1:…`` where the driver is missing or
     refuses the launch, with ``TS:failed:<kernel>|<file>|<line>|<message>`` where it does since a kernel has failed.
     """
-    return _ffi_module().make_cuda_kernel(code, desc, name, symbol, sites)
+    return _ffi_module().make_cuda_kernel(code, desc, utf8(name), symbol, utf8(sites))
 
 
 def cuda_synchronize() -> None:
