@@ -142,7 +142,7 @@ class Clusters:
         at, value = tirx.address_of(tirx.BufferLoad(buf, [index])), widened(self.scalar(call.args[1]), "int64")
         if tests:
             name = self.places[call.args[0].source].name
-            raise self.refused(f"T.test of a counter that may lie outside {name}", "an index that is bounded, by a loop or an `if` around it")
+            raise self.refused(f"T.test of a counter that may lie outside {name}", "an index that a loop or an `if` bounds")
         return tirx.call_extern("int32", f"ts::shared_test<{self._wide(call)}>", at, value, compare)
 
     def _wide(self, call: Any) -> str:

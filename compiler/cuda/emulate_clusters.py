@@ -173,7 +173,8 @@ def find(name: str) -> Callable[..., Any] | None:
     if plain == "ts::mbarrier_arrive_blocks":
         return barrier_arrive_blocks(int(number))
     ones: dict[str, Callable[..., Any]] = {
-        "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_sync": cluster_sync,
+        "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::cluster_sync": cluster_sync,
+        "ts::tma_load_multicast": tma_load_multicast,
         "ts::cluster_begins": cluster_sync, "ts::mbarrier_expect_there": expect_there, "ts::copy_to_block": copy_to_block,
         "ts::mbarrier_wait_cluster": barrier_wait,
     }  # fmt: skip

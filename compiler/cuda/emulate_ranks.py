@@ -19,7 +19,10 @@ import numpy as np
 from tilescale.compiler.cuda.emulated import Block, Memory, Pointer
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.ops.sync import OPS
+from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim.tiles import updated
 
 
 class Cells:
@@ -208,6 +211,31 @@ def _test(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, inside: Any
     return out
 
 
+def _system(kind: str) -> Callable[..., Any]:
+    """An atomic update at the scope of the system, by one thread after the other."""
+
+    def run(b: Block, m: Any, pointer: Pointer, value: Any) -> Any:
+        rank, name = b.world.place(b.task, pointer.memory)
+        data = b.world.arrays[rank][name]
+        dtype = str(data.dtype)
+        out = np.zeros(m.shape, numerics.compute(dtype))
+        for thread in np.flatnonzero(m):
+            at, given = (np.broadcast_to(x, m.shape)[thread] for x in (pointer.index, value))
+            key = (rank, name, int(at))
+            b.world.until(lambda: True)  # others may come first
+            out[thread] = before = numerics.decode(data[at], dtype)
+            data[at] = numerics.encode(updated(before, given if dtype in numerics.FLOATS else int(given), kind, dtype), dtype)
+            if kind == "store":
+                b.world.clocks.pop(key, None)
+            else:
+                b.world.hear(b, int(thread), key)
+            if kind != "load":
+                b.world.tell(b, int(thread), key)
+        return out
+
+    return run
+
+
 def _barrier(device: bool) -> Callable[..., None]:
     def run(b: Block, m: Any, team: Any, executors: Any, site: Any) -> None:
         each = b.world.blocks * _scalar(executors, m)
@@ -232,6 +260,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),
     **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},
+    **{f"ts::system_{kind}": _system(kind) for kind in KINDS},
     **{f"ts::wait<{scope}>": _wait for scope in ("true", "false")},
     **{f"ts::test<{scope}>": _test for scope in ("true", "false")},
 }

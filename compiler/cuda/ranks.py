@@ -13,6 +13,8 @@ from tilescale.compiler.cuda.kernel import Source
 from tilescale.compiler.cuda.places import Global, widened
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.ops.sync import COMPARISONS
 from tilescale.compiler.tvm_compat import ir, tirx
 
@@ -121,6 +123,25 @@ class Ranks:
         inside = all_of(tests) if tests else tirx.IntImm("bool", 1)
         where = (tirx.buffer_data(buf), widened(index, "int64"), inside, self._long(call.args[1]), compare, site)
         return tirx.call_extern("int32", f"ts::test<{_SCOPES[reach]}>", self.of_launch("team"), *where)
+
+    # -- atomic updates -----------------------------------------------------------------------------------------------
+    def remote_atomic(self, call: Any) -> Any:
+        """An update of a rank's memory at the scope of the system: a statement, or the value before it. The executor's threads have met in
+        front of it and meet behind it (`TileOp.order`), so its release and acquire are those of all of them."""
+        from tilescale.compiler.cuda.lower import all_of
+
+        region, value, peer = call.args
+        site = self.site("atomic", region.source.name, call)
+        buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
+        dtype = element_dtype(buf)
+        operand = self.scalar(value)
+        operand = operand if str(operand.ty) == dtype else tirx.Cast(dtype, operand)
+        at = self._peer(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site)
+        done = tirx.call_extern(dtype, f"ts::system_{call.attrs['kind']}", at, operand)
+        if str(call.ty) != str(VOID):
+            return done if not tests else tirx.if_then_else(all_of(tests), done, tirx.const(0, dtype))
+        made = tirx.Evaluate(done, call.span)
+        return self.once(made if not tests else tirx.IfThenElse(all_of(tests), made, None))
 
     def _counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
         buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)

@@ -1,4 +1,4 @@
-"""Atomic updates of a rank's own memory, which its blocks share; their order is the order of arrival."""
+"""Atomic updates of a rank's own memory, which its blocks share; their order is the order of arrival. A peer's: remote_atomic.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KINDS = ("add", "max", "min", "load", "store")
 ORDERS = (None, "relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
 #: what a load, or a store, cannot do: C++ has no such order for them
 _NOT_OF = {"load": ("release", "acq_rel"), "store": ("consume", "acquire", "acq_rel")}
-_DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32", "uint64")
 
 
 def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int = 1) -> Any:
@@ -25,13 +25,13 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
     to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
     loc = source.current()
     if to.buffer.kind == "signal":
-        instead = {"load": "T.wait({0}[i], value), which acquires", "store": 'T.signal({0}[i], value, op="set")'}
+        instead = {"load": "T.test({0}[i], value) or T.wait({0}[i], value), which acquire", "store": 'T.signal({0}[i], value, op="set")'}
         raise TileTypeError(
             f"T.atomic_{kind} of {to.name}, which is a signal", loc=loc, expected="memory",
             hint=instead.get(kind, "T.signal({0}[i], value), which releases").format(to.name),
         )  # fmt: skip
-    if to.dtype not in _DTYPES:
-        raise TileTypeError(f"T.atomic_{kind} of {to.dtype}", loc=loc, expected="one of " + ", ".join(_DTYPES))
+    if to.dtype not in DTYPES:
+        raise TileTypeError(f"T.atomic_{kind} of {to.dtype}", loc=loc, expected="one of " + ", ".join(DTYPES))
     if not to.buffer.scope.startswith(("global", "shared")):
         raise TileTypeError(f"{to.name} is private to its executor", loc=loc, hint=f"{to.name}[…] += …")
     if tile or (isinstance(dst, (Buffer, Region)) and to.shape):
@@ -57,7 +57,7 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
     return None
 
 
-def _check_order(order: str | None, kind: str = "") -> None:
+def check_order(order: str | None, kind: str = "") -> None:
     """Every atomic operation acquires and releases (docs/LANGUAGE.md, "Order"), whatever weaker order is asked for.
 
     Raises:
@@ -70,41 +70,48 @@ def _check_order(order: str | None, kind: str = "") -> None:
         raise TileTypeError(f"memory_order={order!r}{of}", loc=source.current(), expected=f"one of {known}")
 
 
-def _own(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuses ``dst=`` and ``src=`` naming a rank, which would else be Python's "multiple values for argument"."""
+def _anywhere(kind: str, side: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Behind an operand ``dst=`` (of a load ``src=``) names the rank whose memory it is: an operation of its own (ops/remote_atomic.py)."""
 
-    @functools.wraps(fn)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        named = next((name for name in ("dst", "src") if name in kwargs and (args or isinstance(kwargs[name], int))), None)
-        if named is not None:
-            raise TileTypeError(
-                f"T.{fn.__name__} has no {named}=: it acts on memory of its own rank", loc=source.current(),
-                hint="T.signal(s[0], dst=rank) adds to a peer's counter, T.copy(…, dst=rank) writes a peer's memory",
-            )  # fmt: skip
-        return fn(*args, **kwargs)
+    def decorated(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(fn)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            named = next((name for name in ("dst", "src") if name in kwargs and (args or isinstance(kwargs[name], int))), None)
+            if named is None:
+                return fn(*args, **kwargs)
+            if named != side or not kind:
+                raise TileTypeError(
+                    f"T.{fn.__name__} has no {named}=", loc=source.current(),
+                    hint=f"T.{fn.__name__}(…, {side}=rank)" if kind else "T.atomic_add of each element, with dst=rank",
+                )  # fmt: skip
+            from tilescale.compiler.ops.remote_atomic import remote
 
-    return checked
+            return remote(kind, kwargs.pop(named), *args, **kwargs)
+
+        return checked
+
+    return decorated
 
 
-@_own
+@_anywhere("add", "dst")
 def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False, use_tma: bool = False) -> Any:
     """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before. TMA adds
     tiles where it can, whether it is asked to (``use_tma``) or not."""
-    _check_order(memory_order)
+    check_order(memory_order)
     return _atomic("add", dst, value, return_prev)
 
 
-@_own
+@_anywhere("max", "dst")
 def atomic_max(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """The greater of an element and a value (a region and a tile)."""
-    _check_order(memory_order)
+    check_order(memory_order)
     return _atomic("max", dst, value, return_prev)
 
 
-@_own
+@_anywhere("min", "dst")
 def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_prev: bool = False) -> Any:
     """The lesser of an element and a value (a region and a tile)."""
-    _check_order(memory_order)
+    check_order(memory_order)
     return _atomic("min", dst, value, return_prev)
 
 
@@ -132,7 +139,7 @@ def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
     return None
 
 
-@_own
+@_anywhere("", "dst")
 def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
     """Adds two neighbours along the last axis, each atomically: ``T.atomic_addx2(C[i, j], t[i, j])``, also in ``T.Parallel``.
 
@@ -142,24 +149,38 @@ def atomic_addx2(dst: Any, value: Any, return_prev: bool = False) -> None:
     _several(dst, value, 2, return_prev)
 
 
-@_own
+@_anywhere("", "dst")
 def atomic_addx4(dst: Any, value: Any, return_prev: bool = False) -> None:
     """Adds four neighbours along the last axis, each atomically, as :func:`atomic_addx2` does two."""
     _several(dst, value, 4, return_prev)
 
 
-@_own
+@_anywhere("load", "src")
 def atomic_load(src: Any, memory_order: str = "seq_cst") -> Any:
     """Reads an element at once, after everything that its writer released."""
-    _check_order(memory_order, "load")
+    check_order(memory_order, "load")
     return _atomic("load", src, 0, True)
 
 
-@_own
+@_anywhere("store", "dst")
 def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
     """Writes an element at once, releasing what was written before."""
-    _check_order(memory_order, "store")
+    check_order(memory_order, "store")
     _atomic("store", dst, value, False)
+
+
+def on_cpu(v: Any, kind: str, target: Any, operand: Any) -> Any:
+    """The update of the element ``target`` of a view, as thread IR for the CPU: the value before, as it lies in memory. All of them are
+    sequentially consistent (native/atomics.c), also on memory that another process maps."""
+    from tilescale.compiler.cpu import convert as conversions
+
+    storage = conversions.storage_dtype(v.dtype)
+    passed = "uint16" if storage == "float16" else storage  # half has no one calling convention in C
+    stored = conversions.encode(operand, v.dtype)
+    stored = stored if passed == storage else tirx.reinterpret(passed, stored)
+    where = tirx.address_of(tirx.BufferLoad(v.buf, [target]))
+    raw = tirx.call_extern(passed, f"ts_atomic_{kind}_{v.dtype}", where, stored)
+    return raw if passed == storage else tirx.reinterpret(storage, raw)
 
 
 @register
@@ -211,17 +232,10 @@ class Atomic(TileOp):
         value = call.args[1]
         frm = cx.view(value) if isinstance(value, ir.TensorRegion) else None
         fixed = None if frm is not None else cx.scalar(value)
-        name = f"ts_atomic_{call.attrs['kind']}_{v.dtype}"
-        storage = conversions.storage_dtype(v.dtype)
-        passed = "uint16" if storage == "float16" else storage  # half has no one calling convention in C
 
         def one(target: Any, source_index: Any) -> Any:
             operand = fixed if frm is None else conversions.load(frm.buf, source_index, frm.dtype)
-            stored = conversions.encode(operand, v.dtype)
-            stored = stored if passed == storage else tirx.reinterpret(passed, stored)
-            where = tirx.address_of(tirx.BufferLoad(v.buf, [target]))
-            raw = tirx.call_extern(passed, name, where, stored)
-            return raw if passed == storage else tirx.reinterpret(storage, raw)
+            return on_cpu(v, str(call.attrs["kind"]), target, operand)
 
         if str(call.ty) != str(VOID):
             cx._require_inside(v, call.args[0])

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim import nest, numerics, tiles
+from tilescale.compiler.sim import diagnose, nest, numerics, tiles
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
+    from tilescale.compiler.sim.memory import Site
     from tilescale.compiler.sim.view import View
 
 
-def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
-    """The update of one element, or of one for each lane; the value before it."""
-    if kind != "load":
+def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | None = None) -> Any:
+    """The update of one element (of rank ``owner``), or of one for each lane; the value before it."""
+    if kind != "load" or owner is not None:
         ex.flush()
-    storage, index = target.storage(ex, None), target.index(ex)
+    storage, index = target.storage(ex, owner), target.index(ex)
     if ex.lanes is not None:
         active, chosen = nest.select(ex, storage, index, target.site)
         assert chosen is not None
@@ -30,13 +31,13 @@ def elements(ex: Executor, target: View, kind: str, value: Any) -> Any:
             storage.data[key] = tiles.updated(numerics.decode(storage.data[key], target.dtype), amount, kind, target.dtype)
         if kind != "load":
             ex.machine.polling.changed()
-        _published(ex, storage, keys, kind)
+        _published(ex, storage, keys, kind, target.site)
         return None
     if not nest.inside(index, storage.shape):
         return numerics.scalar(0, target.dtype)  # a finding where it is a tile's, by the effect table
     stood = storage.data[index].tobytes()
     before = numerics.decode(storage.data[index], target.dtype)
-    _published(ex, storage, [index], kind)
+    _published(ex, storage, [index], kind, target.site, wide=owner is not None)
     storage.data[index] = tiles.updated(before, value, kind, target.dtype)
     if storage.data[index].tobytes() != stood:
         ex.machine.polling.changed()
@@ -60,16 +61,21 @@ def tile(ex: Executor, target: View, kind: str, value: Callable[[], Any]) -> Non
             wide = numerics.decode(np.atleast_1d(storage.data[key]), dtype)
             made = tiles.ATOMIC[kind](wide, numerics.decode(np.atleast_1d(amount), dtype))
             storage.data[key] = made.astype(numerics.storage(dtype))
-    _published(ex, storage, list(np.ndindex(*(k.stop - k.start for k in key))), kind, tuple(k.start for k in key))
+    _published(ex, storage, list(np.ndindex(*(k.stop - k.start for k in key))), kind, target.site, tuple(k.start for k in key))
 
 
-def _published(ex: Executor, storage: Any, keys: list[tuple[int, ...]], kind: str, origin: tuple[int, ...] = ()) -> None:
-    """Acquires what earlier updates of these elements released, and releases in turn, each where the kind of update does."""
+def _published(
+    ex: Executor, storage: Any, keys: list[tuple[int, ...]], kind: str, site: Site, origin: tuple[int, ...] = (), wide: bool = False
+) -> None:
+    """Acquires what earlier updates of these elements released, and releases in turn, each where the kind of update does. wide: it names
+    a rank, and is atomic to all of them."""
     released = ex.machine.released
     shadow = id(storage.shadow)
     if origin:
         keys = [tuple(o + k for o, k in zip(origin, key, strict=True)) for key in keys]
     places = [(shadow, int(np.ravel_multi_index(key, storage.shape))) for key in keys]
+    if storage.scope == "global.symm":
+        _scopes(ex, storage, places, site, wide)
     for observer in ex.machine.observers if keys and storage.shadow.tracked else ():
         chosen = tuple(np.array(axis) for axis in zip(*keys, strict=True))
         observer.accessed(ex, storage, chosen, "load" if kind == "load" else "atomic", False)
@@ -81,3 +87,14 @@ def _published(ex: Executor, storage: Any, keys: list[tuple[int, ...]], kind: st
         clock = ex.release()
         for place in places:
             released[place] = clock  # what it has acquired with it: an update continues what stood there, a store starts anew
+
+
+def _scopes(ex: Executor, storage: Any, places: list[tuple[int, int]], site: Site, wide: bool) -> None:
+    """Two updates of one element are atomic to each other only where the scope of each takes in the other: an update without a rank is so
+    among its own rank's blocks alone (PTX ISA, "Memory Consistency Model", "Morally strong operations")."""
+    for place in places:
+        seen = ex.machine.updates.setdefault(place, {})
+        for number, (at, rank, far, there) in seen.items():
+            if rank != ex.rank.number and not (wide and far) and at > ex.vc[number]:
+                ex.machine.report.add(diagnose.too_narrow(ex.where(site, storage.name), there))
+        seen[ex.number] = (ex.now, ex.rank.number, wide and (ex.number not in seen or seen[ex.number][2]), ex.where(site, storage.name))

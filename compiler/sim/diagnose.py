@@ -182,6 +182,12 @@ def mixed(this: Where, does: tuple[str, int], that: Where, did: tuple[str, int])
     return Finding("race", text, this, (that,), hint)
 
 
+def too_narrow(this: Where, that: Where) -> Finding:
+    """Atomic updates of one element by two ranks, one of which is atomic among its own rank's blocks alone."""
+    text = f"this updates an element of {this.region} that {that.who} updates too, and one of the two is atomic within its rank alone"
+    return Finding("race", text, this, (that,), "dst=rank (src=rank of a load) in both, also for the own memory")
+
+
 def disagreement(ex: Executor, site: Site, agreed: dict[str, Any], meeting: Meeting) -> Finding:
     """Who comes to a meeting believes that it is another one than who came first does. The statements do not count: the ranks of a
     collective may meet in several, as those of a barrier may."""

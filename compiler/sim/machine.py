@@ -316,6 +316,8 @@ class Machine:
         self.late, self.observers = schedule.late, observers
         self.polling = Polling(bool(observers))
         self.report = Report()
+        #: of elements of symmetric memory, by executor: its last atomic update, see atomics.py
+        self.updates: dict[tuple[int, int], dict[int, tuple[int, int, bool, Where]]] = {}
         self.printed: list[str] = []
         self.printers: list[int] = []  # the rank of each line
         self.meetings: dict[tuple[Any, ...], Meeting] = {}

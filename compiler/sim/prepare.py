@@ -249,11 +249,11 @@ class Preparation(Expressions):
         return Step(slowly, True)
 
     def _intent(self, node: Any) -> str:
-        """What a step is about to do: atomic updates other than loads release."""
+        """What a step is about to do: atomic updates other than loads release, and one of a peer's memory sees what it wrote there."""
         found: list[Any] = []
 
         def look(call: Any) -> None:
-            if call.op.name == "ts.atomic" and str(call.attrs["kind"]) != "load":
+            if call.op.name == "ts.remote_atomic" or (call.op.name == "ts.atomic" and str(call.attrs["kind"]) != "load"):
                 found.append(call)
 
         structural_walk(node, (ir.Call, look))
@@ -326,7 +326,8 @@ class Preparation(Expressions):
 
     def performed(self, op: Any, call: Any) -> Any:
         """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
-        site = self.current = self.site(call, f"T.{op.name}" if op.name != "atomic" else f"T.atomic_{call.attrs['kind']}")
+        atomic = op.name in ("atomic", "remote_atomic")
+        site = self.current = self.site(call, f"T.atomic_{call.attrs['kind']}" if atomic else f"T.{op.name}")
         effects = op.effects(call)
         owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
         reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
@@ -345,11 +346,12 @@ class Preparation(Expressions):
         self.current = None
         if not effects or op.completes:
             return simulate
+        nothing = None if call.ty is None or str(call.ty) == str(base.VOID) else 0
 
         def run(ex: Any) -> Any:
             whose = None if owner is None else owner(ex)
             if whose is not None and not ex.machine.reaches(ex, whose, reach, site):
-                return None
+                return nothing
             if pulled is not None and whose is not None:
                 ex.flush(pulled.peer(whose))  # it sees what it wrote there itself
             by = None if ring is None else rings.engine(ex, ring)

@@ -22,6 +22,9 @@ from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
+#: operations behind which another executor's accesses may be known to have happened
+_ORDERING = ("wait", "test", "atomic", "remote_atomic", "team_sync", "barrier")
+
 
 @dataclass
 class Memory:
@@ -438,7 +441,7 @@ class Collector(Reading):
     # -- what orders blocks and ranks -----------------------------------------------------------------------------
     def _meet(self, op: Any, reach: str) -> None:
         """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, none is known."""
-        if op.name not in ("wait", "test", "atomic", "remote_atomic", "team_sync", "barrier") or (op.name == "barrier" and reach == "block"):
+        if op.name not in _ORDERING or (op.name == "barrier" and reach == "block"):
             return
         straight = not self.loops and not self.terms.nest and not self.endless and not self.executors and not self._under_a_condition()
         if straight and op.name == "barrier" and reach == "device":
@@ -474,7 +477,7 @@ def _acquires(body: Any) -> bool:
 
     def look(call: Any) -> None:
         op = base.find(call)
-        if op is None or op.name not in ("wait", "test", "atomic", "remote_atomic", "team_sync", "barrier"):
+        if op is None or op.name not in _ORDERING:
             return
         if op.name != "barrier" or str(call.attrs["reach"]) != "block":
             found.append(call)

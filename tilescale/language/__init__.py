@@ -41,6 +41,7 @@ _EXPORTS: dict[str, str] = {
     "ops.assertion": "device_assert",
     "ops.sync": "barrier sync_grid signal wait",
     "ops.test": "test",
+    "ops.put": "put",
     "ops.shuffle": "sync_threads sync_warp shfl_sync shfl_xor shfl_up shfl_down",
     "ops.mbarrier": "alloc_barrier mbarrier_arrive mbarrier_expect_tx mbarrier_wait_parity barrier_arrive barrier_wait tma_copy "
     "tma_store_arrive tma_store_wait",

@@ -243,20 +243,3 @@ def test_reinterpret_and_bits():
     assert c[2].equal(h.view(torch.int16).int() & 0x7FFF) and d.equal(-a)
     with refused(TileSyntaxError, "called outside a kernel"):
         T.print(3)
-
-
-@pytest.mark.parametrize("bad", ["add", "store", "load"])
-def test_atomics_act_on_own_memory(bad: str):
-    @T.prim_func
-    def main(F: T.SymmTensor((1,), "int32"), B: T.Tensor((1,), "int32")):
-        with T.Kernel(1), T.Scale("device") as rank, world:
-            if bad == "add":
-                T.atomic_add(F[0], 1, dst=1)
-            elif bad == "store":
-                T.atomic_store(F[0], 1, dst=(rank + 1) % world)
-            else:
-                B[0] = T.atomic_load(F[0], src=1)
-
-    with pytest.raises(TileTypeError, match=rf"T.atomic_{bad} has no (dst|src)=: it acts on memory of its own rank") as caught:
-        main.trace()
-    assert "T.signal" in (caught.value.hint or "") and caught.value.loc is not None

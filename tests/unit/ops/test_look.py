@@ -28,7 +28,7 @@ def polled(*, guarded: bool = True, sent: bool = True, reach: str = "device") ->
                 T.copy(X, X, dst=0)
                 if sent:
                     T.signal(s[1], dst=0)
-            else:
+            elif rank == 0:
                 come = T.alloc_var("int32")
                 while come == 0:
                     with T.Scale(reach):

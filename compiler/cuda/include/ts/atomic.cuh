@@ -120,4 +120,79 @@ __device__ __forceinline__ T publishing_load(T* at, T) { return atomic_load(at, 
 template <typename T>
 __device__ __forceinline__ T publishing_store(T* at, T value) { return atomic_store(at, value); }
 
+// Updates that all ranks see as one, acquiring and releasing at the scope of the system (PTX ISA, "atom", .acq_rel.sys).
+template <typename Word>
+__device__ __forceinline__ Word system_swap(Word* at, Word seen, Word next) {
+  Word found;
+  if constexpr (sizeof(Word) == 2) {
+    asm volatile("atom.acq_rel.sys.global.cas.b16 %0, [%1], %2, %3;" : "=h"(found) : "l"(at), "h"(seen), "h"(next) : "memory");
+  } else if constexpr (sizeof(Word) == 4) {
+    asm volatile("atom.acq_rel.sys.global.cas.b32 %0, [%1], %2, %3;" : "=r"(found) : "l"(at), "r"(seen), "r"(next) : "memory");
+  } else {
+    asm volatile("atom.acq_rel.sys.global.cas.b64 %0, [%1], %2, %3;" : "=l"(found) : "l"(at), "l"(seen), "l"(next) : "memory");
+  }
+  return found;
+}
+template <typename T, typename Update>
+__device__ __forceinline__ T system_by_swap(T* at, Update update) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  Word* word = reinterpret_cast<Word*>(at);
+  Word seen = *reinterpret_cast<volatile Word*>(word);
+  while (true) {
+    const T before = bits<T>(seen);
+    const Word found = system_swap(word, seen, bits<Word>(update(before)));
+    if (found == seen) return before;
+    seen = found;
+  }
+}
+template <typename T>
+__device__ __forceinline__ T system_add(T* at, T value) {
+  if constexpr (sizeof(T) == 2) {
+    return system_by_swap(at, [=](T before) { return T(float(before) + float(value)); });
+  } else if constexpr (T(1) / T(2) == T(0)) {  // integers of 32 or 64 bits
+    using Word = typename WordOf<sizeof(T)>::type;
+    Word before;
+    if constexpr (sizeof(T) == 4) {
+      asm volatile("atom.acq_rel.sys.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(bits<Word>(value)) : "memory");
+    } else {
+      asm volatile("atom.acq_rel.sys.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(at), "l"(bits<Word>(value)) : "memory");
+    }
+    return bits<T>(before);
+  } else {
+    return system_by_swap(at, [=](T before) { return before + value; });
+  }
+}
+#define TS_SYSTEM(kind, better)                                                                                    \
+  template <typename T>                                                                                            \
+  __device__ __forceinline__ T system_##kind(T* at, T value) {                                                     \
+    return system_by_swap(at, [=](T before) {                                                                      \
+      if constexpr (sizeof(T) == 2) {                                                                              \
+        return float(before) better float(value) || float(before) != float(before) ? before : value;               \
+      } else {                                                                                                     \
+        return before better value || before != before ? before : value;                                           \
+      }                                                                                                            \
+    });                                                                                                            \
+  }
+TS_SYSTEM(max, >=)
+TS_SYSTEM(min, <=)
+#undef TS_SYSTEM
+template <typename T>
+__device__ __forceinline__ T system_load(T* at, T) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  Word seen;
+  if constexpr (sizeof(T) == 2) asm volatile("ld.acquire.sys.global.b16 %0, [%1];" : "=h"(seen) : "l"(at) : "memory");
+  else if constexpr (sizeof(T) == 4) asm volatile("ld.acquire.sys.global.b32 %0, [%1];" : "=r"(seen) : "l"(at) : "memory");
+  else asm volatile("ld.acquire.sys.global.b64 %0, [%1];" : "=l"(seen) : "l"(at) : "memory");
+  return bits<T>(seen);
+}
+template <typename T>
+__device__ __forceinline__ T system_store(T* at, T value) {
+  using Word = typename WordOf<sizeof(T)>::type;
+  const Word word = bits<Word>(value);
+  if constexpr (sizeof(T) == 2) asm volatile("st.release.sys.global.b16 [%0], %1;" ::"l"(at), "h"(word) : "memory");
+  else if constexpr (sizeof(T) == 4) asm volatile("st.release.sys.global.b32 [%0], %1;" ::"l"(at), "r"(word) : "memory");
+  else asm volatile("st.release.sys.global.b64 [%0], %1;" ::"l"(at), "l"(word) : "memory");
+  return value;
+}
+
 }  // namespace ts
