@@ -124,8 +124,13 @@ class Scale:
     thread, warp, warpgroup and block name the executor: statements run once for each. cta_cluster, grid and device name the
     reach: with whom a barrier meets, whose memory a copy touches. The two values are the own index and the count.
 
+    Args:
+        team: with "device", some ranks of what encloses this: a list of ints, or a range, also of device values. Others skip the body, and
+            everything inside counts within the team (compiler/ops/team.py).
+
     Raises:
-        TileValueError: an unknown scale, or a block that cannot be cut so.
+        TileValueError: an unknown scale, a block that cannot be cut so, or ranks that are not there.
+        TileTypeError: what is no team, or one of another scale.
     """
 
     def __init__(self, name: str, team: Any = None):
@@ -139,6 +144,8 @@ class Scale:
                 expected="one of " + ", ".join(SCALES),
                 hint=f'T.Scale("{close[0]}")' if close else None,
             )
+        if team is not None and name != "device":
+            raise TileTypeError(f'team= of T.Scale("{name}")', loc=source.current(), hint='T.Scale("device", team=…)')
         self.name, self.team = name, team
         self.names: tuple[str, ...] = ()
 
@@ -168,6 +175,8 @@ class Scale:
         b.open_body()
         span = b.span()
         names = self.names if len(self.names) == 2 else (f"{self.name}_id", f"{self.name}_num")
+        if self.name == "device" and (self.team is not None or b.team is not None):
+            return self._enter_team(names)
         values = []
         for name, op in zip(names, ("ts.scale_index", "ts.scale_count"), strict=True):
             var = tirx.Var(b.unique(name), "int32")
@@ -175,9 +184,38 @@ class Scale:
             values.append(var)
         return tuple(values)
 
+    @property
+    def conditional(self) -> bool:
+        """Whether some executors skip the body."""
+        return self.team is not None
+
+    def _enter_team(self, names: tuple[str, ...]) -> Any:
+        """Opens the body for the members of ``team`` alone; without one it is the team that is open already."""
+        from tilescale.compiler.ops import team
+
+        b = bld.current()
+        if self.team is None:
+            return team.bound(names[0], b.team.index()), b.team.count
+        opened = team.open_team(self.team, b.team)
+        count = team.bound(names[1], opened.count)
+        self._inside = opened.inside()
+        self._branch = b.push("if", device=True)
+        b.open_body()
+        b.teams.append(opened)
+        return team.bound(names[0], opened.index()), count
+
+    def _leave_team(self) -> None:
+        b = bld.current()
+        b.teams.pop()
+        body = b.close_body()
+        b.pop(self._branch)
+        b.emit(body if self._inside is True else tirx.IfThenElse(self._inside, body, None, b.span(self._frame.loc)))
+
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is not None:
             return
+        if self.team is not None:
+            self._leave_team()
         b = bld.current()
         body = b.close_body()
         b.scales.pop()

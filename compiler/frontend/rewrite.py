@@ -182,14 +182,19 @@ class Rewriter(ast.NodeTransformer):
                 last.optional_vars = _place(ast.Tuple(elts, ast.Store()), first)
             else:
                 items.append(item)
+        state, rebound = self.temp("with"), _assigned(n.body)
+        here = ast.Name(state, ast.Load())
         for item in items:
             names = [] if item.optional_vars is None else [
                 t.id for t in ast.walk(item.optional_vars) if isinstance(t, ast.Name)
             ]  # fmt: skip
+            rebound += [x for x in names if x not in rebound]
             expr = self.visit(item.context_expr)
-            item.context_expr = self.hook("with_", expr, _constant(tuple(names)), at=item.context_expr)
+            item.context_expr = self.hook("with_", expr, _constant(tuple(names)), here, at=item.context_expr)
+        snapshot = ast.Dict([ast.Constant(x) for x in rebound], [self.peek(x) for x in rebound])
+        head = self.assign(state, self.hook("with_state", snapshot, at=n), n)
         n.items, n.body = items, self.block(n.body)
-        return n
+        return [head, n, *self.poison(state, rebound, n)]
 
     def visit_Assert(self, n: ast.Assert) -> Any:
         message = self.thunk(self.visit(n.msg) if n.msg is not None else ast.Constant(ast.unparse(n.test)))

@@ -11,6 +11,7 @@ from typing import Any
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Region, as_expr, convert
+from tilescale.compiler.ops import team
 from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, register
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -62,12 +63,14 @@ def barrier() -> None:
     What was written before it, remote memory included, may be read by all of them after it.
     """
     _not_in_parallel("T.barrier")
-    emit("barrier", [])
+    b = bld.current()
+    operands, attrs = team.meeting_operands(b.team if b.reach == "device" else None)
+    emit("barrier", operands, attrs)
 
 
 def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
-    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of every rank of the team, else
-    everyone at the open scale.
+    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of every rank of the open team,
+    else everyone at the open scale.
 
     Args:
         agreed: name → integer expression or text, what all participants must have alike; the simulator compares it.
@@ -77,9 +80,11 @@ def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
     attrs: dict[str, Any] = {
         "agreed": [f"{name}: {value}" for name, value in agreed if isinstance(value, str)], "names": [name for name, _ in given],
     }  # fmt: skip
+    operands: list[Any] = []
     if place == "device":
-        attrs["reach"] = "device"
-    emit("team_sync" if place == "device" else "barrier", [as_expr(value) for _, value in given], attrs)
+        operands, more = team.meeting_operands(bld.current().team)
+        attrs.update(more, reach="device")
+    emit("team_sync" if place == "device" else "barrier", [*(as_expr(value) for _, value in given), *operands], attrs)
 
 
 def _agreement(call: Any, cx: Any) -> Any:
@@ -87,8 +92,16 @@ def _agreement(call: Any, cx: Any) -> Any:
     if call.attrs is None or "agreed" not in call.attrs:
         return lambda ex: {}
     texts = dict(str(text).split(": ", 1) for text in call.attrs["agreed"])
-    values = [(str(name), cx.scalar(e)) for name, e in zip(call.attrs["names"], call.args, strict=True)]
-    return lambda ex: {**texts, **{name: int(value(ex)) for name, value in values}}
+    _, given = team.team_of_call(call)
+    order = team.ranks_of(call, cx, in_order=True)
+    values = [(str(name), cx.scalar(e)) for name, e in zip(call.attrs["names"], given, strict=True)]
+
+    def agreed(ex: Any) -> dict[str, Any]:
+        among = order(ex)
+        theirs = {} if among is None else {"ranks of the team": ", ".join(map(str, among))}
+        return {**texts, **{name: int(value(ex)) for name, value in values}, **theirs}
+
+    return agreed
 
 
 def sync_grid() -> None:
@@ -143,6 +156,8 @@ class Barrier(TileOp):
         if reach == "device":
             cx.device = True
         site = cx.site("barrier", reach, call)
+        if (among := team.lowered_cpu(call, cx, cx.executor_count(), site)) is not None:
+            return among
         return cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
@@ -159,8 +174,8 @@ class Barrier(TileOp):
 
     def simulate(self, call: Any, cx: Any) -> Any:
         reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
-        agreed = _agreement(call, cx)
-        return lambda ex: ex.machine.barrier(ex, reach, each, site, agreed(ex))
+        agreed, ranks = _agreement(call, cx), team.ranks_of(call, cx)
+        return lambda ex: ex.machine.barrier(ex, reach, each, site, agreed(ex), ranks(ex))
 
 
 @register
@@ -174,6 +189,8 @@ class TeamSync(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         cx.waits = cx.device = True
         site = cx.site("collective", "", call)
+        if (among := team.lowered_cpu(call, cx, 0, site)) is not None:
+            return among
         return cx.observed(cx.call("ts_team_sync", site), site)
 
     def order(self, call: Any) -> tuple[bool, bool]:
@@ -183,9 +200,15 @@ class TeamSync(TileOp):
         return cx.team_sync(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        site, agreed = cx.site(call, "the collective"), _agreement(call, cx)
-        # the same block of every rank; below the block the same executor of it
-        return lambda ex: ex.machine.meet(ex, ("team", ex.block.number, ex.path), len(ex.machine.ranks), site, agreed(ex))
+        site, agreed, ranks = cx.site(call, "the collective"), _agreement(call, cx), team.ranks_of(call, cx)
+
+        def run(ex: Any) -> Any:
+            among = ranks(ex)
+            # the same block of every rank; below the block the same executor of it
+            each = 1 if among is not None else len(ex.machine.ranks)
+            return ex.machine.meet(ex, ("team", ex.block.number, ex.path), each, site, agreed(ex), among)
+
+        return run
 
 
 @register
