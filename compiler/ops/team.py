@@ -19,7 +19,7 @@ from tilescale.compiler.frontend.hooks import LoopNest, is_device
 from tilescale.compiler.frontend.values import as_expr, binary, compare, constant, difference, index_expr
 from tilescale.compiler.ops.assertion import Assert
 from tilescale.compiler.ops.base import emit, register
-from tilescale.compiler.tvm_compat import ir, register_op, tirx
+from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import TileTypeError, TileValueError
 
 #: a rank that is outside of its team, for the runtimes: this plus the lower 16 bits of what the program named (TS_OUTSIDE in ts_rt.h)
@@ -105,7 +105,8 @@ class Team:
                     f"{side}={known} is no rank of the team, which has {count}", loc=source.current(), expected=f"0 ≤ rank < {count}"
                 )
             return index_expr(self.member(known))
-        named = bound("member", index)
+        # of a range what is named may stand in the copy itself, which then keeps its place in a pipelined loop
+        named = as_expr(index) if self.form == "range" and not _reads(index) else bound("member", index)
         there = self.member(named if known is None else known)
         return ir.Call("ts.scale_rank", [as_expr(named), as_expr(self.count), as_expr(there)], ret_ty=ir.PrimType("int32"))
 
@@ -226,6 +227,14 @@ def bound(name: str, value: Any) -> Any:
     b.emit(tirx.Bind(var, e, b.span()))
     b.definitions[var] = e
     return var
+
+
+def _reads(value: Any) -> bool:
+    """Whether an expression reads memory."""
+    found: list[Any] = []
+    if is_device(value):
+        structural_walk(as_expr(value), (ir.TensorLoad, found.append))
+    return bool(found)
 
 
 def binary_if(condition: Any, yes: Any, no: Any) -> Any:

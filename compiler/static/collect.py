@@ -429,9 +429,9 @@ class Collector(Reading):
             memory, index = self._counter(call.args[0])
             self.found.waits.append(Wait(memory, index, self.term(call.args[1]), str(call.attrs["cmp"]), at, reach))
         elif op.name == "team":
-            some, low, high, ranks = (self.term(a) for a in call.args[2:])
-            where = replace(at, conds=(*at.conds, at_least(some - 1)), what="T.Scale")
-            self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (low, high)]
+            members, lowest, highest, ranks = (self.term(a) for a in call.args[2:])
+            where = replace(at, conds=(*at.conds, at_least(members - 1)), what="T.Scale")
+            self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (lowest, highest)]
         if op.name in ("assert", "team"):
             self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
         self._meet(op, reach, everyone=call.attrs is None or "team" not in call.attrs)

@@ -47,7 +47,7 @@ def test_teams_compute_what_they_should(name: str, n: int):
     run_ranks(n, work)
 
 
-def failing(make: Any, n: int, message: str, **env: str) -> None:
+def failing(make: Any, n: int, message: str) -> None:
     made = run(make())
 
     def work() -> None:
@@ -55,7 +55,7 @@ def failing(make: Any, n: int, message: str, **env: str) -> None:
         made(comm.zeros((4,), "int32"), comm.rank())
 
     with pytest.raises(RanksFailed, match=message):
-        run_ranks(n, work, **({"env": env} if env else {}))
+        run_ranks(n, work)
 
 
 def test_a_team_with_ranks_that_are_not_there_fails_by_name():
@@ -80,3 +80,22 @@ def test_a_rank_outside_of_the_team_fails_by_name():
         return kernel
 
     failing(make, 3, r"rank [23] is out of range of the team of its T.Scale")
+
+
+def test_who_does_not_come_to_a_teams_barrier_is_named():
+    """Rank 0, the lowest of the team, and rank 2 wait for rank 1; rank 3 is no member and is not blamed."""
+
+    @T.prim_func
+    def kernel(X: T.SymmTensor((4,), "int32"), number: T.int32):
+        with T.Kernel(1), T.Scale("device", team=[2, 0, 1]):
+            if number != 1:
+                T.barrier()
+
+    made = run(kernel)
+
+    def work() -> None:
+        comm.init()
+        made(comm.zeros((4,), "int32"), comm.rank())
+
+    with pytest.raises(RanksFailed, match=r"rank [02], block \(0, 0, 0\): waited 1 s for rank 1 to arrive at the barrier"):
+        run_ranks(4, work, env={"TILESCALE_WAIT_TIMEOUT": "1"})
