@@ -125,7 +125,7 @@ class _Pass:
             depth = max(depth, self.depth.get(hash(var), 0))
 
         tvm_ffi.structural_walk(bind.value, (ir.Var, look))
-        if depth < CHAIN or str(bind.var.ty) == "bool":
+        if depth < CHAIN or str(bind.var.ty) == "bool" or not isinstance(bind.var.ty, ir.PrimType):  # an address comes from a call
             self.depth[hash(bind.var)] = depth + 1
             self.kept.append(bind.var)
             return bind

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import is_nan, let, lit, select
-from tilescale.compiler.ops import base
+from tilescale.compiler.ops import base, team
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 
@@ -141,6 +141,8 @@ class Scalars:
             return self.scale_value(str(e.args[0].value), 0)  # type: ignore[attr-defined]
         if name == "ts.scale_count":
             return self.scale_value(str(e.args[0].value), 1)  # type: ignore[attr-defined]
+        if name == "ts.scale_rank":
+            return team.checked_rank(self, e)
         if name == IF_THEN_ELSE:
             return self._chosen(e)
         if name == REINTERPRET:

@@ -249,6 +249,31 @@ def _team_sync(b: Block, m: Any, team: Any, site: Any) -> None:
     b.world.meet(b, _one(m, "a meeting of ranks"), ("team", b.task.block), len(b.world.arrays))
 
 
+def _range_of_ranks(b: Block, m: Any, first: Any, count: Any, step: Any) -> tuple[int, ...]:
+    start, n, by = (_scalar(x, m) for x in (first, count, step))
+    return _there(b, [start + k * by for k in range(n)])
+
+
+def _list_of_ranks(b: Block, m: Any, *ranks: Any) -> tuple[int, ...]:
+    return _there(b, [rank for x in ranks if (rank := _scalar(x, m)) >= 0])
+
+
+def _there(b: Block, ranks: list[int]) -> tuple[int, ...]:
+    """Those who meet, in the order of the launch's ranks: by it those who expect one another find each other."""
+    if any(not 0 <= rank < len(b.world.arrays) for rank in ranks):
+        raise EmulationError(f"a team of ranks {ranks}, of which some are not there")
+    return tuple(sorted(ranks))
+
+
+def _barrier_among(b: Block, m: Any, team: Any, executors: Any, site: Any, ranks: tuple[int, ...]) -> None:
+    each = b.world.blocks * _scalar(executors, m)
+    b.world.meet(b, _one(m, "a barrier"), ("device", ranks), each * len(ranks))
+
+
+def _team_sync_among(b: Block, m: Any, team: Any, site: Any, ranks: tuple[int, ...]) -> None:
+    b.world.meet(b, _one(m, "a meeting of ranks"), ("team", b.task.block, ranks), len(ranks))
+
+
 def _no_counter(b: Block, m: Any, team: Any, site: Any) -> None:
     raise EmulationError("an index of a signal lies outside")
 
@@ -256,6 +281,10 @@ def _no_counter(b: Block, m: Any, team: Any, site: Any) -> None:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::peer": _peer,
     "ts::team_sync": _team_sync,
+    "ts::team_sync_among": _team_sync_among,
+    "ts::barrier_among": _barrier_among,
+    "ts::range_of_ranks": _range_of_ranks,
+    "ts::list_of_ranks": _list_of_ranks,
     "ts::no_counter": _no_counter,
     "ts::barrier<true>": _barrier(True),
     "ts::barrier<false>": _barrier(False),

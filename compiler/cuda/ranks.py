@@ -16,6 +16,7 @@ from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.ops.sync import COMPARISONS
+from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
 
 #: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
@@ -167,6 +168,8 @@ class Ranks:
         self.device = self.device or reach == "device"
         executors = tirx.IntImm("int32", self.executor.count)
         site = self.site("barrier", reach, call)
+        if (among := self._among(call)) is not None:
+            return self.once(self._do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span))
         return self.once(self._do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span))
 
     def team_sync(self, call: Any) -> Any:
@@ -175,4 +178,15 @@ class Ranks:
             raise self.refused(f"a collective of ranks inside T.Scale({self.executor.name!r})", "one meeting a block")
         self.device = True
         site = self.site("collective", "", call)
+        if (among := self._among(call)) is not None:
+            return self.once(self._do("team_sync_among", self.of_launch("team"), site, among, span=call.span))
         return self.once(self._do("team_sync", self.of_launch("team"), site, span=call.span))
+
+    def _among(self, call: Any) -> Any:
+        """The members of the team inside the kernel that meets in ``call``; None where it is everyone."""
+        among, _ = team_of_call(call)
+        if among is None:
+            return None
+        # a list's count is of no use there: ranks behind it are -1
+        terms = among.operands() if among.form == "range" else among.operands()[1:]
+        return tirx.call_extern("handle", f"ts::{among.form}_of_ranks", *(widened(self.scalar(t), "int32") for t in terms))

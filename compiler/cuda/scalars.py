@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ops import base
+from tilescale.compiler.ops import base, team
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
 from tilescale.errors import InternalError
 
@@ -67,6 +67,8 @@ class Scalars:
             return self.scale_value(str(e.args[0].value), int(name == "ts.scale_count"))
         if name == IF_THEN_ELSE:
             return self._chosen(*e.args)
+        if name == "ts.scale_rank":
+            return team.checked_rank(self, e)
         op = base.find(e)
         if op is not None:
             return op.lower_cuda(e, self)

@@ -65,6 +65,8 @@ class Builder:
         self.launched = False  # its body has been closed
         self.entered = False  # the kernel's own function has been
         self.scales: list[str] = []
+        #: the open teams (compiler/ops/team.py), the innermost last
+        self.teams: list[Any] = []
         self.buffers: dict[Any, Any] = {}
         self.symbols: dict[str, Any] = {}
         #: symbol → what each call's value is promised to be a multiple of
@@ -175,6 +177,11 @@ class Builder:
     def reach(self) -> str:
         """The innermost scale from the cluster outward: with whom a statement talks; the block where none is open."""
         return next((s for s in reversed(self.scales) if s in REACHES), "block")
+
+    @property
+    def team(self) -> Any:
+        """The innermost open team; None where ranks are the launch's."""
+        return self.teams[-1] if self.teams else None
 
 
 EXECUTORS = ("thread", "warp", "warpgroup", "block")

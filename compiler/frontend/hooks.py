@@ -161,7 +161,13 @@ class Hooks:
         return True
 
     # -- with, functions ------------------------------------------------------------------------------------------
-    def with_(self, manager: Any, names: tuple[str, ...]) -> Any:
+    def with_state(self, snapshot: dict[str, Callable[[], Any]]) -> State:
+        state = State("T.Scale of a team", snapshot, True)
+        state.device = False  # decided by what is opened
+        return state
+
+    def with_(self, manager: Any, names: tuple[str, ...], state: State) -> Any:
+        state.device = state.device or getattr(manager, "conditional", False)
         if hasattr(manager, "name_targets"):
             manager.name_targets(names)
         return manager

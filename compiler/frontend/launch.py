@@ -7,8 +7,8 @@ from typing import Any
 
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import returns, source
-from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, index_expr
-from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
+from tilescale.compiler.frontend.values import Buffer, as_expr, constant, index_expr
+from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.compiler.widths import WARP, WARPGROUP
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
@@ -140,8 +140,13 @@ class Scale:
     reach: with whom a barrier meets, whose memory a copy touches. The two values are the own index and the count; of a cluster the
     index may be one along each axis: ``with T.Scale("cta_cluster") as (x, y), n:``.
 
+    Args:
+        team: with "device", some ranks of what encloses this: a list of ints, or a range, also of device values. Others skip the body, and
+            everything inside counts within the team (compiler/ops/team.py).
+
     Raises:
-        TileValueError: an unknown scale, or a block that cannot be cut so. TileSyntaxError: names that the values do not fit.
+        TileValueError: an unknown scale, a block that cannot be cut so, or ranks that are not there.
+        TileTypeError: what is no team, or one of another scale. TileSyntaxError: names that the values do not fit.
     """
 
     def __init__(self, name: str, team: Any = None):
@@ -155,8 +160,8 @@ class Scale:
                 expected="one of " + ", ".join(SCALES),
                 hint=f'T.Scale("{close[0]}")' if close else None,
             )
-        if is_expr(team) or isinstance(team, (Buffer, Region, Variable)):
-            raise TileTypeError(f"T.Scale(…, team={team})", loc=source.current(), expected="what tilescale.comm.team gave")
+        if team is not None and name != "device":
+            raise TileTypeError(f'team= of T.Scale("{name}")', loc=source.current(), hint='T.Scale("device", team=…)')
         self.name, self.team = name, team
         self.names: tuple[Any, ...] = ()
 
@@ -205,6 +210,8 @@ class Scale:
         names = self.names if len(self.names) == 2 else (f"{self.name}_id", f"{self.name}_num")
         if axes:
             names = (f"{self.name}_id", names[1])
+        if self.name == "device" and (self.team is not None or b.team is not None):
+            return self._enter_team(names)
         values = []
         for name, op in zip(names, ("ts.scale_index", "ts.scale_count"), strict=True):
             var = tirx.Var(b.unique(name), "int32")
@@ -220,9 +227,38 @@ class Scale:
             along.append(own)
         return tuple(along), values[1]
 
+    @property
+    def conditional(self) -> bool:
+        """Whether some executors skip the body."""
+        return self.team is not None
+
+    def _enter_team(self, names: tuple[str, ...]) -> Any:
+        """Opens the body for the members of ``team`` alone; without one it is the team that is open already."""
+        from tilescale.compiler.ops import team
+
+        b = bld.current()
+        if self.team is None:
+            return team.bound(names[0], b.team.index()), b.team.count
+        opened = team.open_team(self.team, b.team)
+        count = team.bound(names[1], opened.count)
+        self._inside = opened.inside()
+        self._branch = b.push("if", device=True)
+        b.open_body()
+        b.teams.append(opened)
+        return team.bound(names[0], opened.index()), count
+
+    def _leave_team(self) -> None:
+        b = bld.current()
+        b.teams.pop()
+        body = b.close_body()
+        b.pop(self._branch)
+        b.emit(body if self._inside is True else tirx.IfThenElse(self._inside, body, None, b.span(self._frame.loc)))
+
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if error is not None:
             return
+        if self.team is not None:
+            self._leave_team()
         b = bld.current()
         body = b.close_body()
         b.scales.pop()

@@ -192,12 +192,19 @@ class Rewriter(ast.NodeTransformer):
                 joined.append(last.optional_vars)
             else:
                 items.append(item)
+        state, rebound = self.temp("with"), _assigned(n.body)
+        here = ast.Name(state, ast.Load())
         for item in items:
-            names = () if item.optional_vars is None else _names(item.optional_vars)
+            target = item.optional_vars
+            names = () if target is None else _names(target)
+            rebound += [t.id for t in ast.walk(target or ast.Tuple([])) if isinstance(t, ast.Name) and t.id not in rebound]
             expr = self.visit(item.context_expr)
-            item.context_expr = self.hook("with_", expr, _constant(names if isinstance(names, tuple) else (names,)), at=item.context_expr)
+            given = _constant(names if isinstance(names, tuple) else (names,))
+            item.context_expr = self.hook("with_", expr, given, here, at=item.context_expr)
+        snapshot = ast.Dict([ast.Constant(x) for x in rebound], [self.peek(x) for x in rebound])
+        head = self.assign(state, self.hook("with_state", snapshot, at=n), n)
         n.items, n.body = items, self.block(n.body)
-        return n
+        return [head, n, *self.poison(state, rebound, n)]
 
     def visit_Assert(self, n: ast.Assert) -> Any:
         message = self.thunk(self.visit(n.msg) if n.msg is not None else ast.Constant(ast.unparse(n.test)))

@@ -15,6 +15,7 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Buffer, Region, as_expr, constant, index_expr
 from tilescale.compiler.ir.regions import APART, MIXED, SAME, Regions
+from tilescale.compiler.ops import team
 from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape, show, squeeze
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -152,7 +153,8 @@ def all_reduce(src: Any, dst: Any = None, op: str = "sum") -> None:
 def _emit(name: str, src: Region, dst: Region, attrs: dict[str, Any], *more: Any) -> None:
     """Adds the call; which axes a scalar index dropped is kept, since the expansion has to find the leading axis again."""
     dropped = {"src_dropped": [int(d) for d in src.dropped], "dst_dropped": [int(d) for d in dst.dropped]}
-    emit(name, [src.ir(), dst.ir(), *more], {**attrs, **dropped})
+    operands, among = team.meeting_operands(bld.current().team if attrs["place"] == "device" else None)
+    emit(name, [src.ir(), dst.ir(), *more, *operands], {**attrs, **dropped, **among})
 
 
 class _Collective(TileOp):
@@ -250,6 +252,8 @@ def _who(place: str) -> tuple[Any, Any]:
     """The own index and the count of participants."""
     from tilescale.compiler.tvm_compat import ir
 
+    if place == "device" and (among := bld.current().team) is not None:
+        return team.bound("member", among.index()), among.count
     return tuple(ir.Call(op, [ir.StringImm(place)], ret_ty=ir.PrimType("int32")) for op in ("ts.scale_index", "ts.scale_count"))
 
 

@@ -107,7 +107,7 @@ def _by_hand(frm: Region, to: Region, width: Any, layout: Any, disable_tma: bool
 
 
 def check_peer(peer: Any, owned: Region, side: str) -> Any:
-    """The rank (or block of the cluster) that owns ``owned``, as an expression.
+    """The rank of the launch (or block of the cluster) that owns ``owned``, as an expression; ``peer`` counts within the open team.
 
     Raises:
         TileSyntaxError, TileTypeError, TileValueError: no such scale is open, or the memory cannot be reached there.
@@ -137,7 +137,7 @@ def check_peer(peer: Any, owned: Region, side: str) -> Any:
         x, y, z = b.launch.cluster
         if known >= x * y * z:
             raise TileValueError(f"{side}={known} is no block of the cluster", loc=loc, expected=f"0 ≤ block < {x * y * z}")
-    return e
+    return b.team.rank(e, side) if reach == "device" and b.team is not None else e
 
 
 @register

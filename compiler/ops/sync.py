@@ -13,6 +13,7 @@ from typing import Any
 from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import Buffer, Region, as_expr, binary, constant, convert
+from tilescale.compiler.ops import team
 from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, region, register
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -65,12 +66,14 @@ def barrier() -> None:
     What was written before it, remote memory included, may be read by all of them after it.
     """
     _not_in_parallel("T.barrier")
-    emit("barrier", [])
+    b = bld.current()
+    operands, attrs = team.meeting_operands(b.team if b.reach == "device" else None)
+    emit("barrier", operands, attrs)
 
 
 def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
-    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of every rank of the team, else
-    everyone at the open scale.
+    """One meeting of a collective at the scale ``place``: at device scale this block and the same block of every rank of the open team,
+    else everyone at the open scale.
 
     Args:
         agreed: name → integer expression or text, what all participants must have alike; the simulator compares it.
@@ -80,9 +83,11 @@ def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
     attrs: dict[str, Any] = {
         "agreed": [f"{name}: {value}" for name, value in agreed if isinstance(value, str)], "names": [name for name, _ in given],
     }  # fmt: skip
+    operands: list[Any] = []
     if place == "device":
-        attrs["reach"] = "device"
-    emit("team_sync" if place == "device" else "barrier", [as_expr(value) for _, value in given], attrs)
+        operands, more = team.meeting_operands(bld.current().team)
+        attrs.update(more, reach="device")
+    emit("team_sync" if place == "device" else "barrier", [*(as_expr(value) for _, value in given), *operands], attrs)
 
 
 def _agreement(call: Any, cx: Any) -> Any:
@@ -90,8 +95,16 @@ def _agreement(call: Any, cx: Any) -> Any:
     if call.attrs is None or "agreed" not in call.attrs:
         return lambda ex: {}
     texts = dict(str(text).split(": ", 1) for text in call.attrs["agreed"])
-    values = [(str(name), cx.scalar(e)) for name, e in zip(call.attrs["names"], call.args, strict=True)]
-    return lambda ex: {**texts, **{name: int(value(ex)) for name, value in values}}
+    _, given = team.team_of_call(call)
+    order = team.ranks_of(call, cx, in_order=True)
+    values = [(str(name), cx.scalar(e)) for name, e in zip(call.attrs["names"], given, strict=True)]
+
+    def agreed(ex: Any) -> dict[str, Any]:
+        among = order(ex)
+        theirs = {} if among is None else {"ranks of the team": ", ".join(map(str, among))}
+        return {**texts, **{name: int(value(ex)) for name, value in values}, **theirs}
+
+    return agreed
 
 
 def _fitting(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
@@ -167,7 +180,9 @@ class Barrier(TileOp):
         if reach == "device":
             cx.device = True
         site = cx.site("barrier", reach, call)
-        met = cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
+        met = team.lowered_cpu(call, cx, cx.executor_count(), site)
+        if met is None:
+            met = cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
         return _fitting(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
 
     def lower_cuda(self, call: Any, cx: Any) -> Any:
@@ -184,8 +199,8 @@ class Barrier(TileOp):
 
     def simulate(self, call: Any, cx: Any) -> Any:
         reach, site, each = str(call.attrs["reach"]), cx.site(call, "T.barrier"), cx.executor_count()
-        agreed = _agreement(call, cx)
-        return lambda ex: ex.machine.barrier(ex, reach, each, site, agreed(ex))
+        agreed, ranks = _agreement(call, cx), team.ranks_of(call, cx)
+        return lambda ex: ex.machine.barrier(ex, reach, each, site, agreed(ex), ranks(ex))
 
 
 @register
@@ -202,7 +217,9 @@ class TeamSync(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         cx.waits = cx.device = True
         site = cx.site("collective", "", call)
-        met = cx.observed(cx.call("ts_team_sync", site), site)
+        met = team.lowered_cpu(call, cx, 0, site)
+        if met is None:
+            met = cx.observed(cx.call("ts_team_sync", site), site)
         return _fitting(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
 
     def order(self, call: Any) -> tuple[bool, bool]:
@@ -212,9 +229,15 @@ class TeamSync(TileOp):
         return _fitting(call, cx, lambda text: cx.fail("collective", call, text), cx.team_sync(call))
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        site, agreed = cx.site(call, "the collective"), _agreement(call, cx)
-        # the same block of every rank; below the block the same executor of it
-        return lambda ex: ex.machine.meet(ex, ("team", ex.block.number, ex.path), len(ex.machine.ranks), site, agreed(ex))
+        site, agreed, ranks = cx.site(call, "the collective"), _agreement(call, cx), team.ranks_of(call, cx)
+
+        def run(ex: Any) -> Any:
+            among = ranks(ex)
+            # the same block of every rank; below the block the same executor of it
+            each = 1 if among is not None else len(ex.machine.ranks)
+            return ex.machine.meet(ex, ("team", ex.block.number, ex.path), each, site, agreed(ex), among)
+
+        return run
 
 
 @register

@@ -9,6 +9,7 @@ from tilescale.compiler.frontend.values import Buffer, Region, constant
 from tilescale.compiler.ir.regions import Regions
 from tilescale.compiler.ops import base
 from tilescale.compiler.ops.collective import _Collective
+from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 
@@ -35,6 +36,8 @@ def _expanded(program: Any, stmt: Any, regions: Regions) -> Any:
     b = bld.Builder(program.name)
     b.launch, b.fixed_span = program.launch, stmt.span
     b.scales = [str(call.attrs["executor"]), str(call.attrs["reach"])]
+    among, _ = team_of_call(call)
+    b.teams = [] if among is None else [among]
     with bld.tracing(b):
         src, dst = (_region(b, r, call.attrs[side]) for r, side in zip(call.args[:2], ("src_dropped", "dst_dropped"), strict=True))
         op.expand(call, src, dst, regions)

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import as_expr, constant
+from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import Loc
 
@@ -53,7 +54,8 @@ def demands_of(call: Any, symbols: dict[str, Any] | None = None) -> list[Demand]
     texts = dict(str(text).split(": ", 1) for text in call.attrs["agreed"])
     slots = list((symbols or {}).values())
     out = []
-    for name, e in zip(call.attrs["names"], call.args, strict=True):
+    _, given = team_of_call(call)
+    for name, e in zip(call.attrs["names"], given, strict=True):
         if str(name) not in ("parts", "parts of the source", "root"):
             continue
         symbol = next((k for k, var in enumerate(slots) if isinstance(e, ir.Var) and e.same_as(var)), None)
@@ -64,8 +66,9 @@ def demands_of(call: Any, symbols: dict[str, Any] | None = None) -> list[Demand]
 
 
 def demands(program: Any) -> list[Demand]:
-    """What a launcher has to look at: of the collectives of ranks that every block of every launch comes to, all that it knows."""
-    found = [d for call in _straight(program.func.body) for d in demands_of(call, program.symbols)]
+    """What a launcher has to look at: of the collectives of all ranks that every block of every launch comes to, all that it knows."""
+    calls = [call for call in _straight(program.func.body) if team_of_call(call)[0] is None]
+    found = [d for call in calls for d in demands_of(call, program.symbols)]
     return [d for d in found if d.known is not None or d.symbol is not None]
 
 
@@ -85,8 +88,9 @@ def misfits(call: Any, cx: Any) -> list[tuple[Any, str]]:
     a target's lowering."""
     if call.attrs is None or "agreed" not in call.attrs:
         return []
-    place = ir.StringImm(str(call.attrs["reach"]))
-    count = _long(cx.scalar(ir.Call("ts.scale_count", [place], ret_ty=ir.PrimType("int32"))))
+    among, _ = team_of_call(call)
+    everyone = ir.Call("ts.scale_count", [ir.StringImm(str(call.attrs["reach"]))], ret_ty=ir.PrimType("int32"))
+    count = _long(cx.scalar(everyone if among is None else as_expr(among.count)))
     if cx.demanded is None:
         cx.demanded = {d.call for d in demands(cx.program)}
     out = []

@@ -239,7 +239,8 @@ def deadlock(machine: Machine) -> Finding:
     elif first.waiting.meeting is not None:
         meeting = first.waiting.meeting
         gone = _absent(machine, first, meeting)
-        text = f"nobody can go on: {meeting.expected} must come to {first.waiting.site.what}, {len(meeting.came)} have come"
+        text = f"nobody can go on: {meeting.expected} must come to {first.waiting.site.what}{of_ranks(meeting)}"
+        text += f", {len(meeting.came)} have come"
         text += f", and {' and '.join(gone[:4])}{' and others' * (len(gone) > 4)} ended without it" if gone else ""
         hint = f"{first.waiting.site.what} where all of them come to it equally often, outside of branches and loops that some leave out"
     else:
@@ -281,12 +282,19 @@ def _spot(memory: Any, key: Any) -> str:
     return f"{describe(memory.name, key)}{owned(memory)}{is_}"
 
 
+def of_ranks(meeting: Meeting) -> str:
+    """`` of ranks 0, 2`` for a team's meeting."""
+    return "" if meeting.ranks is None else f" of rank{'s' * (len(meeting.ranks) > 1)} {', '.join(map(str, meeting.ranks))}"
+
+
 def _absent(machine: Machine, ex: Executor, meeting: Meeting) -> list[str]:
     """The blocks that have ended and should have come to a meeting where ``ex`` waits."""
     still = {(other.rank.number, other.block.number) for other in machine.blocked}
-    kind, *where = meeting.key
+    kind, *where = meeting.key if meeting.ranks is None else meeting.key[:-1]
     out = []
     for (rank, number), block in machine.blocks.items():
+        if meeting.ranks is not None and rank not in meeting.ranks:
+            continue
         called = {"cta_cluster": [rank, block.cluster], "grid": [rank], "device": [], "team": [number, *where[1:]]}.get(kind) == where
         if called and (rank, number) not in still:
             out.append(Where("", None, rank, block.shown).who)
@@ -297,7 +305,8 @@ def _waits_for(machine: Machine, ex: Executor) -> str:
     waiting = ex.waiting
     assert waiting is not None
     if waiting.meeting is not None:
-        return f"for {waiting.meeting.expected} executors at {waiting.site.what}; {len(waiting.meeting.came)} have come"
+        of = of_ranks(waiting.meeting)
+        return f"for {waiting.meeting.expected} executors at {waiting.site.what}{of}; {len(waiting.meeting.came)} have come"
     return f"for {waiting.text}"
 
 
@@ -329,6 +338,7 @@ def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
     if mine.meeting is not None:
         near = other.rank is ex.rank or mine.meeting.key[0] not in ("grid", "cta_cluster")
         near = near and (other.block.cluster == ex.block.cluster or mine.meeting.key[0] != "cta_cluster")
+        near = near and (mine.meeting.ranks is None or other.rank.number in mine.meeting.ranks)
         return SURELY if near and all(came is not other for came, _ in mine.meeting.came) else NEVER
     if mine.ring is not None:
         sites = machine.prepared.tokens.get(mine.ring, ()) if other.block is ex.block else ()

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.ops import base
+from tilescale.compiler.ops import base, team
 from tilescale.compiler.sim import nest, numerics
 from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET
@@ -215,6 +215,8 @@ class Expressions:
             return self._scale_value(str(e.args[0].value), int(name == "ts.scale_count"))
         if name == IF_THEN_ELSE:
             return self._chosen(*e.args)
+        if name == "ts.scale_rank":
+            return team.simulated_rank(self, e)
         if (op := base.find(e)) is not None:
             return self.performed(op, e)  # type: ignore[attr-defined]
         args = [self.scalar(a) for a in e.args]

@@ -152,14 +152,29 @@ class Counter:
 
 @dataclass
 class Meeting:
-    """A barrier: how many have come this time, and their joined clocks."""
+    """A barrier: how many have come this time, and their joined clocks. ``ranks``: of a team inside the kernel, which is then the last part
+    of the key, so that teams that overlap meet apart; None: everyone that the scale takes in."""
 
     key: tuple[Any, ...]
     expected: int
+    ranks: tuple[int, ...] | None = None
     came: list[tuple[Executor, Site]] = field(default_factory=list)
     agreed: dict[str, Any] = field(default_factory=dict)  # what who came first believes that it is
     clock: Any = None
     round: int = 0
+
+
+class Stranger(int):
+    """A rank that its program named inside a team and that is none of it; no rank of the launch's either."""
+
+    named: int
+    count: int
+
+    @staticmethod
+    def of(named: int, count: int) -> Stranger:
+        made = Stranger(-1)
+        made.named, made.count = named, count
+        return made
 
 
 class Counters:
@@ -478,14 +493,16 @@ class Machine:
         return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach)
 
     def meet(
-        self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site, agreed: dict[str, Any] | None = None
-    ) -> Generator[str, None, None]:
-        """Until ``expected`` executors have come; everyone acquires what all released. ``agreed``: of a collective, what all who meet must
-        have alike, by name."""
+        self, ex: Executor, key: tuple[Any, ...], each: int, site: Site, agreed: dict[str, Any] | None = None,
+        ranks: tuple[int, ...] | None = None,
+    ) -> Generator[str, None, None]:  # fmt: skip
+        """Until ``each`` executors (of each of ``ranks``, where these are given) have come; everyone acquires what all released.
+        ``agreed``: of a collective, what all who meet must have alike, by name."""
         yield "meet"
         ex.flush()
+        key, expected = (key, each) if ranks is None else ((*key, ranks), each * len(ranks))
         if key not in self.meetings:
-            self.meetings[key] = Meeting(key, expected)
+            self.meetings[key] = Meeting(key, expected, ranks)
         meeting = self.meetings[key]
         agreed = agreed or {}
         if meeting.came and agreed != meeting.agreed:
@@ -510,7 +527,7 @@ class Machine:
             return
         mine = meeting.round
         while meeting.round == mine:
-            ex.waiting = Waiting(site, f"{expected} at {site.what}", meeting=meeting)
+            ex.waiting = Waiting(site, f"{expected} at {site.what}{diagnose.of_ranks(meeting)}", meeting=meeting)
             yield "wait"
 
     def exchange(self, ex: Executor, warp: int, lane: int, lanes: int, value: Any, site: Site) -> Generator[str, None, Any]:
@@ -570,15 +587,18 @@ class Machine:
         x, y, z = self.prepared.cluster
         return x * y * z
 
-    def barrier(self, ex: Executor, reach: str, each: int, site: Site, agreed: dict[str, Any] | None = None) -> Generator[str, None, None]:
-        """T.barrier (or a meeting of a collective) at the scale ``reach``, which ``each`` executors of a block call."""
+    def barrier(
+        self, ex: Executor, reach: str, each: int, site: Site, agreed: dict[str, Any] | None = None, ranks: tuple[int, ...] | None = None
+    ) -> Generator[str, None, None]:
+        """T.barrier (or a meeting of a collective) at the scale ``reach``, which ``each`` executors of a block call; ``ranks``: those of
+        the open team."""
         blocks = self.grid[0] * self.grid[1] * self.grid[2]
         if reach == "cta_cluster":
             yield from self.meet(ex, (reach, ex.rank.number, ex.block.cluster), each * self.cluster_size, site, agreed)
         elif reach == "grid":
             yield from self.meet(ex, (reach, ex.rank.number), each * blocks, site)
         elif reach == "device":
-            yield from self.meet(ex, (reach,), each * blocks * len(self.ranks), site)
+            yield from self.meet(ex, (reach,), each * blocks * (1 if ranks else len(self.ranks)), site, ranks=ranks)
         # an executor's own threads act as one: their program order is enough
 
     def show(self, ex: Executor, text: str) -> None:
@@ -622,7 +642,10 @@ class Machine:
         count = len(self.ranks) if reach == "device" else dims[0] * dims[1] * dims[2]
         if 0 <= owner < count:
             return True
-        if reach == "device":
+        if isinstance(owner, Stranger):
+            text = f"there is no rank {owner.named}: the team has {owner.count}"
+            hint = f"0 ≤ rank < {owner.count}, for example (rank + 1) % n"
+        elif reach == "device":
             text, hint = f"there is no rank {owner}: there are {count}", f"0 ≤ rank < {count}, for example (rank + 1) % n"
         else:
             text, hint = f"the cluster has no block {owner}: it has {count}", f"an index of a block with 0 ≤ index < {count}"

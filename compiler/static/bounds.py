@@ -70,7 +70,7 @@ def counters(judge: Judge) -> Iterator[Obligation]:
 
 
 def peers(judge: Judge) -> Iterator[Obligation]:
-    """One obligation for each ``src=`` and ``dst=``."""
+    """One obligation for each ``src=`` and ``dst=``, and for the lowest and the highest rank of a ``team=``."""
     for p in judge.facts.peers:
         made = Obligation("peer", p.at.what, p.at.loc)
         yield judge.guarded(made, lambda p=p, made=made: _peer(judge, p, made))  # type: ignore[misc]
@@ -104,6 +104,6 @@ def _peer(judge: Judge, p: Peer, made: Obligation) -> Obligation:
     verdict = judge.decide(p.at.conds, there, scope=(*p.at.scope, *_leaves(judge, p.count, p.owner)))
     shown = ""
     if verdict.env is not None:
-        shown = f"{p.side}={judge.shown(p.owner, verdict.env)} of {judge.shown(p.count, verdict.env)}"
+        shown = f"{p.side if p.side != 'team' else 'rank'}={judge.shown(p.owner, verdict.env)} of {judge.shown(p.count, verdict.env)}"
     made.hint = "0 ≤ rank < n, for example (rank + 1) % n" if p.reach == "device" else "an index below the cluster's size"
     return judge.file(made, verdict, f"{p.side}= names a {who} that is not there", shown)

@@ -402,9 +402,10 @@ class Collector(Reading):
         at = self.place(call, f"T.{name}" if op.name != "team_sync" else "the collective")
         reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
         owner: Poly | None = None
+        named: Any = None
         for a in op.effects(call):
             whose = None if a.owner is None else self.term(a.owner)
-            owner = whose if whose is not None else owner
+            owner, named = (whose, a.owner) if whose is not None else (owner, named)
             memory = self.memories[a.region.source]
             if memory.scope.endswith("signal"):
                 memory.root.keep = memory.root.keep or a.mode != "read" and op.name not in ("signal", "copy")
@@ -418,7 +419,10 @@ class Collector(Reading):
         if owner is not None:
             count = self.count if reach == "device" else number(self.cluster)
             side = "src" if op.name == "copy" and str(call.attrs["side"]) == "src" else "dst"
-            self.found.peers.append(Peer(owner, count, reach, side, at))
+            if isinstance(named, ir.Call) and named.op.name == "ts.scale_rank":  # the team's ranks are there: `Exists` asks for them
+                self.found.peers.append(Peer(self.term(named.args[0]), self.term(named.args[1]), reach, side, at))
+            else:
+                self.found.peers.append(Peer(owner, count, reach, side, at))
             self.found.concurrent = self.found.concurrent or reach == "cta_cluster"
         if op.name == "signal":
             self._signal(call.args[0], call.args[1], str(call.attrs["op"]), at, owner, reach)
@@ -427,9 +431,13 @@ class Collector(Reading):
         elif op.name == "wait":
             memory, index = self._counter(call.args[0])
             self.found.waits.append(Wait(memory, index, self.term(call.args[1]), str(call.attrs["cmp"]), at, reach))
-        elif op.name == "assert":
+        elif op.name == "team":
+            members, lowest, highest, ranks = (self.term(a) for a in call.args[2:])
+            where = replace(at, conds=(*at.conds, at_least(members - 1)), what="T.Scale")
+            self.found.peers += [Peer(rank, ranks, "device", "team", where) for rank in (lowest, highest)]
+        if op.name in ("assert", "team"):
             self.conds += [c for c in (self.cond(call.args[0]),) if c.kind != "true"]
-        self._meet(op, reach)
+        self._meet(op, reach, everyone=call.attrs is None or "team" not in call.attrs)
 
     def _counter(self, region: Any) -> tuple[Memory, list[Poly]]:
         return self.memories[region.source], [self.term(r.min) for r in region.region]
@@ -439,11 +447,13 @@ class Collector(Reading):
         self.found.signals.append(Signal(memory, index, self.term(amount), op, at, owner, reach))
 
     # -- what orders blocks and ranks -----------------------------------------------------------------------------
-    def _meet(self, op: Any, reach: str) -> None:
-        """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, none is known."""
+    def _meet(self, op: Any, reach: str, everyone: bool) -> None:
+        """Behind a meeting that everyone comes to begins a new phase; behind anything else that may order, a team's meeting too, none is
+        known."""
         if op.name not in _ORDERING or (op.name == "barrier" and reach == "block"):
             return
-        straight = not self.loops and not self.terms.nest and not self.endless and not self.executors and not self._under_a_condition()
+        alone = self.loops or self.terms.nest or self.endless or self.executors or self._under_a_condition()
+        straight = everyone and not alone
         if straight and op.name == "barrier" and reach == "device":
             self.phase = self.order
         elif straight and op.name in ("barrier", "team_sync") and self.phase is not None:

@@ -16,7 +16,7 @@ KINDS = {
     "coverage": ("a tile's elements are written before they are read", "uninitialised"),
     "bounds": ("an access lies inside its tile", "out-of-bounds"),
     "counter": ("a counter's index lies inside its T.Signal", "out-of-bounds"),
-    "peer": ("src= and dst= name a rank (a block of the cluster) that is there", "no-such-rank"),
+    "peer": ("src=, dst= and team= name ranks (blocks of the cluster) that are there", "no-such-rank"),
     "wait": ("the signals that name a counter can reach what is awaited", "deadlock"),
     "part": ("a rank's part of another rank's tensor is there", "out-of-bounds"),
     "overlap": ("remote writes of two blocks or ranks that nothing orders touch elements of their own", "race"),

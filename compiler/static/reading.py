@@ -95,6 +95,8 @@ class Reading:
             return self.scale_value(str(e.args[0].value), int(name == "ts.scale_count"))
         if name == IF_THEN_ELSE:
             return self.terms.choice(self.cond(e.args[0]), self.term(e.args[1]), self.term(e.args[2]))
+        if name == "ts.scale_rank":
+            return self.term(e.args[2])
         return self._unknown("a value")
 
     # -- conditions -----------------------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"heads": 2, "S": 70, "D": 32, "launches": 2}, 1e-5),
         ({"heads": 1, "S": 130, "D": 32, "causal": True, "launches": 3, "seed": 1}, 1e-5),
     ],
+    "13_hierarchical_all_reduce": [({"N": 2200, "launches": 2}, 1e-5), ({"N": 7, "per_node": 4, "launches": 2, "seed": 1}, 1e-5)],
 }
 
 

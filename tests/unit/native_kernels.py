@@ -29,6 +29,7 @@ void ts_signal(void*, int64_t*, int64_t, int32_t);
 void* ts_peer(void*, void*, int32_t, int32_t);
 void ts_barrier(void*, int32_t, int32_t, int32_t);
 void ts_team_sync(void*, int32_t);
+void ts_meet_among(void*, int32_t, int32_t, int32_t, const int32_t*);
 void* ts_cluster_arena(void*, int32_t, int32_t);
 void ts_fork(void*, int32_t, int64_t*, int32_t);
 void ts_fail(void*, int32_t);

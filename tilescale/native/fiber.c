@@ -260,7 +260,8 @@ static void check_limits(ts_launch* L, ts_worker* W) {
   ts_fiber* first = f;
   do {
     if (f->flag && f->why != TS_WAIT_CHILDREN) {
-      if (f->why == TS_WAIT_ENTRY || f->why == TS_WAIT_SYNC || f->why == TS_WAIT_EXIT) {
+      if (f->why == TS_WAIT_AMONG) f->peer = ts_missing_of(f);
+      if (f->why == TS_WAIT_ENTRY || f->why == TS_WAIT_SYNC || f->why == TS_WAIT_EXIT || f->why == TS_WAIT_AMONG) {
         int32_t r = ts_team_member(L->team, f->peer);
         /* Whether it has ended is asked before its flag is looked at again: what it set before it ended counts. */
         if (ask && ts_rank_gone(r, why, sizeof why) && !ts_ready(f)) {

@@ -54,7 +54,10 @@ TS_API void ts_gpu_team_at(int32_t slot, int64_t control) {
 }
 
 /* Bytes of the control words of a team of `size` ranks. */
-TS_API int64_t ts_gpu_control_bytes(int32_t size) { return 8 * (16 + (4 + (int64_t)TS_MAX_RESIDENT) * size); }
+TS_API int64_t ts_gpu_control_bytes(int32_t size) {
+  int64_t meetings = 4 + (int64_t)TS_MAX_RESIDENT, inside = 2 * (1 + (int64_t)TS_MAX_RESIDENT); /* of everyone, of teams inside kernels */
+  return 8 * (16 + (meetings + inside) * size);
+}
 
 /* Of the word that stops the job, which GPUs look at while they wait. */
 TS_API int64_t ts_stop_word(void) { return ts_the_heap.base ? (int64_t)(intptr_t)&ts_control_of(0)->stop : 0; }
@@ -272,6 +275,8 @@ static void put_failure(const ts_record* r, const ts_kernel* K, char* out, size_
     snprintf(out, bytes, "%s: waited %g s at a barrier for other blocks", who, limit);
   } else if (r->why == DIFFERENT && team) {
     put_different(r, team, out, bytes);
+  } else if (r->why == NO_RANK && TS_IS_OUTSIDE(r->rank)) {
+    snprintf(out, bytes, "%s: rank %d is out of range of the team of its T.Scale", who, (int16_t)(r->rank - TS_OUTSIDE));
   } else if (r->why == NO_RANK) {
     int32_t size = team ? ts_team_size(team) : 1;
     snprintf(out, bytes, "%s: rank %lld is out of range: the team has %d rank%s", who, (long long)r->rank, size, size > 1 ? "s" : "");

@@ -77,6 +77,77 @@ static void meet_ranks(ts_fiber* f, int32_t site) {
   }
 }
 
+/* ---- teams inside a kernel
+ *
+ * Members meet at the lowest of them. One word a block (and one for all blocks) in each rank's own slot: a member stores the team's name
+ * there, and the lowest rank zero when all have come. So a word has one writer at a time, says with whom its rank means to meet, and is 0
+ * whenever nobody meets: teams that overlap cannot take one another's arrivals, and no word is reset between launches.
+ */
+static int32_t among_count(const ts_among* t) { return t->ranks ? t->ranks : t->terms[1]; }
+static int32_t among_rank(const ts_among* t, int32_t k) { return t->ranks ? t->terms[1 + k] : t->terms[0] + k * t->terms[2]; }
+
+static void meet_among(ts_fiber* f, int32_t site) {
+  const struct ts_team* team = f->launch->team;
+  ts_among* t = f->among;
+  if (!team) return;
+  int32_t me = ts_team_rank(team), size = ts_team_size(team), n = 0;
+  uint64_t who[TS_MAX_RANKS / 64] = {0};
+  t->lowest = me;
+  for (int32_t k = 0; k < among_count(t); k++) {
+    int32_t r = among_rank(t, k);
+    if (r < 0) continue;
+    if (r >= size) ts_raise(f, site, "rank %d of a team of T.Scale is out of range: the launch has %d rank%s", r, size, size > 1 ? "s" : "");
+    who[r / 64] |= (uint64_t)1 << r % 64;
+    if (r < t->lowest) t->lowest = r;
+    n++;
+  }
+  if (n < 2) return;
+  uint64_t name = 1469598103934665603u; /* FNV-1a over words; never 0 */
+  for (int32_t i = 0; i < TS_MAX_RANKS / 64; i++) name = (name ^ who[i]) * 1099511628211u, name ^= name >> 32;
+  t->name = (int64_t)(name | 1);
+  for (int32_t r = 0; r < size; r++)
+    if (who[r / 64] >> r % 64 & 1) ts_touch(f, r, site);
+  if (me != t->lowest) {
+    _Atomic int64_t* mine = ts_among_word(team, me, t->block);
+    /* Release what was done before; acquire, with the zero, what all members had released to the lowest rank before it stored that. */
+    atomic_store_explicit(mine, t->name, memory_order_release);
+    if (atomic_load_explicit(mine, memory_order_acquire)) ts_block_on(f, mine, 0, 1, site, TS_WAIT_AMONG);
+    return;
+  }
+  for (int pass = 0; pass < 2; pass++)
+    for (int32_t r = me + 1; r < size; r++) {
+      if (!(who[r / 64] >> r % 64 & 1)) continue;
+      _Atomic int64_t* its = ts_among_word(team, r, t->block);
+      if (pass) atomic_store_explicit(its, 0, memory_order_release);
+      else if (atomic_load_explicit(its, memory_order_acquire) != t->name) ts_block_on(f, its, t->name, 1, site, TS_WAIT_AMONG);
+    }
+}
+
+int32_t ts_missing_of(const ts_fiber* f) {
+  const ts_among* t = f->among;
+  const struct ts_team* team = f->launch->team;
+  for (int32_t k = 0; k < among_count(t); k++) {
+    int32_t r = among_rank(t, k);
+    if (r < 0 || r == t->lowest) continue;
+    if (atomic_load_explicit(ts_among_word(team, r, t->block), memory_order_relaxed) != t->name) return r;
+  }
+  return t->lowest;
+}
+
+/* Members of a team inside the kernel meet: with `executors` 0 this block and the same block of the others, else all their blocks, of
+ * which so many executors each call this. ranks, terms: as in ts_among. */
+TS_API void ts_meet_among(void* ctx, int32_t executors, int32_t site, int32_t ranks, const int32_t* terms) {
+  ts_fiber* f = ctx;
+  ts_launch* L = f->launch;
+  ts_among t = {.terms = terms, .ranks = ranks, .block = executors ? TS_MAX_RESIDENT : f->block};
+  if (!executors && f->block >= TS_MAX_RESIDENT)
+    ts_raise(f, site, "only the first %d blocks of a grid can meet the same block of other ranks", TS_MAX_RESIDENT);
+  f->among = &t;
+  if (executors) meet(f, &L->grid_barrier, L->nblocks * executors, site, meet_among);
+  else meet_among(f, site);
+  f->among = NULL;
+}
+
 TS_API void ts_barrier(void* ctx, int32_t scale, int32_t executors, int32_t site) {
   ts_fiber* f = ctx;
   ts_launch* L = f->launch;

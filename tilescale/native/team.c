@@ -53,6 +53,8 @@ _Atomic int64_t* ts_team_word(const ts_team* team, int32_t rank, int32_t block) 
   return block < 0 ? &team->slots[rank]->device : &team->slots[rank]->sync[block];
 }
 
+_Atomic int64_t* ts_among_word(const ts_team* team, int32_t rank, int32_t block) { return &team->slots[rank]->among[block]; }
+
 static void list_members(const ts_team* t, char* out, size_t bytes) {
   size_t n = (size_t)snprintf(out, bytes, "ranks ");
   for (int32_t i = 0; i < t->size && n < bytes; i++) n += (size_t)snprintf(out + n, bytes - n, i ? " %d" : "%d", t->members[i]);
@@ -206,6 +208,7 @@ TS_API void* ts_peer(void* ctx, void* p, int32_t rank, int32_t site) {
   ts_fiber* f = ctx;
   const ts_team* t = f->launch->team;
   const ts_heap* h = &ts_the_heap;
+  if (TS_UNLIKELY(TS_IS_OUTSIDE(rank))) ts_raise(f, site, "rank %d is out of range of the team of its T.Scale", (int16_t)(rank - TS_OUTSIDE));
   if (TS_UNLIKELY(rank < 0 || rank >= (t ? t->size : 1)))
     ts_raise(f, site, "rank %d is out of range: the team has %d rank%s", rank, t ? t->size : 1, t && t->size > 1 ? "s" : "");
   if (!t || rank == t->rank) return p;

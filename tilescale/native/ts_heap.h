@@ -4,7 +4,7 @@
 #include "ts_rt.h"
 
 #define TS_PAGE 4096
-#define TS_HEAP_VERSION 2
+#define TS_HEAP_VERSION 3
 
 /* One rank's letter box for the letters of another; two places, because a sender can be one message ahead of its reader and
  * never two: it sends message n + 1 only after it has received the reader's message n, which the reader sends after reading
@@ -35,6 +35,7 @@ typedef struct ts_slot {
   _Alignas(128) _Atomic int64_t exit;   /* the last launch whose blocks have ended */
   _Alignas(128) _Atomic int64_t device; /* launch << 32 | barriers of all blocks of all ranks passed in it */
   _Alignas(128) _Atomic int64_t sync[TS_MAX_RESIDENT]; /* for each block: launch << 32 | meetings with its twins */
+  _Alignas(128) _Atomic int64_t among[TS_MAX_RESIDENT + 1]; /* for each block, then for all: the team that it waits to meet, 0 none */
   _Atomic uint64_t last; /* the hash of what this rank launched on its GPU last */
   ts_launched launched[TS_LAUNCHED]; /* hash h at h % TS_LAUNCHED */
 } ts_slot;

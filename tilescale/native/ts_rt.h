@@ -39,6 +39,10 @@ enum {
   TS_MAIL = 512,          /* bytes of one message between hosts */
 };
 
+/* What a kernel says instead of a rank that is outside of its team inside the kernel: this plus the lower 16 bits of what it named. */
+#define TS_OUTSIDE (-(1 << 30))
+#define TS_IS_OUTSIDE(rank) ((rank) >= TS_OUTSIDE && (rank) < TS_OUTSIDE + (1 << 16))
+
 enum { TS_KIND_TENSOR, TS_KIND_INT, TS_KIND_FLOAT, TS_KIND_SYMM, TS_KIND_SIGNAL, TS_KIND_SIGNAL_KEEP };
 enum { TS_HOW_VALUE, TS_HOW_DEFINE, TS_HOW_SYMBOL, TS_HOW_FREE, TS_HOW_MULTIPLE };
 /* TS_HOW_MULTIPLE defines the symbol in the lower half of its value, which must be a multiple of the upper half. */
@@ -115,7 +119,11 @@ typedef struct ts_launch {
 
 typedef struct ts_cluster { uint8_t* slab; struct ts_cluster* next; int32_t live; ts_barrier_t barrier; } ts_cluster;
 
-enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_EXIT, TS_WAIT_CHILDREN };
+/* A team inside a kernel, as its code describes it: `ranks` 0: first, count and step; else the count and then so many of the launch's
+ * ranks, -1 for none. name: what its members call it; lowest: of them; block: whose meeting it is, TS_MAX_RESIDENT all blocks'. */
+typedef struct ts_among { const int32_t* terms; int32_t ranks, lowest, block; int64_t name; } ts_among;
+
+enum { TS_WAIT_NONE, TS_WAIT_SIGNAL, TS_WAIT_BARRIER, TS_WAIT_ENTRY, TS_WAIT_SYNC, TS_WAIT_EXIT, TS_WAIT_CHILDREN, TS_WAIT_AMONG };
 
 /* A strand of execution: a block, or one index of a forked region. Kernels see it as their `ctx`. */
 typedef struct ts_fiber {
@@ -131,6 +139,7 @@ typedef struct ts_fiber {
   int64_t value, since;
   int32_t cmp, site, why, peer, of; /* of: how many a barrier awaits */
   ts_barrier_t* barrier;
+  ts_among* among; /* the team with which it meets */
   /* who it is */
   int32_t block /* -1: the host's own waits */, xyz[3], region, index, done;
   uint8_t* arena;
@@ -212,6 +221,8 @@ void ts_team_enter(ts_launch* L);
 void ts_team_leave(ts_launch* L); /* after the blocks; awaits the others; may fail the launch */
 void ts_touch(ts_fiber* f, int32_t rank, int32_t site);
 _Atomic int64_t* ts_team_word(const struct ts_team* team, int32_t rank, int32_t block); /* block < 0: the device barrier's */
+_Atomic int64_t* ts_among_word(const struct ts_team* team, int32_t rank, int32_t block); /* block: as in ts_among */
+int32_t ts_missing_of(const ts_fiber* f); /* a rank that has not come to the meeting of `among` */
 int ts_rank_waits(const ts_launch* L, int32_t rank); /* whether an executor of that rank waits for a signal */
 void ts_describe_launch(const ts_launch* L, int32_t rank, char* out, size_t bytes);
 

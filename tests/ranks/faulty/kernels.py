@@ -6,7 +6,7 @@ and which words its text must hold; a comment marks the lines at which it may be
 
 from __future__ import annotations
 
-from tests.ranks.faulty import blocks, buffers, collectives, memory, pipelines, signals
+from tests.ranks.faulty import blocks, buffers, collectives, memory, pipelines, signals, teams
 from tests.ranks.faulty.case import CASES, Case
 
-__all__ = ["CASES", "Case", "blocks", "buffers", "collectives", "memory", "pipelines", "signals"]
+__all__ = ["CASES", "Case", "blocks", "buffers", "collectives", "memory", "pipelines", "signals", "teams"]

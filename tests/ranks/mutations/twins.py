@@ -50,6 +50,13 @@ HARMLESS: dict[str, dict[str, str]] = {
     "everyone_is_the_root": {
         f"meeting 1 of T.broadcast(A, G, rank if bug else world - 1): {what}": FREE for what in ("deleted", "moved down")
     },
+    "a_team_in_two_orders": {
+        f"meeting {k} of T.broadcast(A, G, root=0){again}: moved {way}": why
+        for again in ("", " (again 1)") for k, way, why in ((1, "down", FREE), (2, "up", EXIT))
+    },
+    "teams_that_meet_in_a_circle": {
+        "barrier T.barrier() (again 5): moved down": "the rank between has met both, so what is read was written before its second pair met",
+    },
     "a_collective_under_a_branch": {
         "meeting 2 of T.all_reduce(R, B): deleted": ONCE,
         "meeting 2 of T.all_reduce(R, B): moved up": FORWARD,

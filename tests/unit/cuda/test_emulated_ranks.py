@@ -75,6 +75,11 @@ def test_ring_attention():
     agree_on_ranks(example("12_ring_attention", "kernel", 1, 20, 16, 3, True, BM=16), args, seeds=1)
 
 
+def test_all_reduce_in_a_hierarchy():
+    args = [{"A": f32((2, 250), r), "sums": empty((250,), "float32"), "B": empty((2, 250), "float32")} for r in range(4)]
+    agree_on_ranks(example("13_hierarchical_all_reduce", "kernel", 250, 2, block=128), args, seeds=1)
+
+
 def shift(wait: bool = True, again: bool = False) -> Any:
     @T.prim_func
     def kernel(A: T.Tensor((256,), "float32"), inbox: T.SymmTensor((256,), "float32"), s: T.Signal((2,)), B: T.Tensor((256,), "float32")):

@@ -104,6 +104,16 @@ def test_all_reduce(shots: str, n: int, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("n", RANKS)
+def test_hierarchical_all_reduce(n: int, monkeypatch: pytest.MonkeyPatch):
+    per = 2 - n % 2
+    a = normal(n, per, 1500 // per)
+    for out in runs(example("13", monkeypatch).kernel.get_tir(1500 // per, per), n, {"A": list(a)}):
+        for o in out:
+            close(o["B"], a.sum(0))
+            assert (o["B"] == out[0]["B"]).all()
+
+
+@pytest.mark.parametrize("n", RANKS)
 def test_ag_gemm(n: int, monkeypatch: pytest.MonkeyPatch):
     x, w = normal(n, 70, 96), normal(96, 100, seed=1)
     for out in runs(example("08", monkeypatch).kernel.get_tir(70, 100, 96, n), n, {"X": lambda r: only(r, x, r), "W": w}):

@@ -59,3 +59,4 @@ def together(n: int) -> Iterator[tuple[str, Any]]:
     yield "combine", example("11").combine.get_tir(64, 2, 32, n)
     for causal in (False, True):
         yield f"ring_attention {causal}", example("12").kernel.get_tir(1, 70, 16, n, causal, BM=32)
+    yield "hierarchical all_reduce", example("13").kernel.get_tir(1500, 2 - n % 2)

@@ -16,6 +16,7 @@ namespace ts {
 
 constexpr int MAX_RANKS = 128;
 constexpr int MAX_BLOCKS = 132 * 32;  // that are resident at once on the nominal device
+constexpr int OUTSIDE = -(1 << 30);   // plus the lower 16 bits of what a program named: no rank of the team of its T.Scale
 
 // What went wrong in a launch, for the host: memory that it reads. `state` is 2 when all else is there.
 struct Record {
@@ -43,6 +44,14 @@ __device__ __forceinline__ int64_t* meeting_of(const Team& team, int at, int ran
 }
 __device__ __forceinline__ int64_t* sync_of(const Team& team, int at, int rank, int64_t block) {
   return words(team, at) + ENTRIES + (4 + block) * team.size + rank;
+}
+// Teams inside a kernel, for each block and (block -1) all blocks of a rank: how often `rank` has met, or has come to meet, the one at
+// whose words this lies; and how often that one has come to meet `rank`.
+__device__ __forceinline__ int64_t* met_of(const Team& team, int at, int rank, int64_t block) {
+  return words(team, at) + ENTRIES + (4 + MAX_BLOCKS) * team.size + 2 * (block + 1) * team.size + rank;
+}
+__device__ __forceinline__ int64_t* came_of(const Team& team, int at, int rank, int64_t block) {
+  return met_of(team, at, rank, block) + team.size;
 }
 
 // ---- words that others change (PTX ISA, "Memory Consistency Model": acquire and release patterns)
@@ -182,16 +191,68 @@ __device__ __forceinline__ void meet_ranks(const Team& team, int site, Word word
   }
 }
 
+// The own place in the grid.
+__device__ __forceinline__ int64_t own_block() {
+  return blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
+}
+
 // This block and the same block of every rank.
 __device__ __forceinline__ void team_sync(const Team& team, int site) {
-  const int64_t block = blockIdx.x + int64_t(gridDim.x) * (blockIdx.y + int64_t(gridDim.y) * blockIdx.z);
+  const int64_t block = own_block();
   meet_ranks(team, site, [&](int at, int rank) { return sync_of(team, at, rank, block); });
 }
 
-// All blocks of this rank, with `executors` each that call it; with `device` those of all ranks. Each arrival releases what its executor
-// did and acquires what came before, so the last one's releases, to the ranks and to this rank's blocks, hand everything on.
-template <bool device>
-__device__ __forceinline__ void barrier(const Team& team, int executors, int site) {
+// The members of a team inside a kernel, as ranks of the launch: evenly spaced, or a list, of which -1 is none.
+struct Range {
+  int first, count, step;
+  __device__ __forceinline__ int size() const { return count; }
+  __device__ __forceinline__ int at(int i) const { return first + i * step; }
+};
+template <int n>
+struct List {
+  int ranks[n];
+  __device__ __forceinline__ int size() const { return n; }
+  __device__ __forceinline__ int at(int i) const { return ranks[i]; }
+};
+__device__ __forceinline__ Range range_of_ranks(int first, int count, int step) { return {first, count, step}; }
+template <typename... Ranks>
+__device__ __forceinline__ List<sizeof...(Ranks)> list_of_ranks(Ranks... ranks) { return {{ranks...}}; }
+
+// Members meet by pairs: each counts, for every other, the meetings to which it came with that one, tells it the number by a release and
+// awaits the same number of it. Two ranks come to the meetings that both are members of in one order, so the n-th of a pair is one
+// meeting, whatever other teams either meets in between, and teams that overlap cannot take one another's arrivals. Launches only grow,
+// so no word is ever reset. Behind it every member has acquired what each of the others released.
+template <typename Members>
+__device__ __forceinline__ void meet_among(const Team& team, int site, const Members& members, int64_t block) {
+  for (int i = 0; i < members.size(); ++i)
+    if (members.at(i) >= team.size) give_up(team, NO_RANK, site, members.at(i), 0, 0, 0, -1);
+  for (int i = 0; i < members.size(); ++i)
+    if (members.at(i) >= 0) touch(team, members.at(i), site);
+  for (int i = 0; i < members.size(); ++i) {
+    const int rank = members.at(i);
+    if (rank < 0 || rank == team.rank) continue;
+    int64_t* met = met_of(team, team.rank, rank, block);
+    *met = next_round(team, *met);
+    signal_set<true>(came_of(team, rank, team.rank, block), *met);
+  }
+  for (int i = 0; i < members.size(); ++i) {
+    const int rank = members.at(i);
+    if (rank < 0 || rank == team.rank) continue;
+    await<true>(team, came_of(team, team.rank, rank, block), *met_of(team, team.rank, rank, block), 0, LATE_MEETING, site, rank);
+  }
+}
+
+// This block and the same block of the other members.
+template <typename Members>
+__device__ __forceinline__ void team_sync_among(const Team& team, int site, const Members& members) {
+  meet_among(team, site, members, own_block());
+}
+
+// All blocks of this rank, with `executors` each that call it; the last one to arrive runs `last` before it lets the others go. Each
+// arrival releases what its executor did and acquires what came before, so the last one's releases, to the ranks and to this rank's
+// blocks, hand everything on.
+template <typename Last>
+__device__ __forceinline__ void meet_blocks(const Team& team, int executors, int site, Last last) {
   int64_t* own = words(team, team.rank);
   const int64_t all = int64_t(gridDim.x) * gridDim.y * gridDim.z * executors;
   const int64_t generation = *(volatile int64_t*)&own[GENERATION];  // does not move before this executor has arrived
@@ -201,9 +262,23 @@ __device__ __forceinline__ void barrier(const Team& team, int executors, int sit
     await<false>(team, &own[GENERATION], generation, 3, LATE_BLOCKS, site, -1);
     return;
   }
-  if constexpr (device) meet_ranks(team, site, [&](int at, int rank) { return meeting_of(team, at, rank); });
+  last();
   *(volatile int64_t*)&own[ARRIVED] = 0;
   signal_set<false>(&own[GENERATION], generation + 1);
+}
+
+// All blocks of this rank; with `device` those of all ranks.
+template <bool device>
+__device__ __forceinline__ void barrier(const Team& team, int executors, int site) {
+  meet_blocks(team, executors, site, [&] {
+    if constexpr (device) meet_ranks(team, site, [&](int at, int rank) { return meeting_of(team, at, rank); });
+  });
+}
+
+// All blocks of all members of a team inside the kernel.
+template <typename Members>
+__device__ __forceinline__ void barrier_among(const Team& team, int executors, int site, const Members& members) {
+  meet_blocks(team, executors, site, [&] { meet_among(team, site, members, -1); });
 }
 
 // Own counters that are zero when the next launch begins.
