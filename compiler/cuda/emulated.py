@@ -247,6 +247,10 @@ def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
     if isinstance(mem, Tile):
         cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
         b.engines.copies.touched(cells)
+        if writes:
+            for other in b.engines.cluster:
+                if other.arena is mem.arena:
+                    other.overwritten(cells)
         if any(np.intersect1d(cells, p.cells).size for other in b.engines.cluster for p in other.coming if p.engines.arena is mem.arena):
             raise EmulationError("shared memory is touched while a copy into it is under way")
         b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)

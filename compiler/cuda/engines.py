@@ -261,6 +261,7 @@ class Engines:
             box[parts[0]] = tmap.array[parts[1]]
         data = np.frombuffer(box.tobytes(), np.uint8)
         cells = tmap.cells(to)
+        self.overwritten(cells)
         for other in self.turns.loads:
             if other.engines is self and np.intersect1d(cells, other.cells).size:
                 raise EmulationError("two copies under way write the same bytes of shared memory")
@@ -275,6 +276,12 @@ class Engines:
         cells = tmap.cells(frm)
         self.fenced(cells)
         self.stores.setdefault(issuer, []).append(Store(cells, self.arena.data[cells].copy(), tmap, coordinates, reduce))
+
+    def overwritten(self, cells: Any) -> None:
+        """Shared memory is about to be written: no store may still read it, whatever is written there."""
+        for s in (s for of in self.stores.values() for s in of):
+            if not s.read and np.intersect1d(cells, s.cells).size:
+                raise EmulationError("shared memory is written while a store by TMA reads it: nobody has awaited the store")
 
     def commit_stores(self, issuer: int) -> None:
         number = self.committed[issuer] = self.committed.get(issuer, 0) + 1

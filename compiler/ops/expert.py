@@ -113,6 +113,11 @@ class SetMaxNreg(_Hint):
 class FenceProxyAsync(_Hint):
     name = "fence_proxy_async"
 
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import mbarriers
+
+        return mbarriers.fence
+
 
 @register
 class WaitWgmma(_Hint):

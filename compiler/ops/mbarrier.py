@@ -225,7 +225,9 @@ class TmaStoreArrive(_Expert):
     name = "tma_store_arrive"
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        return lambda ex: None  # stores are complete there where they are issued
+        from tilescale.compiler.sim import mbarriers
+
+        return mbarriers.commit
 
 
 @register
@@ -233,4 +235,7 @@ class TmaStoreWait(_Expert):
     name = "tma_store_wait"
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        return lambda ex: None
+        from tilescale.compiler.sim import mbarriers
+
+        pending = int(call.attrs["count"])
+        return lambda ex: mbarriers.await_stores(ex, pending)

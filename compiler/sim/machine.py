@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.ops.sync import OPS
-from tilescale.compiler.sim import diagnose, flights, numerics, rings
+from tilescale.compiler.sim import diagnose, flights, mbarriers, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.memory import Events, Shadow, Site, Storage
 from tilescale.compiler.sim.observe import Observer
@@ -212,6 +212,7 @@ class Block:
         self.rings: dict[int, Any] = {}
         self.mbarriers: dict[tuple[int, int], Any] = {}  # see mbarriers.py
         self.flights: dict[tuple[int, str], Any] = {}  # (executor, kind) → its queue, see flights.py
+        self.stores: dict[int, Any] = {}  # executor → the author's stores by TMA, see mbarriers.py
 
     def tile(self, slot: int, place: tuple[int, ...] = ()) -> Any:
         """This block's shared tile (or counters) of a buffer; of one that is allocated below the block, that of the executor ``place``."""
@@ -400,6 +401,7 @@ class Machine:
         data = np.zeros(info.shape, numerics.storage(info.dtype))
         cells, key = data.size * info.cells, (*owner, slot, *place)
         shadow = Shadow(cells, self.events, tracked=info.tracked, written=False, key=key, viewed=info.viewed)
+        shadow.looks = [] if info.filled else None
         return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
 
     # -- the main loop --------------------------------------------------------------------------------------------
@@ -455,6 +457,7 @@ class Machine:
         else:
             rings.unread(self)
             flights.left(self)
+            mbarriers.left(self)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)

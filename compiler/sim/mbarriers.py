@@ -1,18 +1,25 @@
-"""Barriers with phases while a program runs (ops/mbarrier.py). What arrives in a phase releases to who waits for its end; a copy by TMA is
-performed where it is issued, in its issuer's name, and its bytes arrive at once. A phase that gets more arrivals or bytes than it expects
-is reported."""
+"""Barriers with phases, and the author's copies by TMA, while a program runs (ops/mbarrier.py). What arrives in a phase releases to who
+waits for its end; a copy by TMA is performed where it is issued, in its issuer's name, and its bytes arrive at once. A phase that gets more
+arrivals or bytes than it expects is reported.
+
+Two orders are none of clocks, and told by name. A store reads its tile until its executor has awaited the store's group: whoever writes
+there before, or ends the block, is reported. Who reads a tile that TMA fills does so through another proxy than TMA (PTX ISA 9.0,
+"Proxies"): between such a read and the next copy into the tile the reader makes a proxy fence, and the copy comes behind that.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilescale.compiler.sim.findings import Finding
-from tilescale.compiler.sim.memory import Site
-from tilescale.compiler.widths import WIDTHS
+from tilescale.compiler.widths import WARPGROUP, WIDTHS
+
+if TYPE_CHECKING:
+    from tilescale.compiler.sim.memory import Site
 
 
 @dataclass
@@ -100,7 +107,17 @@ def copy(call: Any, cx: Any) -> Any:
     find = finder(call.args[2], cx) if len(call.args) > 2 else None
     combine = {"add": np.add, "min": np.minimum, "max": np.maximum}.get(kind)
 
+    if find is not None:
+        slot: int | None = dst.slot
+        while slot is not None:
+            cx.buffers[slot].filled, slot = True, cx.buffers[slot].base
+
     def run(ex: Any) -> Generator[str, None, None]:
+        storage, key = _place(dst if find is not None else src, ex)
+        if find is None:
+            _store(ex, storage, key, site)
+        else:
+            _filled(ex, storage, key, site)
         values = tiles.converted(src.read(ex, None), src.dtype, dst.dtype)
         if combine is not None:
             values = combine(dst.read(ex, None), values).astype(values.dtype)
@@ -118,3 +135,136 @@ def copy(call: Any, cx: Any) -> Any:
         barrier.settle(ex)
 
     return run
+
+
+def _place(view: Any, ex: Any) -> tuple[Any, Any]:
+    """The memory that a region lies in, and what indexes it there."""
+    storage = view.storage(ex, None)
+    return storage, view.cut(ex, storage)[0]
+
+
+def _cells(storage: Any, key: Any) -> Any:
+    """Which cells of a memory a region covers, as a flat mask."""
+    mask = np.zeros(storage.shadow.last.shape, bool)
+    mask.reshape(storage.cells)[key] = True
+    return mask
+
+
+# ---- stores by TMA
+
+
+@dataclass
+class Stored:
+    """A store that may still read its tile: who made it where, the tile's cells, and its group (0: of none yet)."""
+
+    where: Any
+    shadow: Any
+    cells: Any
+    group: int = 0
+
+
+@dataclass
+class Stores:
+    """Those of one executor, the oldest first, and how many groups there are."""
+
+    groups: int = 0
+    flying: list[Stored] = field(default_factory=list)
+
+
+def _store(ex: Any, storage: Any, key: Any, site: Site) -> None:
+    made = Stored(ex.where(site), storage.shadow, _cells(storage, key))
+    ex.block.stores.setdefault(ex.number, Stores()).flying.append(made)
+    storage.shadow.stored.append(made)
+
+
+def commit(ex: Any) -> None:
+    """``T.tma_store_arrive``."""
+    mine = ex.block.stores.setdefault(ex.number, Stores())
+    mine.groups += 1
+    for one in mine.flying:
+        one.group = one.group or mine.groups
+
+
+def await_stores(ex: Any, pending: int) -> None:
+    """``T.tma_store_wait``: the stores of all but the last ``pending`` groups have read their tiles."""
+    mine = ex.block.stores.setdefault(ex.number, Stores())
+    for one in [s for s in mine.flying if 0 < s.group <= mine.groups - pending]:
+        mine.flying.remove(one)
+        one.shadow.stored.remove(one)
+
+
+_AWAIT = "T.tma_store_arrive() and T.tma_store_wait(0, read_only=True)"
+
+
+def overwritten(ex: Any, storage: Any, key: Any, site: Site) -> None:
+    """Somebody writes where stores may still read."""
+    from tilescale.compiler.sim.memory import describe
+
+    cells = _cells(storage, key)
+    for one in storage.shadow.stored:
+        if (one.cells & cells).any():
+            line = f" of line {one.where.loc.line}" if one.where.loc else ""
+            region = describe(storage.name, key)
+            text = f"{region} is written while the store by TMA{line} may still read it: it has not been awaited"
+            hint = f"{_AWAIT} by {one.where.who or 'whoever stores'} in front of this"
+            ex.machine.report.add(Finding("schedule", text, ex.where(site, region), (one.where,), hint))
+            return
+
+
+def left(machine: Any) -> None:
+    """Reports stores that nobody has awaited when their block ends: its shared memory is another block's then."""
+    for block in machine.blocks.values():
+        for mine in block.stores.values():
+            if mine.flying:
+                text = "this store by TMA may still read its tile when the block ends: nobody awaits it"
+                machine.report.add(Finding("schedule", text, mine.flying[0].where, hint=f"{_AWAIT} behind it"))
+
+
+# ---- proxy fences
+
+
+@dataclass
+class Look:
+    """A reader of a tile that TMA fills: what it has read since its last proxy fence; of reads in front of one, who made that when."""
+
+    path: tuple[Any, ...]
+    where: Any
+    cells: Any
+    fenced: tuple[int, int] | None = None
+
+
+def looked(ex: Any, storage: Any, key: Any, site: Site) -> None:
+    """Somebody reads a tile that TMA fills: its threads do, unless it is the tensor cores or TMA itself."""
+    width = next((WIDTHS[scale] for scale, _ in reversed(getattr(ex, "path", ())) if scale in WIDTHS), WARPGROUP)
+    if site.what == "T.tma_copy" or (site.what in ("T.gemm", "T.gemm_sp") and width >= WARPGROUP):
+        return
+    looks = storage.shadow.looks
+    mine = next((k for k in looks if k.path == ex.name and k.fenced is None), None)
+    if mine is None:
+        looks.append(mine := Look(ex.name, ex.where(site), np.zeros(storage.shadow.last.shape, bool)))
+    mine.cells |= _cells(storage, key)
+
+
+def fence(ex: Any) -> None:
+    """``T.fence_proxy_async``: what these threads read, as this executor or as one inside or around it, lies in front of it."""
+    for tile in ex.block.tiles.values():
+        for one in (tile.shadow.looks if hasattr(tile, "shadow") else None) or ():
+            both = min(len(one.path[2]), len(ex.path))
+            if one.path[2][:both] == ex.path[:both] and one.fenced is None:
+                one.fenced = ex.number, ex.now
+
+
+def _filled(ex: Any, storage: Any, key: Any, site: Site) -> None:
+    """TMA fills a part of a tile: everybody who read there has made a fence since, which comes before this."""
+    from tilescale.compiler.sim.memory import describe
+
+    looks, cells = storage.shadow.looks, _cells(storage, key)
+    for one in looks:
+        if (one.cells & cells).any() and (one.fenced is None or one.fenced[1] > ex.vc[one.fenced[0]]):
+            line = f" at line {one.where.loc.line}" if one.where.loc else ""
+            region = describe(storage.name, key)
+            text = f"TMA fills {region}, which the threads of {one.where.who} read{line} with no proxy fence between the two"
+            hint = "T.fence_proxy_async() behind that read, in front of the arrival that gives the tile back"
+            ex.machine.report.add(Finding("schedule", text, ex.where(site, region), (one.where,), hint))
+        one.cells &= ~cells
+    storage.shadow.looks = [one for one in looks if one.cells.any()]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim import polling
+from tilescale.compiler.sim import mbarriers, polling
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
@@ -66,6 +66,8 @@ class Shadow:
         self.reads: list[Any] = []
         self.updates: list[Any] = []
         self.flying: Any = None  # the product in flight that writes here, see flights.py
+        self.stored: list[Any] = []  # the author's stores by TMA that may still read here, see mbarriers.py
+        self.looks: list[Any] | None = None  # of a tile that TMA fills: who read it with which fence behind that, see mbarriers.py
 
     def access(self, ex: Executor, shape: tuple[int, ...], key: Any, mode: str, site: Site, storage: Storage) -> None:
         """Records the access of ``key`` (anything that indexes an array of ``shape``) and what it collides with. ``mode``: "read",
@@ -149,6 +151,10 @@ class Storage:
             self.ring.touched(ex, self, key, mode, site)
         if self.shadow.flying is not None and self.shadow.flying.number != ex.number:
             self.shadow.flying.touched(ex, self, key, mode, site)
+        if self.shadow.stored and mode != "read":
+            mbarriers.overwritten(ex, self, key, site)
+        if self.shadow.looks is not None and mode == "read":
+            mbarriers.looked(ex, self, key, site)
         if self.is_common:
             if mode == "write":
                 ex.machine.polling.changed()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass
 class BufferInfo:
     """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it;
-    ``ring``: whose stages it has; ``depth``: the scales below the block around its allocation, whose executors have one each."""
+    ``ring``: whose stages it has; ``depth``: the scales below the block around its allocation, whose executors have one each; ``filled``:
+    by the author's copies by TMA."""
 
     name: str
     dtype: str
@@ -30,6 +31,7 @@ class BufferInfo:
     viewed: bool = False
     ring: int | None = None
     depth: int = 0
+    filled: bool = False
 
 
 @dataclass(frozen=True)

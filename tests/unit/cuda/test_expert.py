@@ -180,6 +180,36 @@ def test_stores_and_reductions_by_tma(reduce: str, dtype: str):
     agree(kernel, {"A": data((100, 128), dtype, 1), "C": data((100, 128), dtype, 2)}, exact=True)
 
 
+def refilled(wait: bool) -> Any:
+    """A tile is stored by TMA and filled with the same values again."""
+
+    @T.prim_func
+    def refilled(C: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64, 64), "float32")
+            for k in T.serial(2):
+                T.fill(tile, 1.0)
+                T.fence_proxy_async()
+                T.sync_threads()
+                T.tma_copy(tile, C[k, 0:64, 0:64])
+                T.tma_store_arrive()
+                if wait:
+                    T.tma_store_wait(0, read_only=True)
+                    T.sync_threads()
+            T.tma_store_wait(0)
+
+    return refilled
+
+
+def test_a_tile_that_a_store_may_still_read_is_not_written():
+    """Whatever is written: here the very values that lie there."""
+    args = {"C": empty((2, 64, 64), "float32")}
+    agree(refilled(True), args)
+    made, program = lowered(refilled(False))
+    with pytest.raises(EmulationError, match="a store by TMA reads it: nobody has awaited the store"):
+        emulate.run(made, program, args)
+
+
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_it_compiles():
     made = toolchain.compile_cubin(print_kernel(lowered(gemm(4096, 4096, 4096, BN=256, stages=4))[0]), "sm_90a")

@@ -16,7 +16,10 @@ from tilescale.errors import TileError
 ROUNDS, STAGES = 5, 2
 
 
-def relay(full_wait: bool = True, empty_wait: bool = True, count: int = 32, size: int = 256, arrive: bool = True, early: bool = False) -> Any:
+def relay(
+    full_wait: bool = True, empty_wait: bool = True, count: int = 32, size: int = 256, arrive: bool = True, early: bool = False,
+    fence: str = "in front",
+) -> Any:  # fmt: skip
     """One warp fills stages by TMA, the other doubles them into C."""
 
     @T.prim_func
@@ -40,8 +43,12 @@ def relay(full_wait: bool = True, empty_wait: bool = True, count: int = 32, size
                             T.mbarrier_arrive(empty[k % STAGES])
                         for i in T.Parallel(64):
                             C[k, i] = stage[k % STAGES, 0, i] * 2
+                        if fence == "in front":
+                            T.fence_proxy_async()
                         if arrive and not early:
                             T.mbarrier_arrive(empty[k % STAGES])
+                        if fence == "behind":
+                            T.fence_proxy_async()
 
     return relay
 
@@ -65,6 +72,8 @@ FAULTS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "a phase expects fewer threads": ({"count": 16}, {"schedule"}),
     "more bytes are announced than come": ({"size": 512}, {"deadlock"}),
     "fewer bytes are announced than come": ({"size": 128}, {"schedule"}),
+    "a stage is given back without a proxy fence": ({"fence": "none"}, {"schedule"}),
+    "the proxy fence comes behind the arrival": ({"fence": "behind"}, {"schedule"}),
 }
 
 
@@ -100,3 +109,43 @@ def test_what_is_no_barrier_is_refused():
 
 def test_exploration_does_not_claim_to_have_seen_all():
     assert check(relay(), 1, args(), schedule="exhaustive").complete is False
+
+
+def stored(wait: str = "in front", group: bool = True, last: bool = True) -> Any:
+    """A tile is written and stored by TMA, round after round."""
+
+    @T.prim_func
+    def stored(A: T.Tensor((ROUNDS, 64), "float32"), C: T.Tensor((ROUNDS, 64), "float32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((1, 64), "float32")
+            for k in T.serial(ROUNDS):
+                if wait == "in front":
+                    T.tma_store_wait(0, read_only=True)
+                T.copy(A[k : k + 1, 0:64], tile)
+                if wait == "behind the write":
+                    T.tma_store_wait(0, read_only=True)
+                T.fence_proxy_async()
+                T.sync_threads()
+                T.tma_copy(tile, C[k : k + 1, 0:64])
+                if group:
+                    T.tma_store_arrive()
+            if last:
+                T.tma_store_wait(0)
+
+    return stored
+
+
+def test_a_store_is_awaited_before_its_tile_is_written_again():
+    assert check(stored(), 1, args()).findings == []
+    for faulty in ({"wait": "nowhere"}, {"wait": "behind the write"}, {"group": False}):
+        (*found, first) = reversed(check(stored(**faulty), 1, args()).findings)
+        assert first.kind == "schedule" and "is written while the store by TMA of line" in str(first), (faulty, str(first))
+        assert "T.tma_store_wait(0, read_only=True)" in first.hint and {w.what for w in first.others} == {"T.tma_copy"}
+    (found,) = check(stored(last=False), 1, args()).findings
+    assert "may still read its tile when the block ends" in str(found)
+
+
+def test_the_proxy_fence_is_told_where_it_belongs():
+    (found,) = check(relay(fence="none"), 1, args()).findings
+    assert "with no proxy fence between the two" in str(found)
+    assert "T.fence_proxy_async() behind that read, in front of the arrival" in found.hint
