@@ -31,6 +31,16 @@ class Feature:
         return self.built and not self.missing
 
 
+#: what this command does not find out, and what does
+UNTESTED = (
+    "whether a GPU runs kernels: nothing is launched (examples/02_gemm.py does)",
+    "whether GPUs reach each other's memory: links are listed, not used (tilescale launch -n 2 examples/05_ring_shift.py does)",
+    "whether mpiexec, torchrun and srun start ranks: they are looked for, not run",
+    "whether the C compiler and the CUDA compilers compile: they are asked for their version (any kernel does)",
+    "whether caches on a network file system are seen alike by several machines",
+)
+
+
 def features(facts: Fact) -> list[Feature]:
     """Every feature with its needs, judged on ``facts`` (machine.collect)."""
     return [Feature(name, list(needs(facts)), built()) for name, needs, built in FEATURES]
@@ -169,7 +179,7 @@ def command(as_json: bool) -> None:
     facts = machine.collect()
     found = features(facts)
     if as_json:
-        click.echo(json.dumps(facts | {"features": [asdict(f) | {"ready": f.ready} for f in found]}, indent=2))
+        click.echo(json.dumps(facts | {"features": [asdict(f) | {"ready": f.ready} for f in found], "untested": UNTESTED}, indent=2))
         return
     _print(facts, found)
 
@@ -197,6 +207,14 @@ def _print(facts: Fact, found: list[Feature]) -> None:
             state = Text("not in this version", "dim")
         table.add_row(Text(feature.name), state, Text("\n".join(feature.missing)))
     console.print(table)
+    table = Table(title="Environment variables", title_justify="left", title_style="bold")
+    for title in ("variable", "value", "meaning"):
+        table.add_column(title, overflow="fold")
+    for var in _has(facts, "environment", "variables") or []:
+        value = Text(_show_value(var["value"]), "green" if var["name"] in facts["environment"]["set"] else "")
+        table.add_row(var["name"], value, Text(var["doc"]))
+    console.print(table)
+    console.print(Text("Not tested: " + "; ".join(UNTESTED) + "."))
     for name in _has(facts, "environment", "unknown") or []:
         console.print(Text(f"{name} is set, but nothing reads it; known: {', '.join(v.name for v in env.ALL)}", "yellow"))
 
@@ -214,6 +232,7 @@ def summary(facts: Fact) -> list[tuple[str, str]]:
         ("MPI", "mpiexec", _show_tool),
         ("libraries", "libraries", lambda f: ", ".join(path for path in f.values() if path) or "none of NCCL, NVSHMEM, RCCL"),
         ("packages", "packages", _show_packages),
+        ("cache", "cache", _show_cache),
         ("environment", "environment", lambda f: ", ".join(f"{n}={v}" for n, v in f["set"].items()) or "nothing of ours set"),
     )
     for name, key, show in shows:
@@ -221,6 +240,16 @@ def summary(facts: Fact) -> list[tuple[str, str]]:
         error = fact.get("error") if isinstance(fact, dict) else None
         lines.append((name, f"could not be found out: {error}" if error else show(fact)))
     return lines
+
+
+def _show_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return str(value["error"])
+    return "–" if value is None else str(value)
+
+
+def _show_cache(fact: Fact) -> str:
+    return f"{fact['folder']}, " + (f"not used: {fact['why']}" if fact["why"] else "written, read and locked")
 
 
 def _show_processor(fact: Fact) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import importlib.util
 import os
@@ -10,12 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tilescale import env
+from tilescale import env, folders
+from tilescale.errors import TileError
 
 Fact = dict[str, Any]
 
@@ -35,7 +38,7 @@ LIBRARIES = {
 TIMEOUT = 20.0  # seconds; the first nvidia-smi after a boot wakes every GPU
 
 # What a machine without the file, the tool or the permission raises: a fact about it, not a bug here.
-ODD = (OSError, ValueError, LookupError, subprocess.SubprocessError)
+ODD = (OSError, ValueError, LookupError, subprocess.SubprocessError, TileError)
 
 
 def collect() -> Fact:
@@ -51,6 +54,7 @@ def collect() -> Fact:
         "packages": packages,
         "mpiexec": lambda: tool("mpiexec"),
         "environment": environment,
+        "cache": cache,
     }
     with ThreadPoolExecutor(len(probes)) as pool:
         return dict(zip(probes, pool.map(_safely, probes.values()), strict=True))
@@ -216,6 +220,32 @@ def _torch_cuda() -> str | None:
     return f"{match[1]} {match[2]}" if match else None
 
 
+def cache() -> Fact:
+    """Whether compiled code can be kept, tried: a file is written, read back and locked. ``why`` is empty where it can."""
+    folder = env.CACHE_DIR.get()
+    fact: Fact = {"folder": str(folder), "why": folders.unusable("kernels"), "locks": False}
+    if fact["why"]:
+        fact["why"] += "; each process compiles for itself"
+        return fact
+    data = os.urandom(4096)
+    with tempfile.NamedTemporaryFile(dir=folder / "kernels", prefix=".new-") as file:
+        file.write(data)
+        file.flush()
+        if Path(file.name).read_bytes() != data:
+            fact["why"] = "what was written is not what is read"
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fact["locks"] = True
+        except OSError as error:
+            fact["why"] = f"no file locks ({error.strerror}): processes that start together compile each for itself"
+    return fact
+
+
 def environment() -> Fact:
-    """Our variables that are set, and those that nothing reads."""
-    return {"set": {v.name: os.environ[v.name] for v in env.ALL if v.name in os.environ}, "unknown": env.unknown()}
+    """Our variables, those of them that are set, and those that nothing reads."""
+    variables = [{"name": v.name, "value": _safely(lambda v=v: _plain(v.get())), "expected": v.expected, "doc": v.doc} for v in env.ALL]
+    return {"variables": variables, "set": {v.name: os.environ[v.name] for v in env.ALL if v.name in os.environ}, "unknown": env.unknown()}
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (int, float, bool, type(None))) else " ".join(value) if isinstance(value, list) else str(value)

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilescale import env, log
-from tilescale.errors import TileError
+from tilescale import env, folders, log
 
 _LOCKS = 64
 _SWEEP_EVERY = 64
@@ -38,22 +37,25 @@ class Entry:
 
 
 def folder() -> Path:
-    """Where compiled kernels lie. Raises TileError where it cannot be made."""
-    made = env.CACHE_DIR.get() / "kernels"
-    try:
-        made.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TileError(f"cannot make the cache folder {made}: {error.strerror}", hint="set TILESCALE_CACHE_DIR") from error
-    return made
+    """Where compiled kernels are kept: in the cache, or in a folder of this process's where that cannot be written."""
+    return folders.writable("kernels")
 
 
 def lookup(key: str) -> Entry | None:
-    """The entry of a key; None where there is none. A damaged one is removed and counts as none."""
-    place = folder() / key
+    """The entry of a key; None where there is none. A damaged one, and one that others may have written, is removed and counts as none."""
+    for place in folders.readable("kernels"):
+        found = _read(place / key)
+        if found is not None:
+            return found
+    return None
+
+
+def _read(place: Path) -> Entry | None:
+    """The entry in a folder."""
     try:
         with open(place / "kernel.json", "rb") as f:
-            raw = f.read()
-    except FileNotFoundError:
+            raw, why = f.read(), folders.distrust(os.fstat(f.fileno()))
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         log.say("warning", f"the cache entry {place} cannot be read: {error.strerror}", once=True)
@@ -61,13 +63,15 @@ def lookup(key: str) -> Entry | None:
     try:
         held = json.loads(raw)
         with open(place / "kernel.bin", "rb") as f:
-            code = f.read()
+            code, why = f.read(), why or folders.distrust(os.fstat(f.fileno()))
+        if why:
+            raise ValueError(why)
         if hashlib.blake2b(code, digest_size=16).hexdigest() != held["code"]:
             raise ValueError("the code is not what was stored")
         entry = Entry(str(place / "kernel.bin"), held["desc"], held["sites"], held["meta"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.say("warning", f"the cache entry {place} is damaged ({error}) and will be rebuilt")
-        discard(key)
+        _discard(place)
         return None
     with contextlib.suppress(OSError):  # read-only caches serve as well; only the order of eviction suffers
         os.utime(place / "kernel.json")
@@ -76,10 +80,14 @@ def lookup(key: str) -> Entry | None:
 
 def discard(key: str) -> None:
     """Removes an entry at once for everybody; processes that have it loaded keep their mapping."""
-    place = folder() / key
+    for root in folders.readable("kernels"):
+        _discard(root / key)
+
+
+def _discard(place: Path) -> None:
     with contextlib.suppress(OSError):
         aside = tempfile.mkdtemp(prefix=".gone-", dir=place.parent)
-        os.rename(place, os.path.join(aside, key))
+        os.rename(place, os.path.join(aside, place.name))
         shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -88,7 +96,7 @@ def locked(key: str, purpose: str = "") -> Iterator[None]:
     """Held by one process (and one thread) at a time, for each purpose. 64 lock files serve all keys: they are never removed, so none is
     ever stale, and the kernel frees a lock whose holder was killed."""
     place = folder() / "locks"
-    place.mkdir(exist_ok=True)
+    place.mkdir(exist_ok=True, mode=folders.FOLDER_MODE)
     with open(place / f"{purpose}{int(key[:8], 16) % _LOCKS:02x}", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -126,6 +134,8 @@ def store(key: str, build: Callable[[str], tuple[dict[str, Any], list[int], list
         held = {"code": hashlib.blake2b(code.read_bytes(), digest_size=16).hexdigest(), "desc": desc, "sites": sites, "meta": meta}
         text = json.dumps(held)
         (code.parent / "kernel.json").write_text(text)
+        for part in (code.parent, *code.parent.iterdir()):
+            folders.keep_from_others(part)
         place = root / key
         try:
             os.rename(code.parent, place)
@@ -146,6 +156,7 @@ def amend(entry: Entry, meta: dict[str, Any]) -> Entry:
         handle, aside = tempfile.mkstemp(prefix=".new-", dir=path.parent)
         with os.fdopen(handle, "w") as f:
             json.dump(held, f)
+        os.chmod(aside, os.stat(path).st_mode & 0o777)  # mkstemp's files are their owner's alone
         os.replace(aside, path)
     return Entry(entry.path, entry.desc, entry.sites, meta)
 

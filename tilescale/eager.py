@@ -6,13 +6,13 @@ which are ``T.dynamic``. From then on a call reads exactly that off its argument
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from tilescale import cache, env, log, tracing
+from tilescale import cache, env, folders, log, tracing
 from tilescale.build import code_key, compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
@@ -229,19 +229,19 @@ class _Family:
     """On disk: which extents the kernels of one function, dtypes and constants bake in."""
 
     def __init__(self, key: str):
-        self.path = Path(cache.folder().parent, "eager", f"{key}.json")
+        self.name = f"{key}.json"
 
     def read(self) -> dict[str, list[int]] | None:
-        try:
-            return json.loads(self.path.read_text())
-        except (OSError, ValueError):
-            return None
+        for folder in folders.readable("eager"):
+            with contextlib.suppress(OSError, ValueError):
+                return json.loads((folder / self.name).read_text())
+        return None
 
     def write(self, baked: Baked) -> None:
-        self.path.parent.mkdir(exist_ok=True)
-        aside = self.path.with_suffix(f".{os.getpid()}")
+        path = folders.writable("eager") / self.name
+        aside = path.with_suffix(f".{os.getpid()}")
         aside.write_text(json.dumps({name: sorted(axes) for name, axes in baked.items()}))
-        os.replace(aside, self.path)
+        os.replace(aside, path)
 
 
 def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:

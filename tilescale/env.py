@@ -228,6 +228,12 @@ ALL: tuple[Var, ...] = (
 )  # fmt: skip
 
 
+def table() -> str:
+    """What docs/LANGUAGE.md says of the variables: a row each, in Markdown."""
+    rows = (f"| `{var.name}` | {var.expected.replace('|', chr(92) + '|')} | {var.doc.replace('|', chr(92) + '|')} |" for var in ALL)
+    return "\n".join(["| variable | value | meaning |", "|---|---|---|", *rows])
+
+
 def unknown(environ: Mapping[str, str] | None = None) -> list[str]:
     """Variables that begin with TILESCALE_ and that nothing reads: most likely misspelt."""
     known = {var.name for var in ALL}

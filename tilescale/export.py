@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env, log, native
+from tilescale import folders, native
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
 
@@ -38,7 +38,6 @@ HEAD, CODE, RUNTIME, TEXT = "kernel.json", "kernel.bin", "libts_rt.so", "kernel.
 _INSTRUCTIONS = re.compile(
     r"avx|sse|ssse|fma|bmi|f16c|popcnt|abm|lzcnt|movbe|adx|aes|vaes|pclmul|vpclmul|gfni|sha|amx|neon|asimd|sve|fp16|fphp|bf16|i8mm|dotprod"
 )
-_temporary: list[tempfile.TemporaryDirectory[str]] = []
 
 
 # ---- writing
@@ -214,20 +213,14 @@ def runs_on(arch: str, major: int, minor: int) -> bool:
 
 def _unpacked(data: bytes, name: str) -> Path:
     """A file with these bytes, in the cache folder or, where that cannot be written, in one of this process's own."""
-    try:
-        folder = env.CACHE_DIR.get() / "exported" / _digest(data)
-        folder.mkdir(parents=True, exist_ok=True)
+    within = f"exported/{_digest(data)}"
+    for folder in folders.readable(within):
         out = folder / name
-        if out.exists() and out.read_bytes() == data:
+        if out.exists() and not folders.distrust(out.stat()) and out.read_bytes() == data:
             return out
-        handle, aside = tempfile.mkstemp(dir=folder)
-    except OSError as error:
-        log.say("info", f"exported kernels are unpacked into a temporary folder: {error}", once=True)
-        _temporary.append(tempfile.TemporaryDirectory(prefix="tilescale-"))
-        out = Path(_temporary[-1].name, name)
-        out.write_bytes(data)
-        return out
+    folder = folders.writable(within)
+    handle, aside = tempfile.mkstemp(dir=folder)
     with os.fdopen(handle, "wb") as file:
         file.write(data)
-    os.replace(aside, out)
-    return out
+    os.replace(aside, folder / name)
+    return folder / name

@@ -60,6 +60,21 @@ def test_no_names_are_left_while_ranks_run() -> None:
     assert run_ranks(3, work) == [[], [], []]
 
 
+def test_a_segment_that_is_not_this_users_alone_is_refused() -> None:
+    """Another user could put it there, under the job's name, before the rank does."""
+    job = f"test{os.getpid()}shared"
+    twin = Path(f"/dev/shm/ts-{job}-1")
+    twin.write_bytes(b"TSHEAP1\0")
+    twin.chmod(0o666)
+    environ = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TILESCALE_JOB": job, "PYTHONPATH": str(ROOT)}
+    try:
+        code = "import tilescale.comm as comm; comm.init()"
+        done = subprocess.run([sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60)
+    finally:
+        twin.unlink()
+    assert done.returncode == 1 and f"{twin} is not this user's alone" in done.stderr, done.stderr
+
+
 def test_alone_it_is_one_rank() -> None:
     code = """
     import tilescale.comm as comm

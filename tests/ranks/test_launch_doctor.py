@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tilescale import env
 from tilescale.launch import doctor, machine
 
 # `nvidia-smi topo -m`: two GPUs by NVLink, a network card.
@@ -62,6 +63,21 @@ def test_for_people(clean_env: dict[str, str]):
     assert "TILESCALE_WAIT is set, but nothing reads it" in out
     for name, _, _ in doctor.FEATURES:
         assert name in out
+    for var in env.ALL:  # with its value and meaning
+        assert var.name in out and " ".join(var.doc.split()[:3]) in " ".join(out.split()), var.name
+    assert "written, read and locked" in out and "Not tested: whether a GPU runs kernels" in out
+
+
+def test_the_cache_is_tried(clean_env: dict[str, str], tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    facts = json.loads(run(clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "file"), "TILESCALE_WAIT_TIMEOUT": "soon"}, "--json"))
+    assert "cannot be made: File exists" in facts["cache"]["why"]
+    values = {var["name"]: var["value"] for var in facts["environment"]["variables"]}
+    assert "TILESCALE_WAIT_TIMEOUT is 'soon'" in values["TILESCALE_WAIT_TIMEOUT"]["error"]
+    assert values["TILESCALE_CACHE_DIR"] == str(tmp_path / "file") and values["TILESCALE_TARGET"] == "auto"
+    (tmp_path / "cache").mkdir(mode=0o777)
+    (tmp_path / "cache").chmod(0o777)
+    assert "others may write to it" in run(clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"})
 
 
 def test_for_machines(clean_env: dict[str, str]):
@@ -91,7 +107,7 @@ def test_gpus_and_their_links(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     gpu = {"name": "NVIDIA H200", "memory": "143771 MiB", "capability": "9.0", "driver": "580.159.04"}
     assert machine.nvidia() == {"gpus": [gpu, gpu], "links": {"0-1": "NV18"}}
-    others = "system processor memory amd compilers mpiexec libraries packages environment".split()
+    others = "system processor memory amd compilers mpiexec libraries packages environment cache".split()
     shown = dict(doctor.summary({"nvidia": machine.nvidia()} | {name: {"error": "x"} for name in others}))
     assert shown["NVIDIA GPUs"] == (
         "2 × NVIDIA H200, 143771 MiB, compute capability 9.0, driver 580.159.04\nlinks: 1 pairs by NV18"

@@ -374,14 +374,6 @@ def test_remains_of_killed_processes_are_swept(place: Path):
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == [".new-young"]
 
 
-def test_a_cache_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(tilescale.TileError, match="cannot make the cache folder .*: Not a directory") as e:
-        cache.folder()
-    assert "TILESCALE_CACHE_DIR" in str(e.value)
-
-
 def test_another_tilescale_never_meets_this_ones_kernels(place: Path, monkeypatch: pytest.MonkeyPatch):
     from tilescale import build, fingerprint
 

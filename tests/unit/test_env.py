@@ -80,3 +80,11 @@ def test_all_lists_every_variable_and_nobody_reads_around_it():
         for path in (ROOT / folder).rglob("*.py"):
             strangers = set(re.findall(r"TILESCALE_[A-Z_]+[A-Z]", path.read_text())) - known
             assert not strangers, f"{path}: {strangers} belong into tilescale/env.py"
+
+
+def test_the_docs_have_the_table():
+    docs = (ROOT / "docs" / "LANGUAGE.md").read_text()
+    head = env.table().splitlines()[0]
+    assert docs.count(head) == 1, "docs/LANGUAGE.md lacks the table of variables"
+    found = docs[docs.index(head) :].partition("\n\n")[0]
+    assert found == env.table(), "the docs say something else than tilescale/env.py: put env.table() there"

@@ -82,11 +82,24 @@ def test_the_key_follows_flags_compiler_and_sources(monkeypatch: pytest.MonkeyPa
     assert len(set(keys)) == 5
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TILESCALE_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(TileError, match="cannot write to the cache folder"):
-        build.library_path()
+@pytest.mark.parametrize("damage", ["truncated", "changed", "without its sum", "writable"])
+def test_a_damaged_runtime_is_built_again(
+    empty_cache: Path, counting_compiler: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    path = build.library_path()
+    code = path.read_bytes()
+    if damage == "truncated":
+        path.write_bytes(code[: len(code) // 3])
+    elif damage == "changed":
+        path.write_bytes(code[:-1] + bytes([code[-1] ^ 1]))
+    elif damage == "writable":
+        path.chmod(0o777)
+    else:
+        path.with_suffix(".sum").unlink()
+    again = build.library_path()
+    assert again == path and len(path.read_bytes()) == len(code) and counting_compiler.read_text() == "x\nx\n"
+    assert (damage == "without its sum") == ("is built again" not in capsys.readouterr().err)
+    assert build.library_path() == path and counting_compiler.read_text() == "x\nx\n"
 
 
 def test_imports_are_light() -> None:

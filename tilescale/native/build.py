@@ -1,6 +1,6 @@
 """Builds the C runtime once with the system's C compiler, loads it, and makes kernels' launchers.
 
-A leaf: imports nothing of ours but ``tilescale.errors`` and ``tilescale.env``. Importing this module is cheap; the library is
+A leaf: imports nothing of ours but ``tilescale.errors``, ``env``, ``log`` and ``folders``. Importing this module is cheap; the library is
 built and loaded, and ``tvm_ffi`` imported, by the first call.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tilescale import env
+from tilescale import env, folders, log
 from tilescale.errors import TileError, utf8
 
 HERE = Path(__file__).resolve().parent
@@ -121,6 +121,11 @@ def _compile(command: list[str], out: Path) -> None:
                 expected="a working C11 compiler with the C library's headers",
                 hint="apt-get install gcc libc6-dev, or point TILESCALE_CC to another compiler",
             )
+        folders.keep_from_others(aside)
+        # Its sum comes first: without the one the other counts as damaged, and both are the same whoever builds.
+        total = aside.with_suffix(".sum")
+        total.write_text(hashlib.blake2b(aside.read_bytes(), digest_size=16).hexdigest())
+        os.replace(total, _sum_of(out))
         os.replace(aside, out)
 
 
@@ -132,20 +137,40 @@ def library_path() -> Path:
     if _adopted is not None:
         return _adopted
     command = compiler()
-    folder = env.CACHE_DIR.get() / "native"
-    out = folder / f"libts_rt-{_key(command)}.so"
-    if out.exists():
-        return out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / "build.lock", "w")
-    except OSError as e:
-        raise TileError(f"cannot write to the cache folder {folder}: {e.strerror}", hint="set TILESCALE_CACHE_DIR") from e
-    with lock:
+    name = f"libts_rt-{_key(command)}.so"
+    if (found := _built(name)) is not None:
+        return found
+    folder = folders.writable("native")
+    with open(folder / "build.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not out.exists():
-            _compile(command, out)
-    return out
+        found = _built(name)
+        if found is None:
+            found = folder / name
+            _compile(command, found)
+    return found
+
+
+def _built(name: str) -> Path | None:
+    """A built runtime that is what was built, by this user or root; None where there is none. A damaged one would end the process
+    (SIGBUS) where it is loaded."""
+    for folder in folders.readable("native"):
+        path = folder / name
+        try:
+            why = folders.distrust(path.stat())
+            if not why and _sum_of(path).read_text() != hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest():
+                why = "it is damaged"
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            why = str(error)
+        if not why:
+            return path
+        log.say("warning", f"the runtime {path} is built again: {why}")
+    return None
+
+
+def _sum_of(path: Path) -> Path:
+    return path.with_suffix(".sum")
 
 
 def configure(local_ranks: int | None = None) -> None:

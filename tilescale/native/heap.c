@@ -198,8 +198,13 @@ static int map_peer(int32_t r, char* err, int n) {
   char path[256];
   ts_control head;
   segment_path(r, path);
-  int fd = open(path, O_RDWR | O_CLOEXEC);
+  int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return errno == ENOENT ? 0 : wrong(err, n, "cannot open %s: %s", path, strerror(errno));
+  struct stat s;
+  if (fstat(fd, &s) || s.st_uid != geteuid() || (s.st_mode & 077)) { /* another user could change, or end, what this rank computes */
+    close(fd);
+    return wrong(err, n, "%s is not this user's alone (user %d, mode %o)", path, (int)s.st_uid, (int)(s.st_mode & 0777));
+  }
   ssize_t got = pread(fd, &head, offsetof(ts_control, state), 0);
   int rc = 0;
   int64_t start = got < (ssize_t)offsetof(ts_control, state) || memcmp(head.magic, MAGIC, sizeof head.magic) ? 0 : process_start(head.pid);

@@ -11,10 +11,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env, log
+from tilescale import env, folders, log
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.jit import Factory, Jit, frozen, loc_of, resolve_target
 from tilescale.tuning import agree
@@ -266,17 +265,14 @@ class Autotuned:
             self.top, self.classes, resolve_target(self.jitted.target, given.values()),
         )  # fmt: skip
 
-    @staticmethod
-    def _path(key: str) -> Path:
-        return env.CACHE_DIR.get() / "tuned" / f"{key}.json"
-
     def _recall(self, key: str | None, configs: list[Config]) -> tuple[Config, float] | None:
         """Rank 0 looks, for all: what another job writes meanwhile must not divide the ranks."""
         index, latency = -1, 0.0
         if key is not None and agree.rank() == 0:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                held = json.loads(self._path(key).read_text())
-                index, latency = int(held["index"]), float(held["latency"])
+            for folder in folders.readable("tuned"):
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    held = json.loads((folder / f"{key}.json").read_text())
+                    index, latency = int(held["index"]), float(held["latency"])
         index_, latency = agree.first([index, latency])
         if not 0 <= index_ < len(configs):
             return None
@@ -286,8 +282,7 @@ class Autotuned:
     def _remember(self, key: str | None, configs: list[Config], found: tuple[int, float]) -> tuple[Config, float]:
         index, latency = found
         if key is not None and agree.rank() == 0:
-            path = self._path(key)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = folders.writable("tuned") / f"{key}.json"
             aside = path.with_suffix(f".{os.getpid()}")
             aside.write_text(json.dumps({"index": index, "latency": latency, "config": _show(configs[index])}))
             os.replace(aside, path)
