@@ -16,7 +16,7 @@ from tilescale import cache, env, folders, log, tracing
 from tilescale.build import code_key, compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jit import Jit, frozen, loc_of, resolve_target, without_collection
+from tilescale.jit import Jit, frozen, is_auto, loc_of, resolve_target, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
@@ -254,7 +254,7 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
     if not plain or not all(is_tensor(v) or type(v) in _SIMPLE for v in values.values()):
         return eager.slow
     lines, parts = [], []
-    by_device = resolve_target(eager.target) == "cpu" and eager.target in (None, "auto")
+    by_device = is_auto(eager.target)
     for name, value in values.items():
         if not is_tensor(value):
             parts.append(f"type({name}), {name}")

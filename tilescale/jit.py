@@ -49,8 +49,9 @@ def parse_target(target: Any) -> tuple[str, str]:
 
 
 def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
-    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says, else cuda where a tensor lies on a GPU,
-    else cpu. "cuda" means this machine's GPU, or sm_90a where there is none. For a simulated rank everything runs on the simulator.
+    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says; else cuda where a tensor lies on a GPU, cpu
+    where none of the tensors does, and without tensors cuda where this machine has a GPU. "cuda" means this machine's GPU, or sm_90a
+    where there is none. For a simulated rank everything runs on the simulator.
 
     Raises:
         TileValueError: a target that this version does not have, by name.
@@ -60,9 +61,18 @@ def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
         return "sim"
     if name == "auto":
         name = env.TARGET.get()
-    if name == "cuda" or (name == "auto" and any(getattr(t, "is_cuda", False) for t in tensors)):
+    if name == "auto":
+        from tilescale.undecided import device_of, machine
+
+        name = device_of(tensors) or machine()
+    if name == "cuda":
         return f"cuda:{arch or _architecture()}"
     return "sim" if name == "sim" else "cpu"
+
+
+def is_auto(target: Any) -> bool:
+    """Whether the tensors of a call decide what a kernel runs on."""
+    return parse_target(target)[0] == "auto" and env.TARGET.get() == "auto" and comm_sim.here() is None
 
 
 def _architecture() -> str:
@@ -84,7 +94,8 @@ def compile(  # the name that users know
     Args:
         out_idx: the parameters (an index or several; negative ones count from the end) that calls allocate and return.
         target: "cpu"; "cuda" (this machine's GPU, or sm_90a to be looked at) or "cuda:sm_80"; "sim" (the simulator: no code is made, calls
-            raise FindingError where something is wrong); or "auto", which is TILESCALE_TARGET or the cpu.
+            raise FindingError where something is wrong); or "auto": TILESCALE_TARGET, or where that names none what the first call's
+            tensors lie on. Without tensors, or asked for its code before, a kernel is made for this machine's GPU if there is one.
         instrument: log remote operations and waits as the kernel runs (tilescale.native.events).
         name: what reports call the kernel, by default its name and the constants that it captured.
 
@@ -93,16 +104,25 @@ def compile(  # the name that users know
     """
     from tilescale.language.funcs import PrimFunc
 
-    chosen = resolve_target(target)
+    by_call = is_auto(target)
     if not isinstance(func, PrimFunc):
         raise TileTypeError(f"tilescale.compile takes a @T.prim_func, and this is a {type(func).__name__}", hint="@T.prim_func above it")
     with without_collection():
         from tilescale import build, simulator
 
         outputs = normal_out_idx(out_idx, len(func.params), func)
-        if chosen == "sim":
-            return simulator.from_prim_func(func, outputs, instrument, name)
-        return build.from_prim_func(func, outputs, instrument or (chosen == "cpu" and tracing.wanted()), name, chosen)
+
+        def make(chosen: str) -> Kernel:
+            with without_collection():
+                return build.from_prim_func(func, outputs, instrument or (chosen == "cpu" and tracing.wanted()), name, chosen)
+
+        if by_call:
+            from tilescale.undecided import Undecided, may_have_gpu
+
+            if may_have_gpu():
+                return Undecided(lambda kind: make(f"cuda:{_architecture()}" if kind == "cuda" else kind), func.trace)
+        chosen = resolve_target(target)
+        return simulator.from_prim_func(func, outputs, instrument, name) if chosen == "sim" else make(chosen)
 
 
 @contextlib.contextmanager
@@ -287,7 +307,7 @@ def jit(
 
     Args:
         out_idx: parameters of the prim_func that calls allocate and return (factories; eager kernels say it with T.empty).
-        target: see :func:`compile`; with "auto" an eager kernel is compiled for cuda where its tensors lie on a GPU.
+        target: see :func:`compile`; with "auto" the tensors of a call decide.
         instrument: log remote operations and waits as the kernel runs.
         pass_configs: switches of TileLang's passes; there are none here, so that nothing depends on them.
 

@@ -54,6 +54,8 @@ class Kernel:
     #: what `get_kernel_source` shows, and what it shows when it is not asked
     sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled", "thread", "llvm", "asm")
     default_source: ClassVar[str] = "thread"
+    #: the same kernel for the other kind of memory, where the target was "auto" and a call decided (undecided.py)
+    elsewhere: Callable[[str], Kernel] | None = None
 
     def __init__(
         self,
@@ -201,7 +203,14 @@ class Kernel:
         return self._call_error(f"{given} argument{'' if given == 1 else 's'} for {len(self._inputs)} parameters{what}")
 
     def _again(self, args: tuple[Any, ...], error: Exception) -> Any:
-        """A refused call: arguments that only have to be handed over differently are, everything else becomes an error."""
+        """A refused call: arguments that lie in the other kind of memory, or only have to be handed over differently, are; everything else
+        becomes an error."""
+        if self.elsewhere is not None:
+            from tilescale.undecided import device_of
+
+            device = device_of(args)
+            if device not in (None, self.target):
+                return self.elsewhere(device)(*args)
         if len(args) != len(self._inputs):
             raise self._count_error(len(args), self.inputs[len(args) :]) from None
         text = str(error)

@@ -55,8 +55,8 @@ class Scalars:
         return type(e)(a, b)
 
     def _divided(self, op: Any, a: Any, b: Any) -> Expr:
-        """An integer division. The processor raises SIGFPE for a zero divisor and for the least number by -1, where a GPU goes on: the first
-        gives 0 here, the second wraps."""
+        """An integer division. The processor raises SIGFPE for a zero divisor and for the least number by -1, where a GPU goes on:
+        the first gives 0 here, the second wraps."""
         if isinstance(b, tirx.IntImm) and int(b.value) > 0:
             return op(a, b)
         zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
@@ -240,18 +240,20 @@ def _speculable(e: Any) -> bool:
 
 def _floored(op: Any, a: Any, b: Any) -> Expr:
     """A division by what may be negative. Of FloorDiv and FloorMod TVM's LowerIntrin would make Lets there, which its interval analysis
-    binds twice and refuses: they are computed from the processor's division, which truncates."""
+    binds twice and refuses: they are computed from the processor's division, which truncates. LLVM divides once."""
+    zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
+    if isinstance(b, tirx.IntImm) and int(b.value) == -(2 ** (int(str(b.ty)[3:]) - 1)):  # TVM negates a constant divisor
+        above = tirx.And(a > zero, tirx.IntImm("bool", op in (tirx.FloorDiv, tirx.FloorMod)))
+        if op in (tirx.Mod, tirx.FloorMod):
+            return tirx.Select(tirx.EQ(a, b), zero, tirx.Select(above, a + b, a))
+        return tirx.Select(tirx.EQ(a, b), one, tirx.Select(above, lit(-1, str(b.ty)), zero))
     if op in (tirx.Div, tirx.Mod):
         return op(a, b)
-
-    def adjusted(a: Any, b: Any, rest: Any) -> Expr:
-        zero, one = lit(0, str(b.ty)), lit(1, str(b.ty))
-        below = tirx.And(tirx.NE(rest, zero), (rest ^ b) < zero)  # of unlike signs: the exact quotient lies below the truncated one
-        if op is tirx.FloorMod:
-            return rest + tirx.Select(below, b, zero)
-        return tirx.Div(a, b) - tirx.Select(below, one, zero)
-
-    return let(a, lambda a: let(b, lambda b: let(tirx.Mod(a, b), lambda rest: adjusted(a, b, rest))))
+    rest = tirx.Mod(a, b)
+    below = tirx.And(tirx.NE(rest, zero), (rest ^ b) < zero)  # of unlike signs: the exact quotient lies below the truncated one
+    if op is tirx.FloorMod:
+        return rest + tirx.Select(below, b, zero)
+    return tirx.Div(a, b) - tirx.Select(below, one, zero)
 
 
 def _may_trap(e: Any) -> bool:

@@ -397,8 +397,8 @@ def test_a_loop_that_only_names_values():
     @T.prim_func
     def main(A: T.Tensor((1,), "int32")):
         with T.Kernel(1):
-            t = T.alloc_shared((5,), "int32")  # noqa: F841
+            t = T.alloc_shared((5,), "int32")
             for i in T.Parallel(5):
-                x = T.cast(i, "int16") // T.cast(-3, "int16")  # noqa: F841
+                x = T.cast(i, "int16") // T.cast(-3, "int16")
 
     agree(main, {"A": zeros(1, dtype="int32")})
