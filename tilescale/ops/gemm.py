@@ -15,6 +15,7 @@ since TMA has to know that they begin at multiples of 16 bytes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -74,8 +75,8 @@ ENDING = 0.7
 TALL, RING = 256, 200 << 10
 #: microseconds that a thread takes for a number of an operand that it loads by itself, and for a place of the tile where there is none
 PLAIN, NONE = 0.06, 0.02
-#: microseconds that it takes to begin a kernel which writes operands anew
-WIDENING = 2.0
+#: microseconds that a kernel takes at least which writes operands anew; numbers that it moves together → bytes in a microsecond
+WIDENING, WIDENED = 2.5, {1: 1.7e6, 2: 2.8e6, 4: 3.5e6}
 
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False, trans_b: bool = False) -> Config:
@@ -95,6 +96,7 @@ def timed(M: int, N: int, K: int, units: int, trans_a: bool, trans_b: bool) -> t
         narrow = Config(BM=few if swap else 64, BN=64 if swap else few, BK=128, stages=8, threads=128, panel=0, swap=swap)
         time, split = shares(M, N, K, ceil_div(N if swap else M, 64), 128, NARROW, units)
         # as many of a's bytes as of b's: two blocks fetch them together
+        narrow = replace(narrow, stages=max(2, min(8, ceil_div(ceil_div(K, 128), split))))  # short ones: several blocks beside each other
         pairs = narrow.BM == 64 and swap and not trans_b and split == 1 and ceil_div(N, 64) % 2 == 0
         return time, replace(narrow, split=split, cluster=2 if pairs else 1)
     found: list[tuple[float, Config]] = []
@@ -103,19 +105,19 @@ def timed(M: int, N: int, K: int, units: int, trans_a: bool, trans_b: bool) -> t
         time, split = shares(M, N, K, tiles, 64, step, units)
         how = Config(BM=BM, BN=BN, threads=threads, stages=stages, split=split)
         if split == 1 and (tiles > units or BN > 128):
-            how = replace(how, panel=16, blocks=units, cluster=together(M, N, K, BM, units))
+            how = replace(how, panel=16, blocks=units, cluster=together(M, N, K, BM, BN, units))
         found.append((time, how))
     for (BM, BN), (step, threads, stages) in LARGE.items():
         tiles = ceil_div(M, BM) * ceil_div(N, BN)
         time = max(ceil_div(tiles, units) * ceil_div(K, 64) * step, (M + N) * K * 2 / MEMORY)
         how = Config(BM=BM, BN=BN, threads=threads, stages=stages, panel=16)
         if BM == 192:
-            found.append((time, replace(how, blocks=units, cluster=together(M, N, K, BM, units))))
+            found.append((time, replace(how, blocks=units, cluster=together(M, N, K, BM, BN, units))))
         elif tiles <= units and not trans_a:  # halves of 160 columns begin within a swizzled box of a transposed operand
             found.append((time, replace(how, panel=0, swap=True, cluster=2)))
     if M % 128 and M <= 2 * TALL and not trans_a:
         found += [fitted(M, N, K, BN, True, units) for BN in (64, 128)]
-    if N % 64 and N <= 2 * TALL:
+    if N % 64 and N <= 2 * TALL and trans_b:  # parts of a swizzled box of a transposed operand take twice as long
         found += [fitted(N, M, K, BM, False, units) for BM in (64, 128)]
     return min(found, key=lambda f: f[0])
 
@@ -140,19 +142,31 @@ def plan(M: int, N: int, K: int, dtype: str, units: int, trans_a: bool, trans_b:
     odd = [row % 8 != 0 for row in rows]
     if dtype == "float32" or not any(odd):
         return how, 1, 1
-    time = timed(M, N, K, units, trans_a, trans_b)[0] + WIDENING + sum(4 * n for n, o in zip(size, odd, strict=True) if o) / MEMORY
-    numbers, places = min(M, how.BM) + min(N, how.BN), how.BM + how.BN
-    step = (PLAIN * numbers + NONE * (places - numbers)) * how.BK / how.threads
-    waves = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units)
-    if waves * ceil_div(ceil_div(K, how.BK), how.split) * step < time:
+    side = math.gcd(8, *(row for row, o in zip(rows, odd, strict=True) if o))
+    copied = sum(4 * n for n, o in zip(size, odd, strict=True) if o)
+    time = timed(M, N, K, units, trans_a, trans_b)[0] + WIDENING + copied / WIDENED[side]
+    if side > 1:  # cp.async takes them ahead
+        step = NONE * (how.BM + how.BN) / side
+    else:
+        numbers = min(M, how.BM) + min(N, how.BN)
+        step = PLAIN * numbers + NONE * (how.BM + how.BN - numbers)
+    waves = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units if side > 1 else 4 * units)
+    steps = max(min(K, how.BK) / how.BK, ceil_div(ceil_div(K, how.BK), how.split))
+    if waves * steps * step * how.BK / how.threads < time:
+        if min(M, N) <= 64:  # their copies wait for memory: several blocks beside each other, with rings that leave room for them
+            split = shares(M, N, K, ceil_div(N if how.swap else M, 64), 128, 1.0, 3 * units)[1]
+            how = replace(how, split=split, stages=min(4, how.stages), cluster=1)
         return how, 1, 1
     a, b = ((64 if row >= 512 else 8) if o else 1 for row, o in zip(rows, odd, strict=True))
     return choose(M, N, K, dtype, units, trans_a, trans_b), a, b
 
 
-def together(M: int, N: int, K: int, BM: int, units: int) -> int:
-    """Blocks that fetch b's tiles together. Rows that begin within a line of the L2 cache take twice its accesses: half are saved."""
-    return 2 if (N % 64 or K % 64) and M > BM and units % 2 == 0 else 1
+def together(M: int, N: int, K: int, BM: int, BN: int, units: int) -> int:
+    """Blocks that fetch b's tiles together. Rows that begin within a line of the L2 cache take twice its accesses: half are saved, unless
+    pairs of tiles fill more waves than tiles do."""
+    high, wide = ceil_div(M, BM), ceil_div(N, BN)
+    more = ceil_div(ceil_div(high, 2) * wide, units // 2) > ceil_div(high * wide, units)
+    return 2 if (N % 64 or K % 64) and M > BM and units % 2 == 0 and not more else 1
 
 
 def shares(M: int, N: int, K: int, tiles: int, BK: int, step: float, units: int) -> tuple[float, int]:
@@ -221,7 +235,8 @@ def lengthened(a: torch.Tensor, b: torch.Tensor, align_a: int, align_b: int) -> 
             made += [given[k], torch.empty(given[k].shape[0], filled(given[k].shape[1], align), dtype=a.dtype, device=a.device)]
             given[k] = made[-1]
     if made:
-        host.launch(widened, tuple(made), dtype=host.dtype_name(a), both=len(made) > 2)
+        unit = math.gcd(8, *(t.shape[1] for t in made))
+        host.launch(widened, tuple(made), dtype=host.dtype_name(a), both=len(made) > 2, unit=unit)
     return given[0], given[1]
 
 

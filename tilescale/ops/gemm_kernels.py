@@ -299,10 +299,11 @@ def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation:
     return combine_bias if bias else combine
 
 
-def widened(dtype: str, both: bool, rows: int = 4, columns: int = 512, threads: int = 256) -> Any:
+def widened(dtype: str, both: bool, unit: int, rows: int = 4, columns: int = 512, threads: int = 256) -> Any:
     """A matrix with zeros behind its rows: To (R, W) of From (R, C), W at least C; of ``both`` operands in one launch. One kernel serves
-    all extents."""
-    shapes = [[(T.dynamic(f"R{k}"), T.dynamic(f"C{k}")), (T.dynamic(f"R{k}"), T.dynamic(f"W{k}"))] for k in (1, 2)]
+    all extents that are multiples of ``unit`` numbers, which move together."""
+    sides = [(T.dynamic(f"R{k}"), T.dynamic(f"C{k}", multiple_of=unit), T.dynamic(f"W{k}", multiple_of=unit)) for k in (1, 2)]
+    shapes = [[(R, C), (R, W)] for R, C, W in sides]
     kinds = [[T.Tensor(shape, dtype) for shape in pair] for pair in shapes]
     wide = [T.ceildiv(to[1], columns) for _, to in shapes]
     blocks = [T.ceildiv(to[0], rows) * w for (_, to), w in zip(shapes, wide, strict=True)]

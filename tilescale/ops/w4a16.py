@@ -188,6 +188,15 @@ def streamed(
                 def fetch(k, piece):
                     T.copy(A[0, (k * shares + share) * GROUP + piece * width], later)
 
+                def activations(at):
+                    """A group's into the warp's own tile; the last row in place of those that are none, so that all come without
+                    a condition."""
+                    if M in (1, BM):
+                        T.copy(A[0, at], a[warp, :, :])
+                    else:
+                        for i, j in T.Parallel(BM, GROUP):
+                            a[warp, i, j] = A[T.min(i, M - 1), at + j]
+
                 def multiply(k, n, more):
                     """Group k + n; ``more``: there are others behind those whose words are under way."""
                     if zeros is not None:
@@ -210,7 +219,7 @@ def streamed(
                     for i, j in T.Parallel(rows, BM):
                         acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
                     if early == 0 and (more or n + 1 < ahead):
-                        T.copy(A[0, ((k + n + 1) * shares + share) * GROUP], a[warp, :, :])
+                        activations(((k + n + 1) * shares + share) * GROUP)
                     if more:
                         load(n, k + n + ahead)
                         T.barrier()
@@ -224,7 +233,7 @@ def streamed(
                     T.signal(ready[0])
                     T.wait(ready[0], warps)
                 else:
-                    T.copy(A[0, share * GROUP], a[warp, :, :])
+                    activations(share * GROUP)
                 if early > 0:
                     fetch(1, 0)
                 for step in T.serial(own // ahead - 1):
