@@ -42,6 +42,7 @@ class Clusters:
     remote: Any
     nest: Any
     once: Any
+    refused: Any
     scalar: Any
     access: Any
     fail: Any

@@ -65,7 +65,11 @@ CASES: dict[str, list[tuple[dict[str, Any], float]]] = {
         ({"heads": 2, "S": 70, "D": 32, "launches": 2}, 1e-5),
         ({"heads": 1, "S": 130, "D": 32, "causal": True, "launches": 3, "seed": 1}, 1e-5),
     ],
-    "13_hierarchical_all_reduce": [({"N": 2200, "launches": 2}, 1e-5), ({"N": 7, "per_node": 4, "launches": 2, "seed": 1}, 1e-5)],
+    "13_expert_slots": [
+        ({"tokens": 30, "D": 16, "launches": 3}, 1e-5),
+        ({"tokens": 7, "D": 20, "local": 3, "topk": 3, "launches": 2, "seed": 6}, 1e-5),
+    ],
+    "14_hierarchical_all_reduce": [({"N": 2200, "launches": 2}, 1e-5), ({"N": 7, "per_node": 4, "launches": 2, "seed": 1}, 1e-5)],
 }
 
 
@@ -79,7 +83,7 @@ def test_agrees_with_torch(name: str, n: int) -> None:
     check(name, n)
 
 
-@pytest.mark.parametrize("name", ["05_ring_shift", "07_all_reduce", "08_ag_gemm", "12_ring_attention"])
+@pytest.mark.parametrize("name", ["05_ring_shift", "07_all_reduce", "08_ag_gemm", "12_ring_attention", "13_expert_slots"])
 def test_agrees_with_torch_on_eight_ranks(name: str) -> None:
     check(name, 8)
 

@@ -32,7 +32,8 @@ VARIANTS: dict[str, list[tuple[tuple[Any, ...], dict[str, Any], float]]] = {
     "10_gemm_ar": [((128, 192, 96), {}, 1e-4)],
     "11_all_to_all": [((60, 64), {}, 1e-4)],
     "12_ring_attention": [((2, 150, 64, False), {}, 1e-4), ((2, 150, 64, True), {}, 1e-4)],
-    "13_hierarchical_all_reduce": [((20_000,), {}, 1e-5)],
+    "13_expert_slots": [((60, 64), {}, 1e-4)],
+    "14_hierarchical_all_reduce": [((20_000,), {}, 1e-5)],
 }
 
 

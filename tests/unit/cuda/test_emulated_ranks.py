@@ -49,6 +49,27 @@ def test_all_reduce_in_one_shot_and_in_two():
     agree_on_ranks(example("07_all_reduce", "two_shot", 500, 2, block=256), two)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_slots_taken_by_atomic_updates(seed: int):
+    """Each row of an expert is one choice of one token, whoever came first."""
+    tokens, topk, local, n = 5, 2, 2, 2
+    choice = np.stack([np.random.default_rng(r).permuted(np.tile(np.arange(n * local), (tokens, 1)), axis=1)[:, :topk] for r in range(n)])
+    given = [{"X": f32((tokens, 8), r), "owner": (choice[r] // local).astype(np.int32), "which": (choice[r] % local).astype(np.int32),
+              "count": np.zeros(local, np.int32), "inbox": empty((local, n * tokens, 8), "float32"),
+              "origin": np.zeros((local, n * tokens), np.int32)} for r in range(n)]  # fmt: skip
+    kernel = example("13_expert_slots", "dispatch", tokens, topk, 8, local, n * tokens, blocks=3)
+    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    seen = []
+    for rank, out in enumerate(emulate.run_ranks(Lowering(program).run(), program, given, seed)):
+        for e in range(local):
+            for row in range(out["count"][e]):
+                sender, slot = divmod(int(out["origin"][e, row]), tokens * topk)
+                assert choice[sender, slot // topk, slot % topk] == rank * local + e
+                assert (out["inbox"][e, row] == given[sender]["X"][slot // topk]).all()
+                seen.append((sender, slot))
+    assert sorted(seen) == [(r, s) for r in range(n) for s in range(tokens * topk)]
+
+
 SMALL = {"BM": 16, "BN": 16, "BK": 16, "blocks": 3}
 
 
@@ -77,7 +98,7 @@ def test_ring_attention():
 
 def test_all_reduce_in_a_hierarchy():
     args = [{"A": f32((2, 250), r), "sums": empty((250,), "float32"), "B": empty((2, 250), "float32")} for r in range(4)]
-    agree_on_ranks(example("13_hierarchical_all_reduce", "kernel", 250, 2, block=128), args, seeds=1)
+    agree_on_ranks(example("14_hierarchical_all_reduce", "kernel", 250, 2, block=128), args, seeds=1)
 
 
 def shift(wait: bool = True, again: bool = False) -> Any:

@@ -57,6 +57,8 @@ def together(n: int) -> Iterator[tuple[str, Any]]:
         yield f"gemm_ar {shape}", example("10").kernel.get_tir(*shape)
     yield "dispatch", example("11").dispatch.get_tir(64, 2, 32, 2, n)
     yield "combine", example("11").combine.get_tir(64, 2, 32, n)
+    yield "take slots", example("13").dispatch.get_tir(64, 2, 32, 2, 64 * n)
+    yield "give back", example("13").give_back.get_tir(64, 2, 32, 2, 64 * n)
     for causal in (False, True):
         yield f"ring_attention {causal}", example("12").kernel.get_tir(1, 70, 16, n, causal, BM=32)
     yield "hierarchical all_reduce", example("13").kernel.get_tir(1500, 2 - n % 2)
