@@ -15,6 +15,7 @@ import tilescale.comm as comm
 import tilescale.cuda
 import tilescale.errors
 import tilescale.language as T
+from tests.team_kernels import listed, nested, nodes, overlapping
 
 
 @tilescale.jit
@@ -218,6 +219,32 @@ def teams() -> int:
     return wrong
 
 
+def placed(kind: str, array: Any) -> Any:
+    """An argument of a kernel, where it belongs; collective for what others reach."""
+    if kind == "signal":
+        return comm.signals(array.shape)
+    return comm.zeros(array.shape, torch.int32) if kind == "symm" else torch.from_numpy(array.copy()).cuda()
+
+
+def inside() -> int:
+    """Teams inside kernels: the cases of tests/team_kernels.py for so many ranks, three launches each."""
+    rank, n, wrong = comm.rank(), comm.world_size(), 0
+    for name, (make, least) in {"nodes": (nodes, 1), "listed": (listed, 2), "nested": (nested, 3), "overlapping": (overlapping, 3)}.items():
+        if n < least:
+            continue
+        prim, given, want = make(n)
+        kinds = {p.name: p.spec.kind for p in prim.trace().params if hasattr(p.spec, "kind")}
+        run = tilescale.compile(prim)
+        for _ in range(3):
+            values = {key: placed(kinds[key], array) for key, array in given[rank].items()}
+            run(*values.values())
+            for key, expected in want(rank).items():
+                if not (values[key].cpu().numpy() == expected).all():
+                    print(f"{name}: {key} of rank {rank} is wrong", flush=True)
+                    wrong += 1
+    return wrong
+
+
 def barriers() -> int:
     """All blocks of all ranks meet, again and again."""
 
@@ -299,7 +326,7 @@ def room() -> int:
 
 
 #: those that end well may run one after another in one job
-PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, barriers, meets, room)
+PROGRAMS = (lonely, far, different, late, ends, killed, asserts, raises, unordered, graph, streams, teams, inside, barriers, meets, room)
 
 
 def main() -> int:
