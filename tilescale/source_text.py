@@ -174,23 +174,23 @@ def _readable(code: types.CodeType, scope: dict[str, Any]) -> Iterator[_Text]:
         yield _Text(_lines(text), (s.st_ctime_ns, s.st_mtime_ns, s.st_size))
     except (OSError, SyntaxError, ValueError):
         pass
-    loader, name = scope.get("__loader__"), scope.get("__name__")
+    loader: Any = scope.get("__loader__")
     if scope.get("__file__") == file and hasattr(loader, "get_source") and not os.path.exists(file):
         try:
-            text = loader.get_source(name)
+            given = loader.get_source(scope.get("__name__"))
         except ImportError:
-            text = None
-        if text:
-            yield _Text(_lines(text))
+            given = None
+        if given:
+            yield _Text(_lines(given))
     by_code = getattr(linecache, "_getlines_from_code", None)  # Python 3.13 keeps what a REPL compiled by code object
     lines = by_code(code) if by_code is not None else None
     if lines:
         yield _Text(list(lines))
     lines = linecache.getlines(file, scope)
     if lines:
-        _, modified = linecache.cache.get(file, (0, None))[:2]
-        read = None if modified is None else (int(modified * 1e9),) * 2
-        yield _Text(list(lines), read and (*read, len("".join(lines).encode())))
+        entry: Any = linecache.cache.get(file, ())  # (size, time of modification or None, lines, name)
+        modified = entry[1] if len(entry) > 1 else None
+        yield _Text(list(lines), None if modified is None else (int(modified * 1e9), int(modified * 1e9), entry[0]))
     if file == "<string>" and sys.argv[:1] == ["-c"]:
         for option, text in zip(sys.orig_argv, sys.orig_argv[1:]):
             if option.startswith("-") and option.endswith("c"):

@@ -287,3 +287,11 @@ def test_a_file_is_read_once_for_all_its_kernels(write: Any, monkeypatch: pytest
     for n in range(50):
         T.prim_func(getattr(module, f"k{n}").func)
     assert time.perf_counter() - start < 0.25 and len(reads) == 1
+
+
+def test_decorating_brings_neither_torch_nor_tvm(tmp_path: Path, clean_env: dict[str, str]):
+    program = tmp_path / "many.py"
+    many = "".join(kernel(f"k{n}", n) for n in range(20)) + "@T.macro\ndef m(x): return x\n@tilescale.jit\ndef f(n): return k0\n"
+    program.write_text(HEAD + many + "import sys\nprint([m for m in ('torch', 'tvm', 'tvm_ffi', 'numpy') if m in sys.modules])\n")
+    done = subprocess.run([sys.executable, str(program)], env=clean_env, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
