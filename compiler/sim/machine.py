@@ -83,7 +83,7 @@ class Counter:
             other = next((s for s in self.history if s.where and (s.amount is None) is adds and s.at > ex.vc[s.who]), None)
             if other is not None and other.where is not None:
                 machine.report.add(diagnose.mixed(ex.where(site, self.name), value, other.where, other.value))
-        machine.signals.setdefault(ex.number, []).append(machine.note(self, site))
+        machine.signals.setdefault(ex.number, []).append(machine.note(self, site, amount=amount if adds else 0))
         self.grows = self.grows and adds and amount >= 0
         self.value = numerics.wrap(self.value + amount, "int64") if adds else amount
         at = ex.now
@@ -314,6 +314,7 @@ class Machine:
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
         self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
         self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
+        self.met: dict[int, set[Any]] = {}  # executor → where it has met others
         self.races: dict[tuple[Any, ...], diagnose.Race] = {}  # two statements → their first race
         self.early: dict[tuple[Any, ...], diagnose.Early] = {}  # statement of an executor → what it read that nothing had written
         self.ready: list[Executor] = []
@@ -401,7 +402,8 @@ class Machine:
             self.ready.remove(ex)
             if left < 0:
                 text = f"the launch has not ended after {self.limit} steps"
-                self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site)))
+                hint = "a condition that the rounds of the loop change; or more steps, limit="
+                self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site), hint=hint))
                 return
             try:
                 ex.intent = next(ex.steps)
@@ -450,10 +452,12 @@ class Machine:
         ex.awaits = None
         for observer in self.observers:
             observer.observed(ex, site, counter, cmp, value)
-        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach))
+        self.waits.setdefault(ex.number, []).append(
+            self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value)
+        )
 
-    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "") -> diagnose.Note:
-        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach)
+    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0) -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount)
 
     def meet(
         self, ex: Executor, key: tuple[Any, ...], expected: int, site: Site, agreed: dict[str, Any] | None = None
@@ -475,6 +479,7 @@ class Machine:
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
+        self.met.setdefault(ex.number, set()).add((key[0], site.loc))
         for observer in self.observers:
             observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
@@ -588,7 +593,8 @@ class Machine:
         self.early[key].unwritten[self.events.said[event][3]] |= unwritten
 
     def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str, signal: bool = False) -> None:
-        text, hint = f"{region} lies outside {name}, whose shape is {shape}", ""
+        text = f"{region} lies outside {name}, whose shape is {shape}"
+        hint = f"a smaller region, a condition around it, or a larger {name}"
         if signal:
             counts = ", ".join(f"0 ≤ index < {n}" for n in shape)
             hint = f"a counter that is there, {counts}; or more of them where {name} is declared"
