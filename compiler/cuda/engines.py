@@ -279,9 +279,8 @@ class Engines:
 
     def overwritten(self, cells: Any) -> None:
         """Shared memory is about to be written: no store may still read it, whatever is written there."""
-        for s in (s for of in self.stores.values() for s in of):
-            if not s.read and np.intersect1d(cells, s.cells).size:
-                raise EmulationError("shared memory is written while a store by TMA reads it: nobody has awaited the store")
+        if any(not s.read and np.intersect1d(cells, s.cells).size for of in self.stores.values() for s in of):
+            raise EmulationError("shared memory is written while a store by TMA reads it: nobody has awaited the store")
 
     def commit_stores(self, issuer: int) -> None:
         number = self.committed[issuer] = self.committed.get(issuer, 0) + 1

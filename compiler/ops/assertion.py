@@ -27,6 +27,9 @@ def device_assert(condition: Any, msg: str = "") -> None:
     emit("assert", [truth(test), ir.StringImm(str(msg))])
 
 
+_HINT = "arguments for which it holds, or a kernel that makes it hold"
+
+
 @register
 class Assert(TileOp):
     name = "assert"
@@ -52,6 +55,6 @@ class Assert(TileOp):
 
         def run(ex: Any) -> None:
             if fails(ex, test(ex)):
-                ex.machine.report.add(Finding("assertion", message or "the condition does not hold", ex.where(site)))
+                ex.machine.report.add(Finding("assertion", message or "the condition does not hold", ex.where(site), hint=_HINT))
 
         return run

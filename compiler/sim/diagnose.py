@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim import flights, numerics, rings
-from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.sim import fixes, flights, numerics, rings
+from tilescale.compiler.sim.findings import Finding, Fix, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Note:
     loc: Any
     text: str = ""
     reach: str = ""
+    amount: int = 0  # what a signal adds, or a wait compares with
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,19 @@ def race(machine: Machine, found: Race) -> Finding:
     text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
-    news, hint = rings.race(machine, found) or flights.race(machine, found) or _news(machine, found, that.who)
-    hint = hint or _ordering(here, there, storage)
+    fix: Fix | None = None
+    if (engines := rings.race(machine, found) or flights.race(machine, found)) is not None:
+        news, hint = engines
+    else:
+        news, hint, fix = _news(machine, found, that.who)
+        ordering, meeting = _ordering(machine, found, storage)
+        if hint and fix is None and meeting is not None:
+            scale = meeting.text.splitlines()[0].removeprefix("with ").removesuffix(":")
+            hint += f"; or T.barrier() in {scale} {meeting.how} this"
+        hint, fix = fixes.race(machine, found) or (hint or ordering, fix or meeting)
     if sent is not None and not found.too_early and all(w.when > found.other for w in _waits_of(machine, found.other, sent)):
         hint = f"T.wait({sent.counter}, …) in front of that read, if it is to see what is written here; else {hint}"
-    return Finding("race", text + news, this, (that,), hint)
+    return Finding("race", text + news, this, (that,), hint, fix=fix)
 
 
 def _sent_news(machine: Machine, found: Race) -> Note | None:
@@ -114,23 +123,26 @@ def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
     return [w for k in near for w in machine.waits.get(k, []) if (w.counter, w.home) == (sent.counter, sent.home)]
 
 
-def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
+def _news(machine: Machine, found: Race, who: str) -> tuple[str, str, Fix | None]:
     """Which signal of ``who`` tells of its access, why this one does not hear it, and what to write."""
     other = int(machine.events.who[found.other])
     mine = machine.events.said[found.event][0][:2]
     sent = [s for s in machine.signals.get(other, []) if s.when > found.other]
     heard = [s for s in sent if s.home == mine[: len(s.home)]]
     if not sent:
-        return "", ""
+        return "", "", None
     signal = (heard or sent)[0]
     line = f" at line {signal.loc.line}" if signal.loc else ""
     if not heard:
         text = f"; {who} signals {signal.counter}{_of(signal.home)} behind it{line}, and nobody tells {_of(mine)[4:]}"
-        return text, ""
+        return text, "", None
+    here_loc = machine.events.said[found.event][1].loc
     waits = [w for w in _waits_of(machine, found.event, signal) if w.when <= found.event]
     if not waits:
         text = f"; {who} signals {signal.counter} behind it{line}, and no wait for that comes before this"
-        return text, f"T.wait({signal.counter}, …) before this"
+        me, reads = int(machine.events.who[found.event]), machine.events.said[found.event][2] == "read"
+        fix = fixes.awaited(machine, me, signal, here_loc) if reads else None
+        return text, f"T.wait({signal.counter}, …) before this", fix
     wait = waits[-1]
     at = f" at line {wait.loc.line}" if wait.loc else ""
     here, there = machine.events.said[found.event][0], machine.events.said[found.other][0]
@@ -138,21 +150,31 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str]:
     if far or (here[1] != there[1] and wait.reach == "block"):
         scale, others = ("device", "other ranks") if far else ("cta_cluster", "other blocks")
         text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} stands at the scale of the {wait.reach}"
-        return f"{text}, where it does not acquire what {others} release", f'the wait inside T.Scale("{scale}")'
+        return f"{text}, where it does not acquire what {others} release", f'the wait inside T.Scale("{scale}")', None
     text = f"; {who} signals {signal.counter} behind it{line}, and the wait for {wait.text}{at} ends without that"
-    return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own"
+    fix = None
+    mine_too = machine.waits.get(int(machine.events.who[found.event]), ())
+    if sum(w.counter == wait.counter for w in mine_too) == 1:  # in no loop, and the counter has no second phase
+        total = sum(s.amount for mine in machine.signals.values() for s in mine if (s.counter, s.home) == (signal.counter, signal.home))
+        fix = fixes.enough(signal.counter, wait.loc, total) if total > wait.amount else None
+    return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own", fix
 
 
-def _ordering(here: tuple[Any, ...], there: tuple[Any, ...], storage: Storage) -> str:
-    """What would bring one executor's access behind another's, by how far they are apart."""
+def _ordering(machine: Machine, found: Race, storage: Storage) -> tuple[str, Fix | None]:
+    """What would bring one executor's access behind another's, by how far they are apart; as an edit, a meeting."""
+    here, there = machine.events.said[found.event][0], machine.events.said[found.other][0]
     if here[0] != there[0]:
         pair = f"T.signal(s[i], dst={here[0]}) by rank {there[0]} behind its access, and T.wait(s[i]) before this one"
-        return pair + '; or T.barrier() in T.Scale("device") between them'
+        return pair + '; or T.barrier() in T.Scale("device") between them', fixes.barrier(machine, "device", found)
     if here[1] != there[1]:
         if storage.scope.startswith("shared"):
-            return 'T.barrier() in T.Scale("cta_cluster") between them, or T.signal and T.wait on a T.alloc_signal'
-        return 'T.barrier() in T.Scale("grid") between them, or T.signal behind the other and T.wait before this one'
-    return "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see"
+            text = 'T.barrier() in T.Scale("cta_cluster") between them, or T.signal and T.wait on a T.alloc_signal'
+            return text, fixes.barrier(machine, "cta_cluster", found)
+        text = 'T.barrier() in T.Scale("grid") between them, or T.signal behind the other and T.wait before this one'
+        return text, fixes.barrier(machine, "grid", found)
+    if any(b.scope == "shared.barrier" for b in machine.prepared.buffers):
+        return "T.mbarrier_arrive behind the other access and T.mbarrier_wait_parity before this one, of a barrier of their own", None
+    return "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see", None
 
 
 def _of(home: tuple[Any, ...]) -> str:
@@ -167,8 +189,11 @@ def unwritten(machine: Machine, found: Early) -> Finding:
     cells = elements(found.unwritten, storage.cells, (0,) * storage.data.ndim)
     at = describe(storage.name, tuple(slice(0, n) for n in storage.shape), cells)
     text = f"{at} is read, and nothing has written it{owned(storage)}"
-    first = "a write of all that is read, in front of this" if storage.is_global else f"T.clear({storage.name}) or T.fill in front of this"
-    return Finding("uninitialised", text, _placed(site, who, at), hint=first)
+    if storage.is_global:
+        return Finding("uninitialised", text, _placed(site, who, at), hint="a write of all that is read, in front of this")
+    made = next((b.loc for b in machine.prepared.buffers if b.name == storage.name and b.scope == storage.scope), None)
+    hint, fix = fixes.cleared(storage.name, made)
+    return Finding("uninitialised", text, _placed(site, who, at), hint=hint, fix=fix)
 
 
 def mixed(this: Where, does: tuple[str, int], that: Where, did: tuple[str, int]) -> Finding:
@@ -179,7 +204,9 @@ def mixed(this: Where, does: tuple[str, int], that: Where, did: tuple[str, int])
     to = {"add": f"adds to {this.region}", "set": f"{mine} into {this.region}"}.get(does[0], mine.replace("it", this.region, 1))
     text = f"this {to}, and {that.who} {its}, with nothing that orders the two"
     hint = 'additions alone (op="add"), whose order says nothing; or a counter for each sender'
-    return Finding("race", text, this, (that,), hint)
+    stores = this if value is not None else that
+    fix = None if stores.loc is None else Fix("replace", stores.loc, 'op="add"', 'op="set"')
+    return Finding("race", text, this, (that,), hint, fix=fix)
 
 
 def too_narrow(this: Where, that: Where) -> Finding:
@@ -231,11 +258,14 @@ def deadlock(machine: Machine) -> Finding:
         shown.setdefault((ex.waiting.site.loc, ex.rank.number, what), Where(what, ex.waiting.site.loc, *ex.name))
     first = order[0]
     assert first.waiting is not None
-    hint = ""
+    hint, fix = "", None
     if cycle:
+        counter = first.waiting.counter
         chain = " → ".join(ex.where(first.waiting.site).who for ex in (*cycle, cycle[0]))
         text = f"nobody can go on: {chain} wait for one another"
         hint = "what ends the wait of one of them in front of its own wait"
+        if counter is not None and (moved := fixes.turned(machine, counter, first.waiting.site)) is not None:
+            hint, fix = moved
     elif first.waiting.meeting is not None:
         meeting = first.waiting.meeting
         gone = _absent(machine, first, meeting)
@@ -243,12 +273,17 @@ def deadlock(machine: Machine) -> Finding:
         text += f", {len(meeting.came)} have come"
         text += f", and {' and '.join(gone[:4])}{' and others' * (len(gone) > 4)} ended without it" if gone else ""
         hint = f"{first.waiting.site.what} where all of them come to it equally often, outside of branches and loops that some leave out"
+        fix = fixes.outside(machine, first.waiting.site)
     else:
         text = f"nobody can go on: no statement that is still to run ends the wait for {first.waiting.text}"
         counter = first.waiting.counter
-        past = first.waiting.cmp == "eq" and counter is not None and len(counter.history) > 1
-        hint = 'cmp="ge": a counter may pass a value before anyone looks' if past else "a count that is reached; or the missing T.signal"
-    return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8], hint)
+        hint = "a count that is reached; or the missing T.signal"
+        if counter is not None and counter.value > 0 and first.waiting.cmp in ("ge", "gt"):
+            hint = f"T.wait({counter.name}, {counter.value}): more do not come; or the missing T.signal"
+            fix = fixes.enough(counter.name, first.waiting.site.loc, counter.value)
+        if first.waiting.cmp == "eq" and counter is not None and len(counter.history) > 1:
+            hint, fix = fixes.overshoot(machine, counter, first.waiting.site.loc)
+    return Finding("deadlock", text, first.where(first.waiting.site), tuple(shown.values())[:8], hint, fix=fix)
 
 
 def polling(machine: Machine, pollers: list[Executor]) -> Finding:

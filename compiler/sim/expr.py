@@ -92,7 +92,7 @@ class Expressions:
 
     @staticmethod
     def _overflowed(ex: Any, site: Any, text: str, dtype: str) -> None:
-        ex.machine.report.add(Finding("arithmetic", f"{text}, which {dtype} does not hold", ex.where(site)))
+        ex.machine.report.add(Finding("arithmetic", f"{text}, which {dtype} does not hold", ex.where(site), hint="a wider dtype"))
 
     def _divided(self, op: Callable[[Any, Any], Any], a: Value, b: Value, e: Any, dtype: str) -> Value:
         site = self.site(e, "integer division")  # type: ignore[attr-defined]
@@ -104,7 +104,8 @@ class Expressions:
                 return op(x, y) if numerics.is_vector(x) or numerics.is_vector(y) else numerics.wrap(op(x, y), dtype)
             wanted = zero if ex.mask is None else zero & ex.mask
             if wanted.any() if numerics.is_vector(wanted) else wanted:
-                ex.machine.report.add(Finding("arithmetic", "an integer is divided by zero", ex.where(site)))
+                hint = "T.max(divisor, 1), or a condition"
+                ex.machine.report.add(Finding("arithmetic", "an integer is divided by zero", ex.where(site), hint=hint))
             if not numerics.is_vector(zero):
                 return 0
             return np.where(zero, 0, op(x, np.where(zero, 1, y).astype(y.dtype)))

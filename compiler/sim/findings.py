@@ -75,6 +75,30 @@ class Where:
 
 
 @dataclass(frozen=True)
+class Fix:
+    """A hint as an edit of the source.
+
+    how: "before" or "behind" puts ``text`` there, a line or more, as deep as the statement at ``at``; "move before" and "move
+    behind" put the statement at ``what`` there instead, "move out" behind the branch around it; "replace" writes ``text`` for
+    the words ``old`` of the statement at ``at``.
+    """
+
+    how: str
+    at: Loc
+    text: str = ""
+    old: str = ""
+    what: Loc | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: plain values alone."""
+        what = self.what
+        return {
+            "how": self.how, "file": self.at.file, "line": self.at.line, "text": self.text, "old": self.old,
+            "what": what and {"file": what.file, "line": what.line},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Finding:
     """One fault of a kernel. ``where``: the statement that met it; ``others``: the other access, or everyone who waits."""
 
@@ -84,6 +108,7 @@ class Finding:
     others: tuple[Where, ...] = ()
     hint: str = ""
     schedule: str = ""
+    fix: Fix | None = None
 
     @property
     def loc(self) -> Loc | None:
@@ -93,7 +118,7 @@ class Finding:
         """For machines: plain values alone."""
         return {
             "kind": self.kind, "message": self.message, "where": self.where.to_dict(), "others": [w.to_dict() for w in self.others],
-            "hint": self.hint, "schedule": self.schedule,
+            "hint": self.hint, "schedule": self.schedule, "fix": self.fix and self.fix.to_dict(),
         }  # fmt: skip
 
     @property

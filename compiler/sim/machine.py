@@ -85,7 +85,7 @@ class Counter:
             other = next((s for s in self.history if s.where and s.op != op and s.at > ex.vc[s.who]), None)
             if other is not None and other.where is not None:
                 machine.report.add(diagnose.mixed(ex.where(site, self.name), (op, amount), other.where, (other.op, other.amount)))
-        machine.signals.setdefault(ex.number, []).append(machine.note(self, site))
+        machine.signals.setdefault(ex.number, []).append(machine.note(self, site, amount=amount if op == "add" else 0))
         self.ops.add(op)
         self.grows = self.grows and op == "add" and amount >= 0
         self.value = numerics.wrap(OPS[op](self.value, amount), "int64")
@@ -343,6 +343,7 @@ class Machine:
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
         self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
         self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
+        self.met: dict[int, set[Any]] = {}  # executor → where it has met others
         self.races: dict[tuple[Any, ...], diagnose.Race] = {}  # two statements → their first race
         self.early: dict[tuple[Any, ...], diagnose.Early] = {}  # statement of an executor → what it read that nothing had written
         self.ready: list[Executor] = []
@@ -430,7 +431,8 @@ class Machine:
             self.ready.remove(ex)
             if left < 0:
                 text = f"the launch has not ended after {self.limit} steps"
-                self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site)))
+                hint = "a condition that the rounds of the loop change; or more steps, limit="
+                self.report.add(Finding("endless", text, ex.where(ex.loop or self.prepared.site), hint=hint))
                 return
             try:
                 ex.intent = next(ex.steps)
@@ -479,7 +481,7 @@ class Machine:
         ex.awaits = None
         for observer in self.observers:
             observer.observed(ex, site, counter, cmp, value)
-        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach))
+        self._awaited(ex, counter, cmp, value, site, reach)
 
     def test(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> bool:
         """Whether ``counter cmp value`` now; if so an acquire at the scale ``reach``."""
@@ -489,11 +491,16 @@ class Machine:
             ex.polled[counter.key] = counter, None
         if not counter.observe(ex, cmp, value, reach):
             return False
-        self.waits.setdefault(ex.number, []).append(self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach))
+        self._awaited(ex, counter, cmp, value, site, reach)
         return True
 
-    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "") -> diagnose.Note:
-        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach)
+    def _awaited(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> None:
+        """Notes, for hints, what an executor acquired by."""
+        note = self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value)
+        self.waits.setdefault(ex.number, []).append(note)
+
+    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0) -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount)
 
     def meet(
         self, ex: Executor, key: tuple[Any, ...], each: int, site: Site, agreed: dict[str, Any] | None = None,
@@ -517,6 +524,7 @@ class Machine:
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
+        self.met.setdefault(ex.number, set()).add((key[0], site.loc))
         for observer in self.observers:
             observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
@@ -633,7 +641,8 @@ class Machine:
         self.early[key].unwritten[self.events.said[event][3]] |= unwritten
 
     def report_outside(self, ex: Executor, name: str, shape: tuple[int, ...], site: Site, region: str, signal: bool = False) -> None:
-        text, hint = f"{region} lies outside {name}, whose shape is {shape}", ""
+        text = f"{region} lies outside {name}, whose shape is {shape}"
+        hint = f"a smaller region, a condition around it, or a larger {name}"
         if signal:
             counts = ", ".join(f"0 ≤ index < {n}" for n in shape)
             hint = f"a counter that is there, {counts}; or more of them where {name} is declared"

@@ -13,7 +13,7 @@ import numpy as np
 
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ops import base
-from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim import fixes, numerics
 from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.sim.memory import Site, Storage, describe
 from tilescale.compiler.sim.step import Step
@@ -183,7 +183,8 @@ def _meet(ex: Any, storage: Storage, active: Any, key: Any, mode: str, site: Sit
         region = describe(storage.name, key, bad)
         what = "writes" if mode == "write" else "reads"
         text = f"an iteration of this T.Parallel loop {what} {region}, which another iteration touches too, one of them writing"
-        ex.machine.report.add(Finding("collision", text, ex.where(site, region), hint="T.serial, an atomic update, or one of T.reduce_*"))
+        hint, fix = "T.serial, an atomic update, or one of T.reduce_*", fixes.one_by_one(ex.machine.prepared.nest_of.get(site.number))
+        ex.machine.report.add(Finding("collision", text, ex.where(site, region), hint=hint, fix=fix))
 
 
 # ---- the loops

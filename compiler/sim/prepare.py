@@ -76,6 +76,10 @@ class Prepared:
     #: signals (by slot) in whose counters the order of additions may say something: some statement does more than add to them and wait
     #: for enough
     ordered: set[int] = field(default_factory=set)
+    #: the T.Parallel nest around a statement, by the statement's number
+    nest_of: dict[int, Any] = field(default_factory=dict)
+    #: statements that stand under a condition, by number
+    guarded: set[int] = field(default_factory=set)
     sites: list[Site] = field(default_factory=list)
     slots: dict[Any, int] = field(default_factory=dict)
     names: dict[Any, int] = field(default_factory=dict)
@@ -183,6 +187,10 @@ class Preparation(Expressions):
         self.made.loops_of[made.number] = tuple(self.loops)
         if self.role is not None:
             self.made.role_of[made.number] = self.role
+        if self.branches:
+            self.made.guarded.add(made.number)
+        if self.nest is not None:
+            self.made.nest_of[made.number] = self.nest
         return made
 
     def view(self, region: Any, call: Any) -> View:
@@ -219,6 +227,8 @@ class Preparation(Expressions):
     here: Any = None
     current: Site | None = None
     role: str | None = None
+    nest: Any = None
+    branches = 0
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, *, quiet: bool = False) -> Step:
@@ -379,7 +389,8 @@ class Preparation(Expressions):
         shape = tuple(int(e) for e in ty.shape)
         scope = ty.storage_scope
         cells = BITS[dtype] // self.cell_bits.get(s.buffer, BITS[dtype])
-        slot = self._add(s.buffer, BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles, depth=self.depth))
+        info = BufferInfo(s.buffer.name, dtype, shape, scope, cells, self.shared_tiles, depth=self.depth, loc=self.here)
+        slot = self._add(s.buffer, info)
         private, info = s.buffer in self.lane_buffers, self.buffers[slot]
         if scope == "shared.barrier":
             self.barrier_counts[s.buffer] = [int(n) for n in s.annotations["ts.counts"]]
@@ -428,8 +439,10 @@ class Preparation(Expressions):
 
     def _s_IfThenElse(self, s: Any) -> Step:
         test = self.scalar(s.condition)
+        self.branches += 1
         then = self.stmt(s.then_case)
         other = Step(lambda ex: None) if s.else_case is None else self.stmt(s.else_case)
+        self.branches -= 1
 
         def run(ex: Any) -> None:
             chosen = test(ex)
@@ -483,7 +496,9 @@ class Preparation(Expressions):
 
     def _s_For(self, s: Any) -> Step:
         if s.kind in (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED):
+            outer, self.nest = self.nest, self.nest or loc_of(s.span) or self.here
             step = nest.parallel(self, s)
+            self.nest = outer
             return step if step.yields else self._visible(s, step.run)
         slot, extent = self.slot(s.loop_var), self.scalar(s.extent)
         self.loops.append(s)

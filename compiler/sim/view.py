@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class BufferInfo:
     """A buffer of the kernel. ``cells``: shadow cells an element; ``base``: the slot that it is a view of; viewed: there is one of it;
     ``ring``: whose stages it has; ``depth``: the scales below the block around its allocation, whose executors have one each; ``filled``:
-    by the author's copies by TMA."""
+    by the author's copies by TMA; ``loc``: where it is allocated."""
 
     name: str
     dtype: str
@@ -32,6 +32,7 @@ class BufferInfo:
     ring: int | None = None
     depth: int = 0
     filled: bool = False
+    loc: Any = None
 
 
 @dataclass(frozen=True)
