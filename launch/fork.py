@@ -177,7 +177,7 @@ def _become(program: Program, environ: Mapping[str, str], streams: tuple[int, in
     _end_early()
     sys.argv = [program.name, *program.args]
     sys.orig_argv = program.argv
-    if not sys.flags.safe_path if sys.version_info >= (3, 11) else True:
+    if not getattr(sys.flags, "safe_path", False):  # from Python 3.11 on
         sys.path[0] = str(program.folder())
 
 
@@ -213,7 +213,7 @@ def _open_streams() -> None:
         raw.name = f"<{name}>"
         binary = io.BufferedReader(raw) if fd == 0 else raw if unbuffered else io.BufferedWriter(raw)
         new = io.TextIOWrapper(
-            binary,  # type: ignore[arg-type]
+            binary,
             encoding=encoding,
             errors=old.errors if old is not None else "backslashreplace" if fd == 2 else "strict",
             newline=None if fd == 0 else "\n",
