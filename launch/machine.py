@@ -243,9 +243,10 @@ def cache() -> Fact:
 
 def environment() -> Fact:
     """Our variables, those of them that are set, and those that nothing reads."""
-    variables = [{"name": v.name, "value": _safely(lambda v=v: _plain(v.get())), "expected": v.expected, "doc": v.doc} for v in env.ALL]
+    variables = [{"name": v.name, "value": _plain(_safely(v.get)), "expected": v.expected, "doc": v.doc} for v in env.ALL]
     return {"variables": variables, "set": {v.name: os.environ[v.name] for v in env.ALL if v.name in os.environ}, "unknown": env.unknown()}
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (int, float, bool, type(None))) else " ".join(value) if isinstance(value, list) else str(value)
+    """A variable's value, or its error, for JSON."""
+    return value if isinstance(value, (int, float, bool, type(None), dict)) else " ".join(value) if isinstance(value, list) else str(value)
