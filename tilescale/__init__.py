@@ -24,7 +24,7 @@ from tilescale.jit import compile, jit  # noqa: E402  # now: importing the modul
 if TYPE_CHECKING:
     from tilescale import comm, env, errors, language, layout, ops
     from tilescale.compat import PassConfigKey
-    from tilescale.errors import TileError
+    from tilescale.errors import PerformanceWarning, TileError
     from tilescale.export import load
     from tilescale.kernel import Kernel
     from tilescale.layout import plot_layout
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "Kernel": "tilescale.kernel",
     "PassConfigKey": "tilescale.compat",
+    "PerformanceWarning": "tilescale.errors",
     "Profiler": "tilescale.profiler",
     "TensorSupplyType": "tilescale.profiler",
     "TileError": "tilescale.errors",
@@ -52,8 +53,8 @@ _LAZY = {
 }
 
 __all__ = [
-    "Kernel", "PassConfigKey", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm", "compile", "env",
-    "errors", "jit", "language", "layout", "load", "ops", "plot_layout", "set_log_level",
+    "Kernel", "PassConfigKey", "PerformanceWarning", "Profiler", "TensorSupplyType", "TileError", "__version__", "autotune", "comm",
+    "compile", "env", "errors", "jit", "language", "layout", "load", "ops", "plot_layout", "set_log_level",
 ]  # fmt: skip
 
 

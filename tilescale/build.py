@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tilescale import cache, env, log
+from tilescale import advice, cache, env, log
 from tilescale.cache import Entry
 from tilescale.fingerprint import Fingerprint, Unhashable, environment
 from tilescale.kernel import Kernel
@@ -114,7 +114,6 @@ def compiled(
         log.say("info", f"compiled {label} for {target}{by} in {(time.perf_counter() - start) * 1e3:.0f} ms")
         for note in made.meta.get("notes", ()):  # what the passes did that the author may not expect
             log.say("info", note)
-        _say_spills(label, made.meta.get("resources", {}))
         return made.meta, made.desc, made.sites
 
     if key is not None and env.DUMP.get() is None:
@@ -130,12 +129,6 @@ def compiled(
     return Entry(path, desc, sites, meta), False
 
 
-def _say_spills(label: str, r: dict[str, Any]) -> None:
-    """Registers that do not suffice cost speed, and nothing else shows it."""
-    if r.get("spill_stores") or r.get("spill_loads"):
-        log.say("info", f"{label}: registers spill, {r['spill_stores']} bytes stored and {r['spill_loads']} loaded a thread")
-
-
 def kernel_class(meta: dict[str, Any]) -> type[Kernel]:
     """The class of the kernels of an entry's target."""
     if meta.get("target", "cpu") == "cpu":
@@ -149,6 +142,7 @@ def kernel_of(
     entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
+    advice.give(entry.meta)
     made = kernel_class(entry.meta)
     if out_idx is None:
         outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]

@@ -105,6 +105,11 @@ class CommError(TileError, RuntimeError):
     """The ranks could not be started, joined or kept in agreement."""
 
 
+class PerformanceWarning(UserWarning):
+    """A kernel left its fast path because of how it is written; names the line, the reason and what to write instead. Python's filters
+    silence it or make it an error (``warnings.filterwarnings("error", category=tilescale.PerformanceWarning)``)."""
+
+
 class InternalError(TileError):
     """A broken invariant of the compiler itself: please report it with the kernel."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tilescale.compiler import backend, description
+from tilescale.compiler.advice import Advice, listed
 from tilescale.compiler.backend import Lowered
 from tilescale.compiler.cuda import account, toolchain
 from tilescale.compiler.cuda.describe import description as table
@@ -34,6 +35,9 @@ def _require_budget(program: Any) -> None:
             hint=f"T.Kernel({launch.max_blocks}, …), and T.Persistent over the tiles",
         )  # fmt: skip
 
+#: bytes that a thread may keep in memory and be none the slower
+SPILLED = 64
+
 
 class Backend(backend.Backend):
     """NVIDIA GPUs of one architecture (sm_90a, sm_80 …)."""
@@ -56,6 +60,7 @@ class Backend(backend.Backend):
         meta |= {"target": "cuda", "arch": self.arch, "symbol": kernel.name, "shared_bytes": kernel.shared_bytes}
         meta["collective"] = meta["collective"] or kernel.device
         meta["notes"] = list(dict.fromkeys(program.notes))
+        meta["slow"] = listed(program.notes, program.loc)
         meta |= {"copies": account.copies(program, kernel), "loops": account.loops(program)}
         sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
         return Artifact(meta, table(kernel, program, description.parameter_words(program), fingerprint), sites)
@@ -68,15 +73,17 @@ class Backend(backend.Backend):
         path.write_bytes(made.code)
         path.with_suffix(".cu").write_text(printed.text, encoding="utf-8")
         out = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
-        slow = []
+        slow: list[str] = []
         if made.serialised:
             why = "ptxas found its accumulators in use between them"
             slow.append(f"{kernel.name} awaits each product of a warpgroup before the next: {why}")
-        if made.resources.spill_stores:
+        if (made.resources.spill_stores or 0) > SPILLED:
             spilled = f"{made.resources.spill_stores} bytes of each thread's registers lie in memory"
-            slow.append(f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller tiles, or more threads)")
+            text = f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller tiles, or more threads)"
+            slow.append(Advice(text, None, "smaller tiles in fragments, or more threads a block, so that each has a smaller part of them"))
         if slow:
-            out["notes"] = [*dict.fromkeys(lowered.program.notes), *slow]
+            notes = [*dict.fromkeys(lowered.program.notes), *slow]
+            out |= {"notes": notes, "slow": listed(notes, lowered.program.loc)}
         return out
 
     def printed(self, lowered: Lowered) -> Printed:

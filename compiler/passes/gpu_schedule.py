@@ -17,6 +17,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from tilescale.compiler.advice import Advice
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
@@ -55,11 +56,11 @@ BESIDE = 1024
 
 
 class Unfit(Exception):
-    """A kernel keeps to one role; ``str`` says why, ``loc`` where."""
+    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write instead, if there is anything."""
 
-    def __init__(self, reason: str, node: Any = None, loc: Any = None):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None, hint: str = ""):
         super().__init__(reason)
-        self.loc = loc or loc_of(getattr(node, "span", None))
+        self.loc, self.hint = loc or loc_of(getattr(node, "span", None)), hint
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -77,7 +78,8 @@ def _formed(program: Any, arch: str) -> Any:
         try:
             return _with_roles(program, limit)
         except Unfit as why:
-            program.notes.append(f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}")
+            note = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
+            program.notes.append(Advice(note, why.loc, why.hint) if why.hint else note)
     if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
         made, reason, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
         if made is not None:
@@ -100,7 +102,9 @@ def _stages(body: Any) -> int:
 
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
-        raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups")
+        multiplies = any(c.op.name.removeprefix("ts.") in PRODUCTS for c in splitting.calls(program.func.body))
+        hint = "threads=128, 256 or 384" if multiplies else ""
+        raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups", hint=hint)
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
@@ -232,7 +236,7 @@ def _check_readers(program: Any) -> None:
         if op.name not in PRODUCTS:
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
         if why := _no_wgmma(call, program):
-            raise Unfit(why, call)
+            raise Unfit(why, call, hint=_other_threads(call, program))
 
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
@@ -267,6 +271,22 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
         m, n = (int(e) for e in c.source.ty.shape)
         return f"{what} of {m} × {n} × {k} on {program.launch.threads} threads"
     return None
+
+
+def _other_threads(call: Any, program: Any) -> str:
+    """With how many threads wgmma could make a product that it cannot make with these; "" where that is not what is wrong."""
+    for threads in REGISTERS:
+        other = replace(program, launch=replace(program.launch, threads=threads))
+        if threads != program.launch.threads and threads in _worth(call) and _no_wgmma(call, other) is None:
+            rows = int(call.args[2].source.ty.shape[0])
+            return f"threads={threads}, of which {threads // WARPGROUP} warpgroups share the {rows} rows in parts of {ROWS}"
+    return ""
+
+
+def _worth(call: Any) -> list[int]:
+    """The numbers of threads among which a product's accumulator leaves each thread registers for more: half of its 255."""
+    m, n = (int(e) for e in call.args[2].source.ty.shape)
+    return [t for t in REGISTERS if m * n <= t * 128]
 
 
 def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:

@@ -204,8 +204,8 @@ def mixed(this: Where, does: tuple[str, int], that: Where, did: tuple[str, int])
     to = {"add": f"adds to {this.region}", "set": f"{mine} into {this.region}"}.get(does[0], mine.replace("it", this.region, 1))
     text = f"this {to}, and {that.who} {its}, with nothing that orders the two"
     hint = 'additions alone (op="add"), whose order says nothing; or a counter for each sender'
-    stores = this if value is not None else that
-    fix = None if stores.loc is None else Fix("replace", stores.loc, 'op="add"', 'op="set"')
+    stores = next((where for where, (op, _) in ((this, does), (that, did)) if op == "set"), None)
+    fix = None if stores is None or stores.loc is None else Fix("replace", stores.loc, 'op="add"', 'op="set"')
     return Finding("race", text, this, (that,), hint, fix=fix)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env, folders, log
+from tilescale import advice, env, folders, log
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.jit import Factory, Jit, frozen, loc_of, resolve_target
 from tilescale.tuning import agree
@@ -118,6 +118,7 @@ class Autotuned:
         kernel = self.jitted(*args, **kwargs, **config)
         if config:
             kernel.config, kernel.latency = config, latency
+            advice.give(vars(kernel).get("_meta", {}))  # withheld while it was one of many
         return kernel
 
     # -- the list -------------------------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Autotuned:
         self.trials = [Trial(config) for config in configs]
         order = self._order(configs, args, kwargs)
         wanted = len(configs) if order is None or self.top is None else self.top
-        with _progress(self.jitted.name, min(wanted, len(configs))) as advance:
+        with advice.withheld(), _progress(self.jitted.name, min(wanted, len(configs))) as advance:
             for trial in self.trials if order is None else [self.trials[k] for k in order]:
                 if sum(t.latency is not None for t in self.trials) >= wanted:
                     break

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.gemms import gemm
+from tilescale.compiler.advice import Advice
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
@@ -101,6 +102,7 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
 
 
 def compiled(prim: Any, arch: str) -> Any:
-    """A kernel's cubin, by nvcc."""
+    """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing advises otherwise."""
     program, _ = pipeline.run(prim.trace(), passes=pipeline.gpu_passes(arch))
+    assert not [n for n in program.notes if isinstance(n, Advice)], program.notes
     return toolchain.compile_cubin(print_kernel(Lowering(program, arch).run()), arch)
