@@ -120,7 +120,8 @@ def key_gradients(
     added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
     sequence may fill a tile in part."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, BM), scale * LOG2_E, heads // kv_heads
-    wide = s.wide
+    # where two warpgroups share 64 keys each has half of the columns of dk and dv, which are whole boxes of 64
+    s.wide = wide = s.wide if dim <= 128 else -(-dim // 128) * 128
     # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
     policy = T.GemmWarpPolicy.Square if wide % 128 == 0 else T.GemmWarpPolicy.FullRow
     # where a warpgroup has half of the queries, p and ds are handed over through shared memory
