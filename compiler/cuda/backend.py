@@ -72,7 +72,7 @@ class Backend(backend.Backend):
         made = toolchain.compile_cubin(printed, self.arch)
         path.write_bytes(made.code)
         path.with_suffix(".cu").write_text(printed.text, encoding="utf-8")
-        out = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
+        out: dict[str, Any] = {"compiler": made.compiler, "resources": self.resources(kernel, made.resources)}
         slow: list[str] = []
         if made.serialised:
             why = "ptxas found its accumulators in use between them"

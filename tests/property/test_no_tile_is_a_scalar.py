@@ -23,7 +23,7 @@ TILES = {"src", "dst", "buffer", "out", "A", "B", "C", "A_sparse", "E", "counter
 OF_WORDS = {
     "any_of": {"conditions"}, "all_of": {"conditions"}, "print": {"obj"}, "copy": {"operands", "signal"},
     "atomic_add": {"dst", "value"}, "atomic_max": {"dst", "value"}, "atomic_min": {"dst", "value"}, "atomic_addx2": {"dst", "value"},
-    "atomic_addx4": {"dst", "value"}, "gemm": {"A", "B", "C", "mbar"}, "signal": {"counter_"}, "atomic_store": {"dst", "value"}, "atomic_load": set(),
+    "atomic_addx4": {"dst", "value"}, "gemm": {"A", "B", "C", "mbar"}, "signal": {"counter_"}, "put": {"target", "signal"}, "atomic_store": {"dst", "value"}, "atomic_load": set(),
 }  # fmt: skip
 #: no words of a kernel's body: what declares kernels and makes layouts
 NOT_IN_KERNELS = {
@@ -35,7 +35,7 @@ ANNOTATIONS = {"annotate_layout", "annotate_l2_hit_ratio", "annotate_safe_value"
 SCALES = {
     **dict.fromkeys(["shfl_xor", "shfl_up", "shfl_down", "shfl_sync", "sync_warp", "get_thread_binding", "get_lane_idx", "get_warp_idx",
                      "shuffle_elect"], "thread"),
-    **dict.fromkeys(["copy", "signal", "wait", "sync_grid", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"], "device"),
+    **dict.fromkeys(["copy", "put", "signal", "wait", "test", "sync_grid", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"], "device"),
     **dict.fromkeys(["inc_max_nreg", "dec_max_nreg", "set_max_nreg"], "warpgroup"),
 }  # fmt: skip
 
@@ -72,7 +72,8 @@ def samples(t: Things) -> dict[str, dict[str, Any]]:
         "atomic_store": {"dst": t.tensor[0, 0], "value": 1}, "atomic_load": {"src": t.tensor[0, 0]},
         **{f"atomic_{kind}": {"dst": t.tensor[0, 0], "value": t.scalar} for kind in ("add", "max", "min")},
         **{f"atomic_addx{k}": {"dst": t.tensor[0, 0], "value": t.shared[0, 0]} for k in (2, 4)},
-        "signal": {"counter_": t.counters[0]}, "wait": {"counter_": t.counters[0]},
+        "signal": {"counter_": t.counters[0]}, "wait": {"counter_": t.counters[0]}, "test": {"counter_": t.counters[0]},
+        "put": {"value": t.scalar, "target": t.symmetric[0, 0, 0], "dst": 0, "signal": t.counters[0]},
         **{word: {"src": t.symmetric[0, :, :], "dst": t.symmetric} for word in ("all_gather",)},
         "all_to_all": {"src": t.symmetric, "dst": t.symmetric}, "broadcast": {"src": t.symmetric[0, :, :], "dst": t.symmetric[1, :, :]},
         "reduce_scatter": {"src": t.symmetric, "dst": t.shared[0:8, 0:8]}, "all_reduce": {"src": t.symmetric[0, :, :]},
