@@ -194,6 +194,16 @@ USES: dict[str, tuple[str, dict[str, str]]] = {
     "wait": (f"{DEVICE}T.wait(sig[0])", {
         "counter_": f"{DEVICE}T.wait(sig[1])", "value": f"{DEVICE}T.wait(sig[0], 2)", "cmp": f"{DEVICE}T.wait(sig[0], cmp='eq')",
     }),
+    "test": (f"{DEVICE}T.device_assert(T.test(sig[0]))", {
+        "counter_": f"{DEVICE}T.device_assert(T.test(sig[1]))", "value": f"{DEVICE}T.device_assert(T.test(sig[0], 2))",
+        "cmp": f"{DEVICE}T.device_assert(T.test(sig[0], cmp='eq'))",
+    }),
+    "put": (f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0])", {
+        "value": f"{DEVICE}T.put(n, S[0, 0], dst=0, signal=sig[0])", "target": f"{DEVICE}T.put(x, S[0, 1], dst=0, signal=sig[0])",
+        "dst": f"{DEVICE}T.put(x, S[0, 0], dst=1, signal=sig[0])", "signal": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[1])",
+        "signal_value": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_value=2)",
+        "signal_op": f"{DEVICE}T.put(x, S[0, 0], dst=0, signal=sig[0], signal_op='set')",
+    }),
     "all_gather": (f"{DEVICE}T.all_gather(S, R)", {"src": f"{DEVICE}T.all_gather(a, R)", "dst": f"{DEVICE}T.all_gather(S, S)"}),
     "all_to_all": (f"{DEVICE}T.all_to_all(R, R)", {"src": f"{DEVICE}T.all_to_all(S, R)", "dst": f"{DEVICE}T.all_to_all(R, S)"}),
     "broadcast": (f"{DEVICE}T.broadcast(A, S)", {
