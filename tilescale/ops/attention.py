@@ -53,18 +53,23 @@ class Tile:
         return max(sum((t + 1) * self.BN - 1 > m for t in range(-(-(m + self.BM) // self.BN))) for m in starts)
 
 
+def share_of(tiles: Any, part: Any, parts: int) -> tuple[Any, Any]:
+    """Where a part of the tiles of keys begins, and where it ends."""
+    each = T.ceildiv(tiles, parts)
+    return T.min(part * each, tiles), T.min((part + 1) * each, tiles)
+
+
 def attention(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, tile: Tile, parts: int = 1
 ) -> Any:  # fmt: skip
-    """O and the log-sum-exps of the scores for queries, keys and values as `Shape` describes them. ``parts`` > 1: each block has its part
-    of the keys; O is float32, and behind the results of all sequences with the first part follow those with the second."""
+    """O and the log-sum-exps of the scores for queries, keys and values as `Shape` describes them; of ``parts`` of the keys one behind the
+    other, for all sequences each, and float32."""
     s, low = Shape(heads, kv_heads, dim, packed), -T.infinity("float32")
     BM, BN, factor, wide = tile.BM, tile.BN, scale * LOG2_E, s.wide
 
     @T.macro
     def queries(Q, K, V, O, Lse, q_starts, k_starts, tiles_of_queries, x, h, b, to):
-        """One tile of queries of a head, the ``x``th but one to the last with a causal mask: the longest walk comes first. ``to``: where
-        in O its sequence's results begin."""
+        """One tile of queries of a head for O[to], the ``x``th but one to the last with a causal mask: the longest walk comes first."""
         q, k, v = T.alloc_shared((BM, wide), dtype), T.alloc_shared((BN, wide), dtype), T.alloc_shared((BN, wide), dtype)
         score, p, o = T.alloc_fragment((BM, BN), "float32"), T.alloc_fragment((BM, BN), dtype), T.alloc_fragment((BM, wide), "float32")
         top, base, shrink, total = (T.alloc_fragment((BM,), "float32") for _ in range(4))
@@ -73,10 +78,7 @@ def attention(
         row = (tiles_of_queries - 1 - x if causal else x) * BM
         seen = T.min(row + BM, k_count) if causal else k_count
         tiles = T.ceildiv(T.if_then_else(row < q_count, seen, 0) if packed else seen, BN)
-        if parts > 1:
-            each = T.ceildiv(tiles, parts)
-            begin = T.min(to // s.batch * each, tiles)
-            tiles = T.min(begin + each, tiles)
+        begin, tiles = share_of(tiles, to // s.batch, parts) if parts > 1 else (0, tiles)
         T.copy(s.tile(Q, b, h, q_first + row, BM), q)
         T.fill(top, low)
         T.fill(base, LEAST)
@@ -124,8 +126,7 @@ def attention(
     rows, keys, sums = s.rows(s.queries, heads), s.rows(s.keys, kv_heads), (heads, s.queries) if packed else (s.batch, heads, s.queries)
     results, kind = rows, dtype
     if parts > 1:
-        all_parts = T.dynamic("all_parts")
-        results, kind, sums = (all_parts, *rows[1:]), "float32", (all_parts, *sums[1:])
+        results, kind, sums = (made := T.dynamic("made"), *rows[1:]), "float32", (made, *sums[1:])
 
     @T.prim_func
     def flash_attention(

@@ -26,20 +26,21 @@ DTYPES = ("bfloat16", "float16")
 
 # ---- kernels
 
-def wide_of(dim: int) -> int:
-    """Columns of a tile of a head: whole steps of the tensor cores, which take 16 of them at a time."""
-    return -(-dim // 16) * 16
+def wide_of(dim: int, halved: bool = False) -> int:
+    """Columns of a tile of a head: whole steps of the tensor cores, which take 16 of them at a time. ``halved``: beyond 128 columns two
+    warpgroups have half of them each, whole boxes of 64."""
+    return -(-dim // 128) * 128 if halved and dim > 128 else -(-dim // 16) * 16
 
 
 class Shape:
     """Where a block finds its rows: in tensors (batch, heads, length, dim), or, packed, (tokens, heads, dim) with each sequence's start.
     ``tile``: queries of a tile in the table of numbers a query, whose last tile is filled up."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int = 64):
+    def __init__(self, heads: int, kv_heads: int, dim: int, packed: bool, tile: int = 64, wide: int = 0):
         self.heads, self.kv_heads, self.dim, self.packed, self.tile_rows = heads, kv_heads, dim, packed, tile
         self.queries, self.keys, self.blocks, self.ends = (T.dynamic(n) for n in ("queries", "keys", "blocks", "ends"))
         self.batch = self.ends - 1 if packed else T.dynamic("batch")
-        self.wide = wide_of(dim)
+        self.wide = wide or wide_of(dim)
 
     def rows(self, length: Any, heads: int, dim: int = 0) -> tuple[Any, ...]:
         return (length, heads, dim or self.dim) if self.packed else (self.batch, heads, length, dim or self.dim)
@@ -119,9 +120,7 @@ def key_gradients(
     p = 0. ahead: how many of a query's two numbers threads have in registers before they wait for a product, as there is room.
     added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
     sequence may fill a tile in part."""
-    s, factor, group = Shape(heads, kv_heads, dim, packed, BM), scale * LOG2_E, heads // kv_heads
-    # where two warpgroups share 64 keys each has half of the columns of dk and dv, which are whole boxes of 64
-    s.wide = wide = s.wide if dim <= 128 else -(-dim // 128) * 128
+    s, factor, group = Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)), scale * LOG2_E, heads // kv_heads
     # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
     policy = T.GemmWarpPolicy.Square if wide % 128 == 0 else T.GemmWarpPolicy.FullRow
     # where a warpgroup has half of the queries, p and ds are handed over through shared memory

@@ -145,6 +145,17 @@ def product(
     return declared(body, M, N, K, (split, M, filled(N, 4) if split > 1 else N), dtype, out, zeros, panels)
 
 
+@T.macro
+def activations(A: Any, a: Any, warp: Any, at: Any):
+    """A group's of the warp; the last row in place of those that are none, so that no load has a condition."""
+    rows, given = a.shape[1], A.shape[0]
+    if given in (1, rows):
+        T.copy(A[0, at], a[warp, :, :])
+    else:
+        for i, j in T.Parallel(rows, GROUP):
+            a[warp, i, j] = A[T.min(i, given - 1), at + j]
+
+
 def streamed(
     M: int, N: int, K: int, BN: int, rows: int, warps: int, ahead: int, early: int, pdl: bool, dtype: str, zeros: bool, panels: bool
 ) -> Any:  # fmt: skip
@@ -188,15 +199,6 @@ def streamed(
                 def fetch(k, piece):
                     T.copy(A[0, (k * shares + share) * GROUP + piece * width], later)
 
-                def activations(at):
-                    """A group's into the warp's own tile; the last row in place of those that are none, so that all come without
-                    a condition."""
-                    if M in (1, BM):
-                        T.copy(A[0, at], a[warp, :, :])
-                    else:
-                        for i, j in T.Parallel(BM, GROUP):
-                            a[warp, i, j] = A[T.min(i, M - 1), at + j]
-
                 def multiply(k, n, more):
                     """Group k + n; ``more``: there are others behind those whose words are under way."""
                     if zeros is not None:
@@ -219,7 +221,7 @@ def streamed(
                     for i, j in T.Parallel(rows, BM):
                         acc[i, j] = acc[i, j] + part[i, j] * T.cast(scale[n][i], "float32")
                     if early == 0 and (more or n + 1 < ahead):
-                        activations(((k + n + 1) * shares + share) * GROUP)
+                        activations(A, a, warp, ((k + n + 1) * shares + share) * GROUP)
                     if more:
                         load(n, k + n + ahead)
                         T.barrier()
@@ -233,7 +235,7 @@ def streamed(
                     T.signal(ready[0])
                     T.wait(ready[0], warps)
                 else:
-                    activations(share * GROUP)
+                    activations(A, a, warp, share * GROUP)
                 if early > 0:
                     fetch(1, 0)
                 for step in T.serial(own // ahead - 1):
