@@ -102,7 +102,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     halves = {n: spread([r["ratio"] for r in right if r["shape"].get("aligned", True) == a]) for n, a in (("aligned", True), ("any", False))
               if any(r["shape"].get("aligned", True) == a for r in right)}  # fmt: skip
     ratio = spread([r["ratio"] for r in right]) if right else {}
-    return {"shapes": len(rows), "ratio": ratio, **halves, "failed": failed, "worst": worst, "all": [line(r) for r in right], "rows": right}
+    return {"shapes": len(rows), "ratio": ratio, **halves, "failed": failed, "worst": worst, "rows": right}
 
 
 def known(folder: str, name: str) -> dict[str, dict[str, Any]]:
