@@ -8,10 +8,13 @@ import signal
 import time
 from collections.abc import Callable
 
+import numpy
 import pytest
 import torch
 
+import tilescale
 import tilescale.comm as comm
+import tilescale.language as T
 from tests.ranks.harness import RankFailure, RanksFailed, run_ranks
 from tests.unit.native_kernels import (
     DEVICE,
@@ -426,3 +429,29 @@ def test_traffic_between_ranks() -> None:
     assert run_ranks(3, work) == [
         ({1: (1200, 3)}, {("copy", 1)}), ({0: (1200, 3)}, {("copy", 0)}), ({2: (1200, 3)}, {("copy", 2)}),
     ]  # fmt: skip
+
+
+def test_a_kernel_that_reaches_nobody_knows_its_rank() -> None:
+    """Without a symmetric argument there is no team to ask: ranks count among all, as on the simulator."""
+
+    @tilescale.jit(target="cpu")
+    def who():
+        @T.prim_func
+        def main(A: T.Tensor((2,), "int32")):
+            with T.Kernel(1):
+                with T.Scale("device") as (rank, world):
+                    A[0] = rank
+                    A[1] = world
+
+        return main
+
+    def work() -> list[int]:
+        seen = numpy.zeros(2, "int32")
+        comm.init()
+        who()(seen)
+        return seen.tolist()
+
+    assert run_ranks(3, work) == [[0, 3], [1, 3], [2, 3]]
+    alone = numpy.zeros(2, "int32")
+    who()(alone)
+    assert alone.tolist() == [0, 1]

@@ -492,8 +492,8 @@ static int gpu_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   struct ts_team* team = NULL;
   if (G->flags & FLAG_TEAM || K->nsymm)
     if (TS_UNLIKELY(ts_team_of_args(K, args, &team))) return -1;
-  slots[K->nparams] = team ? ts_team_rank(team) : 0;
-  slots[K->nparams + 1] = team ? ts_team_size(team) : 1;
+  slots[K->nparams] = team ? ts_team_rank(team) : ts_world_rank();
+  slots[K->nparams + 1] = team ? ts_team_size(team) : ts_world_size();
   CUlaunchConfig c;
   int empty = plan(G, slots, &c);
   if (TS_UNLIKELY(empty < 0)) return -1;

@@ -312,6 +312,7 @@ TS_API void ts_heap_close(int32_t unmap) {
 /* ---- who is there, and who has stopped the job */
 
 int32_t ts_world_rank(void) { return ts_the_heap.base ? ts_the_heap.rank : 0; }
+int32_t ts_world_size(void) { return ts_the_heap.base ? ts_the_heap.world : 1; }
 
 int ts_rank_gone(int32_t r, char* out, size_t bytes) {
   ts_heap* h = &ts_the_heap;

@@ -275,8 +275,9 @@ static int kernel_call(void* p, const TVMFFIAny* a, int32_t n, TVMFFIAny* ret) {
   if (K->nsymm || (K->flags & TS_FLAG_DEVICE)) {
     if (TS_UNLIKELY(ts_team_of_args(K, args, &L.team))) return -1;
   }
-  slots[K->nparams] = L.team ? ts_team_rank(L.team) : 0;
-  slots[K->nparams + 1] = L.team ? ts_team_size(L.team) : 1;
+  /* A kernel that reaches no other rank may ask all the same who it is: of everyone. */
+  slots[K->nparams] = L.team ? ts_team_rank(L.team) : ts_world_rank();
+  slots[K->nparams + 1] = L.team ? ts_team_size(L.team) : ts_world_size();
   if (TS_UNLIKELY(plan_grid(&L))) return -1;
   if (TS_UNLIKELY(K->ndemands && L.nblocks > 0 && ts_check_demands(K, slots))) return -1;
   if (L.team) ts_team_enter(&L);

@@ -208,6 +208,7 @@ int ts_check_demands(const ts_kernel* K, const int64_t* slots);
 
 /* ---- heap.c and team.c */
 int32_t ts_world_rank(void);
+int32_t ts_world_size(void);
 int ts_others_failed(char* out, size_t bytes); /* 1, and why, when another rank has stopped the job */
 int ts_rank_gone(int32_t world_rank, char* out, size_t bytes); /* 1, and how, when that process has ended */
 TS_API void ts_stop_others(const char* why);
