@@ -9,6 +9,7 @@ from tilescale.compiler.cpu.expr import is_nan, let, lit, select
 from tilescale.compiler.ops import base, team
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
+from tilescale.language.dtypes import BITS
 
 Expr = Any
 
@@ -65,6 +66,8 @@ class Scalars:
             return tirx.Select(none, zero, op(a, tirx.Select(none, one, b)))
         if self.proven(b > zero):  # type: ignore[attr-defined]
             return op(a, b)
+        if isinstance(b, tirx.IntImm) and int(b.value) == -(1 << (BITS[str(b.ty)] - 1)):
+            return _by_least(op, a, b)
         minus = tirx.EQ(b, lit(-1, str(b.ty)))
         by_minus_one = zero if op in (tirx.Mod, tirx.FloorMod) else zero - a
         usual = _floored(op, a, tirx.Select(tirx.Or(none, minus), one, b))
@@ -254,6 +257,15 @@ def _floored(op: Any, a: Any, b: Any) -> Expr:
     if op is tirx.FloorMod:
         return rest + tirx.Select(below, b, zero)
     return tirx.Div(a, b) - tirx.Select(below, one, zero)
+
+
+def _by_least(op: Any, a: Any, least: Any) -> Expr:
+    """A division by the least number, which TVM would negate. Only itself is as large: every other quotient lies between -1 and 1."""
+    zero, one, itself = lit(0, str(a.ty)), lit(1, str(a.ty)), tirx.EQ(a, least)
+    below = tirx.GT(a, zero) if op in (tirx.FloorDiv, tirx.FloorMod) else tirx.const(False, "bool")
+    if op in (tirx.Div, tirx.FloorDiv):
+        return tirx.Select(itself, one, tirx.Select(below, zero - one, zero))
+    return tirx.Select(itself, zero, tirx.Select(below, a ^ least, a))  # of a positive number ^ adds the sign
 
 
 def _may_trap(e: Any) -> bool:

@@ -10,7 +10,7 @@ from tilescale.compiler.ops.base import element, is_tile, of_iterations
 from tilescale.errors import TileSyntaxError, TileTypeError
 
 
-def put(value: Any, target: Any, dst: Any = None, signal: Any = None, signal_value: Any = 1, signal_op: str = "add") -> None:
+def put(value: Any, target: Any, dst: Any = None, signal: Any = None, signal_value: Any = None, signal_op: str | None = None) -> None:
     """Stores a number in an element of rank ``dst``'s memory, once for each executor: ``T.put(count, sizes[rank], dst=r, signal=s[0])``.
 
     Args:
@@ -33,6 +33,9 @@ def put(value: Any, target: Any, dst: Any = None, signal: Any = None, signal_val
         raise TileSyntaxError("T.put without dst=", loc=loc, expected="the rank whose memory it is", hint="A[i] = value in the own memory")
     if loop := of_iterations():
         raise TileSyntaxError(f"T.put in {loop}", loc=loc, hint="a tile of the numbers, and T.copy(tile, A[i], dst=rank) behind the loop")
+    if signal is None and (signal_value is not None or signal_op is not None):
+        word = "signal_value" if signal_value is not None else "signal_op"
+        raise TileSyntaxError(f"{word}= of T.put without signal=", loc=loc, hint=f"T.put(…, dst=rank, signal=s[i], {word}=…)")
     to = element(target, "the target of T.put")
     held = alloc_fragment((1,), to.dtype)
     held.store((0,), convert(value, to.dtype))

@@ -163,7 +163,6 @@ INSTEAD: dict[str, str] = {
     "loop_break": "break",
     "thread_binding": _THREAD,
     "block_rank_in_cluster": _CLUSTER,
-    "put": _PUT,
     "get": _GET,
     "putmem": _PUT,
     "getmem": _GET,
