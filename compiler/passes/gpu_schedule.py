@@ -4,7 +4,8 @@ why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
 most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
-or by products that wgmma has; one to three warpgroups of consumers.
+or by products that wgmma has; one to three warpgroups of consumers. A block whose warpgroups cannot share its products consumes with
+fewer of them where the program never says which of its threads do what: the others' place is the producer's.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -19,12 +20,15 @@ from typing import Any
 
 from tilescale.compiler.advice import Advice
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
+from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import annotated, boxes
@@ -56,11 +60,13 @@ BESIDE = 1024
 
 
 class Unfit(Exception):
-    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write instead, if there is anything."""
+    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write instead, if there is anything
+    (a reason that is `Advice` brings it). ``threads``: another number of threads may be what it takes."""
 
-    def __init__(self, reason: str, node: Any = None, loc: Any = None, hint: str = ""):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None, threads: bool = False):
         super().__init__(reason)
-        self.loc, self.hint = loc or loc_of(getattr(node, "span", None)), hint
+        self.loc, self.hint = loc or loc_of(getattr(node, "span", None)), reason.hint if isinstance(reason, Advice) else ""
+        self.threads = threads
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
@@ -78,8 +84,14 @@ def _formed(program: Any, arch: str) -> Any:
         try:
             return _with_roles(program, limit)
         except Unfit as why:
+            other = _on_other_threads(program, limit) if why.threads else None
+            if other is not None and other.launch.threads < program.launch.threads and not sees_threads(program):
+                parts = f"{other.launch.threads} of {program.launch.threads} threads"
+                other.notes.append(f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}")
+                return other
             note = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
-            program.notes.append(Advice(note, why.loc, why.hint) if why.hint else note)
+            hint = why.hint if other is None else _threads_hint(other.launch.threads)
+            program.notes.append(Advice(note, why.loc, hint) if hint else note)
     if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
         made, reason, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
         if made is not None:
@@ -87,6 +99,41 @@ def _formed(program: Any, arch: str) -> Any:
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
         program.notes.append(f"{program.name} copies in turn, not ahead{_place(loc)}: {reason}")
     return schedule(program)
+
+
+def _on_other_threads(program: Any, limit: int) -> Any | None:
+    """The program as roles of a block with another number of threads, with which wgmma makes its products and whose accumulators leave each
+    thread half of its registers for more: the next smaller number, else the next larger one; None where there is none."""
+    products = [c for c in splitting.calls(program.func.body) if c.op.name.removeprefix("ts.") in PRODUCTS]
+    held = max(prod(int(e) for e in c.args[2].source.ty.shape) for c in products)
+    given = program.launch.threads
+    for threads in sorted(REGISTERS, key=lambda n: (n > given, abs(n - given))):
+        if threads == given or held > threads * 128:
+            continue
+        try:
+            return _with_roles(replace(program, launch=replace(program.launch, threads=threads), notes=list(program.notes)), limit)
+        except Unfit:
+            continue
+    return None
+
+
+def sees_threads(program: Any) -> bool:
+    """Whether a program says which of its threads do what, or how many: parts of the block, layouts over its threads, arrivals that are
+    counted. Any other means the same on fewer."""
+    body, found = program.func.body, list[Any]()
+    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" and _scale(s) in splitting.BELOW else None))
+    structural_walk(body, (tirx.AllocBuffer, lambda s: found.append(s) if s.buffer.ty.storage_scope == BARRIERS else None))
+    structural_walk(body, (tirx.For, lambda s: found.append(s) if (s.annotations or {}).get("ts.layout") else None))
+    return bool(found) or any(isinstance(layout, Fragment) for layout, _ in program.hints.get("layouts", {}).values())
+
+
+def _scale(s: Any) -> str:
+    return SCALES[int(s.value.value)]
+
+
+def _threads_hint(threads: int) -> str:
+    groups = threads // WARPGROUP
+    return f"threads={threads}" + (f", whose {groups} warpgroups share the rows in parts of {ROWS}, or the columns" if groups > 1 else "")
 
 
 def _place(loc: Any) -> str:
@@ -103,8 +150,9 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         multiplies = any(c.op.name.removeprefix("ts.") in PRODUCTS for c in splitting.calls(program.func.body))
-        hint = "threads=128, 256 or 384" if multiplies else ""
-        raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups", hint=hint)
+        reason = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
+        hint = "threads=128, 256 or 384, and tiles of T.gemm that so many threads hold in registers"
+        raise Unfit(Advice(reason, None, hint) if multiplies else reason, loc=program.launch.loc, threads=multiplies)
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
         raise Unfit("its tiles fill shared memory, whole")
@@ -235,14 +283,20 @@ def _check_readers(program: Any) -> None:
             continue
         if op.name not in PRODUCTS:
             raise Unfit(f"T.{op.name} reads {touched[0]}", call)
-        if why := _no_wgmma(call, program):
-            raise Unfit(why, call, hint=_other_threads(call, program))
+        if why := _unfit_product(call, program):
+            raise Unfit(why, call)
+        if why := _unfit_parts(call, program.launch.threads):
+            raise Unfit(why, call, threads=True)
 
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
+    return _unfit_product(call, program) or _unfit_parts(call, program.launch.threads)
+
+
+def _unfit_product(call: Any, program: Any) -> str | None:
+    """The same, whatever the number of threads."""
     from tilescale.compiler.cuda import dtypes, wgmma_sp
-    from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
@@ -265,28 +319,20 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
             return f"T.gemm of {r.source.name}, which lies in registers"
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             return f"T.gemm of {element_dtype(r.source)} from registers"
-    k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
-    cuts = (wgmma_sp.fragments if sparse else wgmma_fragments)(call, program.launch.threads)
-    if k % dtypes.depth(bits_of(a.source)) or not cuts:
-        m, n = (int(e) for e in c.source.ty.shape)
-        return f"{what} of {m} × {n} × {k} on {program.launch.threads} threads"
-    return None
+    k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), dtypes.depth(bits_of(a.source))
+    return Advice(f"{what} over {k} numbers", None, f"a tile whose k is a multiple of {step}") if k % step else None
 
 
-def _other_threads(call: Any, program: Any) -> str:
-    """With how many threads wgmma could make a product that it cannot make with these; "" where that is not what is wrong."""
-    for threads in REGISTERS:
-        other = replace(program, launch=replace(program.launch, threads=threads))
-        if threads != program.launch.threads and threads in _worth(call) and _no_wgmma(call, other) is None:
-            rows = int(call.args[2].source.ty.shape[0])
-            return f"threads={threads}, of which {threads // WARPGROUP} warpgroups share the {rows} rows in parts of {ROWS}"
-    return ""
+def _unfit_parts(call: Any, threads: int) -> str | None:
+    """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they can."""
+    from tilescale.compiler.cuda import wgmma_sp
+    from tilescale.compiler.cuda.gemm import extents, wgmma_fragments
 
-
-def _worth(call: Any) -> list[int]:
-    """The numbers of threads among which a product's accumulator leaves each thread registers for more: half of its 255."""
-    m, n = (int(e) for e in call.args[2].source.ty.shape)
-    return [t for t in REGISTERS if m * n <= t * 128]
+    sparse = call.op.name == "ts.gemm_sp"
+    if (wgmma_sp.fragments if sparse else wgmma_fragments)(call, threads):
+        return None
+    m, n, k = extents(call)
+    return f"{'T.gemm_sp' if sparse else 'T.gemm'} of {m} × {n} × {k} on {threads} threads"
 
 
 def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:

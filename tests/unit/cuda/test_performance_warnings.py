@@ -27,12 +27,12 @@ def advised(kernel: Any, arch: str = "sm_90a") -> list[Advice]:
 @pytest.mark.parametrize(
     "how, reason, hint",
     [
-        ({"threads": 384}, "T.gemm of 128 × 256 × 64 on 384 threads", "threads=256, of which 2 warpgroups share the 128 rows"),
-        ({"threads": 512}, "512 threads is no 1, 2 or 3 warpgroups", "threads=128, 256 or 384"),
+        ({"threads": 512, "BM": 256}, "512 threads is no 1, 2 or 3 warpgroups", "threads=128, 256 or 384, and tiles"),
+        ({"threads": 64, "BN": 128}, "64 threads is no 1, 2 or 3 warpgroups", "threads=128"),
     ],
 )
 def test_threads_that_wgmma_cannot_use(how: dict[str, Any], reason: str, hint: str):
-    (said,) = advised(gemm(**WIDE, stages=2, **how))
+    (said,) = advised(gemm(**WIDE | {"stages": 2} | how))
     assert reason in said and hint in said.hint
 
 
@@ -49,12 +49,12 @@ def cold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")
 def test_it_is_warned_of_at_the_line_cold_and_warm(cold: None):
-    kernel = gemm(**WIDE, stages=2, threads=384)
+    kernel = gemm(**WIDE | {"BM": 64, "BN": 64}, stages=2, threads=64)
     for cached in (False, True):
-        with pytest.warns(PerformanceWarning, match="write instead: threads=256") as seen:
+        with pytest.warns(PerformanceWarning, match="write instead: threads=128") as seen:
             assert tilescale.compile(kernel, target="cuda:sm_90a").from_cache == cached
         (one,) = [w for w in seen if w.category is PerformanceWarning]
-        assert one.filename == gemm.__code__.co_filename and "T.gemm(" in Path(one.filename).read_text().splitlines()[one.lineno - 1]
+        assert one.filename == gemm.__code__.co_filename and "T.Kernel(" in Path(one.filename).read_text().splitlines()[one.lineno - 1]
     with warnings.catch_warnings():
         warnings.simplefilter("error", PerformanceWarning)
         with pytest.raises(PerformanceWarning):
