@@ -18,7 +18,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilescale.compiler.advice import Advice
+from tilescale.compiler.advice import Advice, note, reason
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
@@ -73,7 +73,8 @@ def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
     made = _formed(without_reach(replace(program, notes=list(program.notes))), arch)
     if made.schedule.rings:  # else it has been said
-        made.notes += [f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}" for k in made.schedule.kept if k.reason == BELOW]
+        below = [k for k in made.schedule.kept if k.reason == BELOW]
+        made.notes += [note(f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}", k.reason, k.loc) for k in below]
     return products_by_hand(made) if arch == "sm_90a" else made
 
 
@@ -89,15 +90,17 @@ def _formed(program: Any, arch: str) -> Any:
                 parts = f"{other.launch.threads} of {program.launch.threads} threads"
                 other.notes.append(f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}")
                 return other
-            note = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
+            said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
-            program.notes.append(Advice(note, why.loc, hint) if hint else note)
+            program.notes.append(Advice(said, why.loc, hint) if hint else said)
     if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
-        made, reason, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
+        made, kept, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
-        program.notes.append(f"{program.name} copies in turn, not ahead{_place(loc)}: {reason}")
+        said = f"{program.name} copies in turn, not ahead{_place(loc)}: {kept}"
+        warned = any(isinstance(n, Advice) for n in program.notes)  # of what is the first thing to change
+        program.notes.append(said if warned else note(said, kept, loc))
     return schedule(program)
 
 
@@ -150,27 +153,30 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         multiplies = any(c.op.name.removeprefix("ts.") in PRODUCTS for c in splitting.calls(program.func.body))
-        reason = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
+        why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
         hint = "threads=128, 256 or 384, and tiles of T.gemm that so many threads hold in registers"
-        raise Unfit(Advice(reason, None, hint) if multiplies else reason, loc=program.launch.loc, threads=multiplies)
+        raise Unfit(reason(why, hint) if multiplies else why, loc=program.launch.loc, threads=multiplies)
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
-        raise Unfit("its tiles fill shared memory, whole")
+        raise Unfit(reason("its tiles fill shared memory, whole", "smaller tiles in shared memory"))
     made = _scheduled(program, depth)
     if any(r.single for r in made.schedule.rings):
         made = _aside(program, depth, limit) or made
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
-        raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
+        first = plan.kept[0] if plan.kept else None
+        raise Unfit(first.reason if first else "no copy fills a ring", loc=first.loc if first else None)
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
     if (refused := annotated.unfit(made)) is not None:
         raise Unfit(refused[0], loc=refused[1])
     if depth < (asked := _stages(program.func.body)):
+        where = next(r.loc for r in plan.rings if r.asked == asked)
         room = f"no more fit into {limit:,} bytes of shared memory"
-        made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")
+        said = f"{program.name} has {depth} stages where {asked} were asked for: {room}"
+        made.notes.append(Advice(said, where, f"num_stages={depth}, or smaller tiles, of which more fit"))
     made = multicast(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
     made = made.with_body(awaited(made, overlapped(made, body)))
@@ -257,7 +263,8 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
     if str(call.attrs["side"]):
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
-        return f"the copy of {name} changes the dtype"
+        hint = f"a tile of {element_dtype(var)}, and the change of dtype in a T.copy of that tile into a fragment"
+        return reason(f"the copy of {name} changes the dtype", hint)
     return boxes.unfit(src, [int(e) for e in extents], params, names)
 
 
@@ -282,7 +289,8 @@ def _check_readers(program: Any) -> None:
         if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
         if op.name not in PRODUCTS:
-            raise Unfit(f"T.{op.name} reads {touched[0]}", call)
+            hint = f"T.copy of {touched[0]} into a fragment, which T.{op.name} reads instead"
+            raise Unfit(reason(f"T.{op.name} reads {touched[0]}", hint), call)
         if why := _unfit_product(call, program):
             raise Unfit(why, call)
         if why := _unfit_parts(call, program.launch.threads):
@@ -304,10 +312,13 @@ def _unfit_product(call: Any, program: Any) -> str | None:
     what = "T.gemm_sp" if sparse else "T.gemm"
     if why := dtypes.no_wgmma(call):
         return why
-    if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
-        return f"{what} inside a T.Scale, or with a condition for clear_accum"
+    if str(call.attrs["executor"]) != "block":
+        return f"{what} inside a T.Scale"
+    if constant(call.args[3]) is None:
+        hint = f"T.clear({c.source.name}) in front of the loop, and {what} without clear_accum"
+        return reason(f"{what} with a condition for clear_accum", hint)
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
-        return f"{what} into what is no whole fragment"
+        return reason(f"{what} into what is no whole fragment", "an accumulator that is a T.alloc_fragment of two axes, whole")
     if sparse and (why := wgmma_sp.unfit(call)):
         return why
     for r in (a, b):
@@ -316,11 +327,13 @@ def _unfit_product(call: Any, program: Any) -> str | None:
         if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
             return f"{what} of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
-            return f"T.gemm of {r.source.name}, which lies in registers"
+            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
+            return reason(f"T.gemm of {r.source.name}, which lies in registers", hint)
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
-            return f"T.gemm of {element_dtype(r.source)} from registers"
+            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
+            return reason(f"T.gemm of {element_dtype(r.source)} from registers", hint)
     k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), dtypes.depth(bits_of(a.source))
-    return Advice(f"{what} over {k} numbers", None, f"a tile whose k is a multiple of {step}") if k % step else None
+    return reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k") if k % step else None
 
 
 def _unfit_parts(call: Any, threads: int) -> str | None:

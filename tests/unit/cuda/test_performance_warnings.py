@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import tilescale
+import tilescale.language as T
 from tests.gpu.gemms import gemm
 from tilescale import PerformanceWarning, advice
 from tilescale.compiler.advice import Advice
@@ -34,6 +35,58 @@ def advised(kernel: Any, arch: str = "sm_90a") -> list[Advice]:
 def test_threads_that_wgmma_cannot_use(how: dict[str, Any], reason: str, hint: str):
     (said,) = advised(gemm(**WIDE | {"stages": 2} | how))
     assert reason in said and hint in said.hint
+
+
+def product(
+    dtype: str = "float16", tile: str = "", sums: str = "float32", clear: str = "in front", by: str = "tile", trans_b: bool = False, step: int = 64,
+) -> Any:  # fmt: skip
+    """C = A · B, in which one thing costs it wgmma. ``tile``: the dtype of A's tile. ``clear``, ``by``: how sums begin, what is multiplied."""
+    M = N = K = 128
+
+    @T.prim_func
+    def product(A: T.Tensor((M, K), dtype), B: T.Tensor((N, K) if trans_b else (K, N), tile or dtype), C: T.Tensor((M, N), sums)):
+        with T.Kernel(1, threads=128):
+            a, b = T.alloc_shared((M, step), tile or dtype), T.alloc_shared((N, step) if trans_b else (step, N), tile or dtype)
+            acc, rows, total = T.alloc_fragment((M, N), sums), T.alloc_fragment((step, N), dtype), T.alloc_fragment((M,), "float32")
+            if clear == "in front":
+                T.clear(acc)
+            T.clear(total)
+            for k in T.Pipelined(K // step, num_stages=2):
+                T.copy(A[0, k * step], a)
+                T.copy(B[0, k * step] if trans_b else B[k * step, 0], b)
+                if by == "reduce":
+                    T.reduce_sum(a, total, dim=1)
+                if by == "registers":
+                    T.copy(b, rows)
+                    T.gemm(a, rows, acc)
+                else:
+                    T.gemm(a, b, acc, transpose_B=trans_b, clear_accum=k == 0 if clear == "condition" else False)
+            T.copy(acc, C)
+
+    return product
+
+
+@pytest.mark.parametrize(
+    "kernel, reason, hint",
+    [
+        (gemm(100, 100, 100, BM=64, BN=64, threads=128), "rows of A are not known to be a multiple of 16 bytes", "A padded to rows of a multiple of 8"),
+        (gemm(512, 512, 512, stages=9), "has 4 stages where 9 were asked for", "num_stages=4, or smaller tiles"),
+        (product(sums="float16"), "T.gemm of float16 by float16 into float16", "an accumulator of float32"),
+        (product(clear="condition"), "a condition for clear_accum", "T.clear(acc) in front of the loop, and T.gemm without clear_accum"),
+        (product(tile="bfloat16"), "the copy of A changes the dtype", "a tile of float16, and the change of dtype"),
+        (product(dtype="int8", sums="int32"), "T.gemm of int8, which wgmma takes with", "B as (N, K), and transpose_B=True"),
+        (product(by="registers"), "T.gemm of rows, which lies in registers", "T.copy of rows into a shared tile"),
+        (product(by="reduce"), "T.reduce reads a", "T.copy of a into a fragment, which T.reduce reads instead"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_was_written_so_that_it_does_without_the_engines(kernel: Any, reason: str, hint: str):
+    (said,) = advised(kernel)
+    assert reason in said and hint in said.hint and said.loc is not None
+
+
+def test_what_keeps_all_of_it_is_silent():
+    assert advised(product()) == [] and advised(product(dtype="int8", sums="int32", trans_b=True)) == []
 
 
 def test_what_no_number_of_threads_mends():
