@@ -85,6 +85,44 @@ def test_what_was_written_so_that_it_does_without_the_engines(kernel: Any, reaso
     assert reason in said and hint in said.hint and said.loc is not None
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_rows_that_no_call_promises(arch: str):
+    K = T.dynamic("K")
+
+    @T.prim_func
+    def sums(A: T.Tensor((64, K), "float16"), B: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            a, b, acc = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float32")
+            T.clear(acc)
+            T.copy(B, b)
+            for k in T.Pipelined(T.ceildiv(K, 64), num_stages=2):
+                T.copy(A[0, k * 64], a)
+                T.gemm(a, b, acc)
+            T.copy(acc, C)
+
+    (said,) = advised(sums, arch)
+    assert "rows of A" in said and f"T.dynamic(…, multiple_of={8 if arch == 'sm_90a' else 2})" in said.hint
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_a_pipelined_loop_below_the_block(arch: str):
+    @T.prim_func
+    def below(A: T.Tensor((2, 256, 64), "float16"), C: T.Tensor((2, 64, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            with T.Scale("warpgroup") as (w, n):
+                a, sums = T.alloc_shared((64, 64), "float16"), T.alloc_fragment((64, 64), "float16")
+                T.clear(sums)
+                for k in T.Pipelined(4, num_stages=2):
+                    T.copy(A[w, k * 64, 0], a)
+                    for i, j in T.Parallel(64, 64):
+                        sums[i, j] += a[i, j]
+                T.copy(sums, C[w, 0, 0])
+
+    (said,) = advised(below, arch)
+    assert "once for each executor below the block" in said and said.hint.startswith("T.Pipelined outside of the T.Scale")
+    assert said.loc is not None
+
+
 def test_what_keeps_all_of_it_is_silent():
     assert advised(product()) == [] and advised(product(dtype="int8", sums="int32", trans_b=True)) == []
 
