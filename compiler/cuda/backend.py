@@ -76,7 +76,8 @@ class Backend(backend.Backend):
         slow: list[str] = []
         if made.serialised:
             why = "ptxas found its accumulators in use between them"
-            slow.append(f"{kernel.name} awaits each product of a warpgroup before the next: {why}")
+            text = f"{kernel.name} awaits each product of a warpgroup before the next: {why}"
+            slow.append(Advice(text, None, "smaller accumulators, or none that is touched between products, and no branch there"))
         if (made.resources.spill_stores or 0) > SPILLED:
             spilled = f"{made.resources.spill_stores} bytes of each thread's registers lie in memory"
             text = f"{kernel.name} has more in fragments than a thread has registers: {spilled} (smaller tiles, or more threads)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.advice import reason
 from tilescale.compiler.layout.loops import element_dtype
 
 HALVES, BYTES, FLOAT8 = ("float16", "bfloat16"), ("int8", "uint8"), ("float8_e4m3fn", "float8_e5m2")
@@ -45,8 +46,12 @@ def no_wgmma(call: Any) -> str | None:
     others to float32, and what has not 16 bits must be stored with its rows along k."""
     a, b, c = (element_dtype(r.source) for r in call.args[:3])
     what = call.op.name.replace("ts.", "T.")
-    if not has_mma(call) or c != ("int32" if a in BYTES else "float32"):
+    sums = "int32" if a in BYTES else "float32"
+    if not has_mma(call):
         return f"{what} of {a} by {b} into {c}"
+    if c != sums:
+        return reason(f"{what} of {a} by {b} into {c}", f"an accumulator of {sums}")
     if a not in HALVES and (call.attrs["trans_a"] or not call.attrs["trans_b"]):
-        return f"{what} of {a}, which wgmma takes with A stored as (M, K) and B as (N, K) alone (transpose_B=True)"
+        why = f"{what} of {a}, which wgmma takes with A stored as (M, K) and B as (N, K) alone (transpose_B=True)"
+        return reason(why, "A stored as (M, K), B as (N, K), and transpose_B=True")
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tilescale.compiler.advice import reason
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import CHUNK_BYTES, boxed, strided, widest_swizzle
@@ -54,7 +55,8 @@ def unfit(program: Any) -> tuple[str, Any] | None:
     for var, layout, loc in layouts(program):
         if var in asked and layout not in asked[var]:
             what = "wgmma takes" if isinstance(layout, Fragment) else "TMA writes and wgmma reads"
-            return f"T.annotate_layout gives {var.name} another layout than {what}", loc
+            why = f"T.annotate_layout gives {var.name} another layout than {what}"
+            return reason(why, f"{var.name} left out of T.annotate_layout"), loc
     return None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tilescale.compiler.advice import reason
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes
@@ -22,7 +23,9 @@ def unfit(region: Any, tile: Sequence[int], params: Any, names: Mapping[Any, Any
         return why
     if is_multiple(spelt_out(region.region[-1].min, names), CHUNK * 8 // bits_of(var)):
         return None
-    return f"the first column of {name}'s tile is not known to be a multiple of {CHUNK} bytes"
+    each = CHUNK * 8 // bits_of(var)
+    hint = f"a first column that is seen to be a multiple of {each}, such as k * {each}"
+    return reason(f"the first column of {name}'s tile is not known to be a multiple of {CHUNK} bytes", hint)
 
 
 def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
@@ -32,7 +35,8 @@ def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
         return f"{name} is no tensor of this rank alone"
     shape, axes = list(var.ty.shape), long_axes(region)
     if len(shape) > MOST_AXES or list(var.ty.strides):
-        return f"{name} has {len(shape)} axes or strides of its own"
+        hint = "a T.Tensor without strides" if list(var.ty.strides) else f"at most {MOST_AXES} axes: those that lie side by side as one"
+        return reason(f"{name} has {len(shape)} axes or strides of its own", hint)
     if len(tile) == 1:
         return _unfit_vector(region, axes, tile[0])
     if len(tile) != 2 or len(axes) != 2 or axes[-1] != len(shape) - 1 or [constant(region.region[k].extent) for k in axes] != list(tile):
@@ -41,7 +45,8 @@ def _unfit_shape(region: Any, tile: Sequence[int], params: Any) -> str | None:
         return why
     width = tile[1] * bits_of(var) // 8
     if tile[0] % 8 or width % 32 and width != CHUNK:  # plain rows of one chunk each
-        return f"a tile of {tile[0]} × {tile[1]} has no swizzle"
+        hint = f"a tile of a multiple of 8 rows and of {32 * 8 // bits_of(var)} columns"
+        return reason(f"a tile of {tile[0]} × {tile[1]} has no swizzle", hint)
     return None
 
 
@@ -52,12 +57,17 @@ def _unfit_vector(region: Any, axes: list[int], count: int) -> str | None:
         return f"the tile of {var.name} is no part of a row"
     if (why := _unfit_rows(var)) is not None:
         return why
-    return None if count <= 256 and count * bits_of(var) // 8 % 128 == 0 else f"a tile of {count} numbers is no 128·k bytes"
+    if count <= 256 and count * bits_of(var) // 8 % 128 == 0:
+        return None
+    return reason(f"a tile of {count} numbers is no 128·k bytes", f"a tile of a multiple of {128 * 8 // bits_of(var)} numbers, at most 256")
 
 
 def _unfit_rows(var: Any) -> str | None:
     row, each = var.ty.shape[-1], CHUNK * 8 // bits_of(var)
     if is_multiple(row, each):
         return None
-    how = "" if constant(row) is not None else f" (T.dynamic(…, multiple_of={each}) promises it)"
-    return f"rows of {var.name} are not known to be a multiple of {CHUNK} bytes{how}"
+    what = f"rows of {var.name} are not known to be a multiple of {CHUNK} bytes"
+    if constant(row) is not None:
+        return reason(what, f"{var.name} padded to rows of a multiple of {each} elements")
+    promise = f"T.dynamic(…, multiple_of={each})"
+    return reason(f"{what} ({promise} promises it)", f"{promise}, where every call's rows are so")

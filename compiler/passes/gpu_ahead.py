@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.advice import reason
+from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes import annotated
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.schedule import AHEAD, schedule
@@ -15,7 +17,7 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
     from tilescale.compiler.cuda.cp_async import chunk, integer_names
 
     if depth < 2:
-        return None, "shared memory has no room for a second stage", program.launch
+        return None, reason("shared memory has no room for a second stage", "smaller tiles in shared memory"), program.launch
     made = schedule(program, depth=depth, ahead=True)
     plan = made.schedule
     if not any(r.form == AHEAD for r in plan.rings):
@@ -29,7 +31,10 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
         if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
             return None, f"{var.name} is no tensor of this rank alone", call
         if not chunk(call, names):
-            return None, f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes of one dtype", call
+            what = f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes of one dtype"
+            each = max(1, 32 // bits_of(var))
+            hint = f"tiles of {element_dtype(var)}, and T.dynamic(…, multiple_of={each}) or rows padded to a multiple of {each} elements"
+            return None, reason(what, hint), call
     for var, layout, _ in annotated.of_rings(made):
         if not annotated.chunked(layout):
             return None, f"T.annotate_layout puts the chunks of 16 bytes that {var.name} is copied in apart", program.launch

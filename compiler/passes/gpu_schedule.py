@@ -4,7 +4,8 @@ why, is decided here, once, and said at log level info.
 
 What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Multiply"): copies of two-dimensional tiles of tensors of at
 most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
-or by products that wgmma has; one to three warpgroups of consumers.
+or by products that wgmma has; one to three warpgroups of consumers. A block whose warpgroups cannot share its products consumes with
+fewer of them where the program never says which of its threads do what: the others' place is the producer's.
 
 A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
 that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
@@ -17,14 +18,17 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilescale.compiler.advice import Advice
+from tilescale.compiler.advice import Advice, note, reason
 from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
+from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops import base
+from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import annotated, boxes
@@ -56,18 +60,21 @@ BESIDE = 1024
 
 
 class Unfit(Exception):
-    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write instead, if there is anything."""
+    """A kernel keeps to one role; ``str`` says why, ``loc`` where, ``hint`` what its author could write instead, if there is anything
+    (a reason that is `Advice` brings it). ``threads``: another number of threads may be what it takes."""
 
-    def __init__(self, reason: str, node: Any = None, loc: Any = None, hint: str = ""):
+    def __init__(self, reason: str, node: Any = None, loc: Any = None, threads: bool = False):
         super().__init__(reason)
-        self.loc, self.hint = loc or loc_of(getattr(node, "span", None)), hint
+        self.loc, self.hint = loc or loc_of(getattr(node, "span", None)), reason.hint if isinstance(reason, Advice) else ""
+        self.threads = threads
 
 
 def gpu_schedule(program: Any, arch: str) -> Any:
     """The program at the scheduled level, for GPUs of an architecture."""
     made = _formed(without_reach(replace(program, notes=list(program.notes))), arch)
     if made.schedule.rings:  # else it has been said
-        made.notes += [f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}" for k in made.schedule.kept if k.reason == BELOW]
+        below = [k for k in made.schedule.kept if k.reason == BELOW]
+        made.notes += [note(f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}", k.reason, k.loc) for k in below]
     return products_by_hand(made) if arch == "sm_90a" else made
 
 
@@ -78,15 +85,58 @@ def _formed(program: Any, arch: str) -> Any:
         try:
             return _with_roles(program, limit)
         except Unfit as why:
-            note = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
-            program.notes.append(Advice(note, why.loc, why.hint) if why.hint else note)
+            other = _on_other_threads(program, limit) if why.threads else None
+            if other is not None and other.launch.threads < program.launch.threads and not sees_threads(program):
+                parts = f"{other.launch.threads} of {program.launch.threads} threads"
+                other.notes.append(f"{program.name} computes on {parts}, others fill its rings{_place(why.loc)}: {why}")
+                return other
+            said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
+            hint = why.hint if other is None else _threads_hint(other.launch.threads)
+            program.notes.append(Advice(said, why.loc, hint) if hint else said)
     if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
-        made, reason, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
+        made, kept, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))
-        program.notes.append(f"{program.name} copies in turn, not ahead{_place(loc)}: {reason}")
+        said = f"{program.name} copies in turn, not ahead{_place(loc)}: {kept}"
+        warned = any(isinstance(n, Advice) for n in program.notes)  # of what is the first thing to change
+        program.notes.append(said if warned else note(said, kept, loc))
     return schedule(program)
+
+
+def _on_other_threads(program: Any, limit: int) -> Any | None:
+    """The program as roles of a block with another number of threads, with which wgmma makes its products and whose accumulators leave each
+    thread half of its registers for more: the next smaller number, else the next larger one; None where there is none."""
+    products = [c for c in splitting.calls(program.func.body) if c.op.name.removeprefix("ts.") in PRODUCTS]
+    held = max(prod(int(e) for e in c.args[2].source.ty.shape) for c in products)
+    given = program.launch.threads
+    for threads in sorted(REGISTERS, key=lambda n: (n > given, abs(n - given))):
+        if threads == given or held > threads * 128:
+            continue
+        try:
+            return _with_roles(replace(program, launch=replace(program.launch, threads=threads), notes=list(program.notes)), limit)
+        except Unfit:
+            continue
+    return None
+
+
+def sees_threads(program: Any) -> bool:
+    """Whether a program says which of its threads do what, or how many: parts of the block, layouts over its threads, arrivals that are
+    counted. Any other means the same on fewer."""
+    body, found = program.func.body, list[Any]()
+    structural_walk(body, (tirx.AttrStmt, lambda s: found.append(s) if s.attr_key == "ts.scale" and _scale(s) in splitting.BELOW else None))
+    structural_walk(body, (tirx.AllocBuffer, lambda s: found.append(s) if s.buffer.ty.storage_scope == BARRIERS else None))
+    structural_walk(body, (tirx.For, lambda s: found.append(s) if (s.annotations or {}).get("ts.layout") else None))
+    return bool(found) or any(isinstance(layout, Fragment) for layout, _ in program.hints.get("layouts", {}).values())
+
+
+def _scale(s: Any) -> str:
+    return SCALES[int(s.value.value)]
+
+
+def _threads_hint(threads: int) -> str:
+    groups = threads // WARPGROUP
+    return f"threads={threads}" + (f", whose {groups} warpgroups share the rows in parts of {ROWS}, or the columns" if groups > 1 else "")
 
 
 def _place(loc: Any) -> str:
@@ -103,26 +153,30 @@ def _stages(body: Any) -> int:
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
         multiplies = any(c.op.name.removeprefix("ts.") in PRODUCTS for c in splitting.calls(program.func.body))
-        hint = "threads=128, 256 or 384" if multiplies else ""
-        raise Unfit(f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups", hint=hint)
+        why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
+        hint = "threads=128, 256 or 384, and tiles of T.gemm that so many threads hold in registers"
+        raise Unfit(reason(why, hint) if multiplies else why, loc=program.launch.loc, threads=multiplies)
     depth = _depth(limit, _scheduled(program, 1))
     if depth < 1:
-        raise Unfit("its tiles fill shared memory, whole")
+        raise Unfit(reason("its tiles fill shared memory, whole", "smaller tiles in shared memory"))
     made = _scheduled(program, depth)
     if any(r.single for r in made.schedule.rings):
         made = _aside(program, depth, limit) or made
     made = remove_unused(made)  # names that only the producer reads
     plan = made.schedule
     if not plan.rings or any(r.form != ROLES for r in plan.rings):
-        raise Unfit(plan.kept[0].reason if plan.kept else "no copy fills a ring")
+        first = plan.kept[0] if plan.kept else None
+        raise Unfit(first.reason if first else "no copy fills a ring", loc=first.loc if first else None)
     _check_place(made)
     _check_copies(made)
     _check_readers(made)
     if (refused := annotated.unfit(made)) is not None:
         raise Unfit(refused[0], loc=refused[1])
     if depth < (asked := _stages(program.func.body)):
+        where = next(r.loc for r in plan.rings if r.asked == asked)
         room = f"no more fit into {limit:,} bytes of shared memory"
-        made.notes.append(f"{program.name} has {depth} stages where {asked} were asked for: {room}")
+        said = f"{program.name} has {depth} stages where {asked} were asked for: {room}"
+        made.notes.append(Advice(said, where, f"num_stages={depth}, or smaller tiles, of which more fit"))
     made = multicast(made)
     body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
     made = made.with_body(awaited(made, overlapped(made, body)))
@@ -209,7 +263,8 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
     if str(call.attrs["side"]):
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
-        return f"the copy of {name} changes the dtype"
+        hint = f"a tile of {element_dtype(var)}, and the change of dtype in a T.copy of that tile into a fragment"
+        return reason(f"the copy of {name} changes the dtype", hint)
     return boxes.unfit(src, [int(e) for e in extents], params, names)
 
 
@@ -234,15 +289,22 @@ def _check_readers(program: Any) -> None:
         if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
         if op.name not in PRODUCTS:
-            raise Unfit(f"T.{op.name} reads {touched[0]}", call)
-        if why := _no_wgmma(call, program):
-            raise Unfit(why, call, hint=_other_threads(call, program))
+            hint = f"T.copy of {touched[0]} into a fragment, which T.{op.name} reads instead"
+            raise Unfit(reason(f"T.{op.name} reads {touched[0]}", hint), call)
+        if why := _unfit_product(call, program):
+            raise Unfit(why, call)
+        if why := _unfit_parts(call, program.launch.threads):
+            raise Unfit(why, call, threads=True)
 
 
 def _no_wgmma(call: Any, program: Any) -> str | None:
     """Why a product is not one of wgmma; None where it is."""
+    return _unfit_product(call, program) or _unfit_parts(call, program.launch.threads)
+
+
+def _unfit_product(call: Any, program: Any) -> str | None:
+    """The same, whatever the number of threads."""
     from tilescale.compiler.cuda import dtypes, wgmma_sp
-    from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
@@ -250,10 +312,13 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
     what = "T.gemm_sp" if sparse else "T.gemm"
     if why := dtypes.no_wgmma(call):
         return why
-    if str(call.attrs["executor"]) != "block" or constant(call.args[3]) is None:
-        return f"{what} inside a T.Scale, or with a condition for clear_accum"
+    if str(call.attrs["executor"]) != "block":
+        return f"{what} inside a T.Scale"
+    if constant(call.args[3]) is None:
+        hint = f"T.clear({c.source.name}) in front of the loop, and {what} without clear_accum"
+        return reason(f"{what} with a condition for clear_accum", hint)
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
-        return f"{what} into what is no whole fragment"
+        return reason(f"{what} into what is no whole fragment", "an accumulator that is a T.alloc_fragment of two axes, whole")
     if sparse and (why := wgmma_sp.unfit(call)):
         return why
     for r in (a, b):
@@ -262,31 +327,25 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
         if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
             return f"{what} of a part of {r.source.name}"
         if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
-            return f"T.gemm of {r.source.name}, which lies in registers"
+            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
+            return reason(f"T.gemm of {r.source.name}, which lies in registers", hint)
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
-            return f"T.gemm of {element_dtype(r.source)} from registers"
-    k = int(a.region[-2 if call.attrs["trans_a"] else -1].extent)
-    cuts = (wgmma_sp.fragments if sparse else wgmma_fragments)(call, program.launch.threads)
-    if k % dtypes.depth(bits_of(a.source)) or not cuts:
-        m, n = (int(e) for e in c.source.ty.shape)
-        return f"{what} of {m} × {n} × {k} on {program.launch.threads} threads"
-    return None
+            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
+            return reason(f"T.gemm of {element_dtype(r.source)} from registers", hint)
+    k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), dtypes.depth(bits_of(a.source))
+    return reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k") if k % step else None
 
 
-def _other_threads(call: Any, program: Any) -> str:
-    """With how many threads wgmma could make a product that it cannot make with these; "" where that is not what is wrong."""
-    for threads in REGISTERS:
-        other = replace(program, launch=replace(program.launch, threads=threads))
-        if threads != program.launch.threads and threads in _worth(call) and _no_wgmma(call, other) is None:
-            rows = int(call.args[2].source.ty.shape[0])
-            return f"threads={threads}, of which {threads // WARPGROUP} warpgroups share the {rows} rows in parts of {ROWS}"
-    return ""
+def _unfit_parts(call: Any, threads: int) -> str | None:
+    """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they can."""
+    from tilescale.compiler.cuda import wgmma_sp
+    from tilescale.compiler.cuda.gemm import extents, wgmma_fragments
 
-
-def _worth(call: Any) -> list[int]:
-    """The numbers of threads among which a product's accumulator leaves each thread registers for more: half of its 255."""
-    m, n = (int(e) for e in call.args[2].source.ty.shape)
-    return [t for t in REGISTERS if m * n <= t * 128]
+    sparse = call.op.name == "ts.gemm_sp"
+    if (wgmma_sp.fragments if sparse else wgmma_fragments)(call, threads):
+        return None
+    m, n, k = extents(call)
+    return f"{'T.gemm_sp' if sparse else 'T.gemm'} of {m} × {n} × {k} on {threads} threads"
 
 
 def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:

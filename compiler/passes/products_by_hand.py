@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.advice import note, reason
 from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
@@ -34,7 +35,9 @@ def products_by_hand(program: Any) -> Any:
         if (why := kept.get(c.args[2].source)) is not None:
             loc = loc_of(c.span)
             place = f" (line {loc.line})" if loc else ""
-            program.notes.append(f"T.gemm{place} is not made by wgmma: {reasons[c] or why}; its threads read what TMA writes next: {FENCE}")
+            why = reasons[c] or why
+            said = f"T.gemm{place} is not made by wgmma: {why}; its threads read what TMA writes next: {FENCE}"
+            program.notes.append(note(said, why, loc))
 
     def mark(s: Any) -> Any:
         c = s.value
@@ -60,9 +63,9 @@ def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
     if why := dtypes.no_wgmma(call):
         return why
     if threads % WARPGROUP:
-        return f"{threads} threads are no whole warpgroups"
+        return reason(f"{threads} threads are no whole warpgroups", f"whole warpgroups ({-(-threads // WARPGROUP) * WARPGROUP} threads)")
     if constant(call.args[3]) is None:
-        return "clear_accum is a condition"
+        return reason("clear_accum is a condition", f"T.clear({c.source.name}) in front of the loop, and T.gemm without clear_accum")
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
         return "its accumulator is no whole fragment"
     if any(t in program.hints.get("layouts", {}) for t in (a.source, b.source, c.source)):

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tilescale.compiler.advice import reason
 from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.frontend.source import loc_of
@@ -44,7 +45,10 @@ ZERO = tirx.IntImm("int32", 0)
 #: what a ring's loop looks like: copies in turn, by a producer, or ahead of the loop's own computation
 TURN, ROLES, AHEAD = "turn", "roles", "ahead"
 #: why a loop has no ring where it could have one in the block
-BELOW = "the loop runs once for each executor below the block, and a ring belongs to a block"
+BELOW = reason(
+    "the loop runs once for each executor below the block, and a ring belongs to a block",
+    "T.Pipelined outside of the T.Scale, which stands in the loop around what each executor does in a round",
+)
 
 
 @dataclass
@@ -143,8 +147,8 @@ class _Draft:
         if narrow and pipeline is not None:
             self.plan.kept.append(Kept(loc_of(loop.span), BELOW))
         elif self.wanted != TURN:
-            reason = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
-            self.plan.kept.append(Kept(loc_of(loop.span), reason))
+            why = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
+            self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
 
     def _ring(self, p: Pipeline) -> Any:
@@ -303,10 +307,11 @@ class _Draft:
         if any(splitting.releases(s) for s in head) and any(splitting.waits(s) for s in head):
             return Kept(loc, "a wait among the copies may be for what a signal among them sets off")
         if any(_consumed(s, guarded) and _sets_variables(s) for s in head):
-            return Kept(loc, "a variable changes among the copies")
+            hint = "the assignment in front of the copies, or behind them"
+            return Kept(loc, reason("a variable changes among the copies", hint))
         if ring.form == AHEAD:
-            reason = prefetch.unfit(self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills))
-            return None if reason is None else Kept(loc, reason)
+            why = prefetch.unfit(self.program, p.loop, guarded.stmts, guarded.first, guarded.last, list(p.fills))
+            return None if why is None else Kept(loc, why)
         return None
 
     def _counter(self, name: str) -> Any:

