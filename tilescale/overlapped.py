@@ -127,8 +127,10 @@ class Windows:
     def end(self, members: tuple[int, ...]) -> None:
         """A window ends: what is new in it runs."""
         self._run(members)
-        for kept in (self.steps, self.marks, self.left, self.fresh):
-            kept.pop(members, None)  # type: ignore[attr-defined]
+        self.steps.pop(members, None)
+        self.marks.pop(members, None)
+        self.left.pop(members, None)
+        self.fresh.pop(members, None)
 
     def _run(self, members: tuple[int, ...]) -> None:
         from tilescale.compiler.sim.findings import Report

@@ -168,14 +168,11 @@ class Window:
 
     def _host(self, step: Step, rank: int, memory: dict[int, Any], ex: Executor) -> None:
         """What a rank's host did in front of a launch: its accesses, and the values that it left."""
-        seen: dict[int, Any] = {}
         for number, touch in enumerate(step.touches[rank]):
             site = Site(touch.what, touch.loc, -1 - number)
             for address, storage in memory.items():
                 if isinstance(storage, Storage) and (hit := _elements(touch, address, storage)) is not None:
                     storage.shadow.access(ex, storage.cells, np.nonzero(hit), "write" if touch.writes else "read", site, storage)
-                    if touch.writes:
-                        seen[address] = seen.get(address, False) | hit
         for name, changed in step.changed[rank].items():
             address, values = step.places[rank][name], step.launch.bound[rank].arrays[name]
             storage = memory[address]
@@ -185,7 +182,9 @@ class Window:
                     assert counter is not None
                     counter.signal(ex, int(values[index]), "set", Site("what comes in front of this launch", step.loc, 0))
                 continue
-            rest = changed & ~seen.get(address, np.zeros(changed.shape, bool))
+            rest, told = changed.copy(), (t for touches in step.touches for t in touches if t.writes)
+            for hit in (_elements(t, address, storage) for t in told):  # of whichever rank's host
+                rest &= True if hit is None else ~hit
             storage.data[changed] = values[changed]
             if rest.any():
                 site = Site("what comes in front of this launch", step.loc, 0)

@@ -183,6 +183,37 @@ def test_host_code_between_launches_is_ordered_on_its_own_rank_alone():
     assert {f.kind for f in report.findings} == {"race"} and any("host" in str(f) and "comm.barrier()" in f.hint for f in report.findings)
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_what_a_host_reads_is_overwritten_when_it_has_been_read(early):
+    """The host reads what came behind each launch: whoever says within the launch that it has been read says so too early."""
+
+    @T.prim_func
+    def push(
+        A: T.Tensor((S,), "float32"), inbox: T.SymmTensor((S,), "float32"), got: T.Signal((1,), keep=True),
+        free: T.Signal((1,), keep=True), step: T.int32,
+    ):  # fmt: skip
+        with T.Kernel(1, ordered=False), T.Scale("device") as (rank, n):
+            if not early and step > 1:
+                T.signal(free[0], dst=(rank + n - 1) % n)
+            T.wait(free[0], step - 1)
+            T.copy(A, inbox, dst=(rank + 1) % n, signal=got[0])
+            T.wait(got[0], step)
+            if early:
+                T.signal(free[0], dst=(rank + n - 1) % n)
+
+    kernel = tilescale.compile(push, target="sim")
+
+    def program(rank: int, n: int) -> None:
+        inbox, got, free, a = comm.zeros(S), comm.signals(1), comm.signals(1), torch.ones(S)
+        for step in range(1, 5):
+            kernel(a, inbox, got, free, step)
+            inbox.sum()
+
+    report = checked(program, 3)
+    assert bool(report) is not early, report
+    assert {(f.kind, f.others[0].executor) for f in report.findings} == ({("race", (("host", None),))} if early else set())
+
+
 def test_what_ends_a_window_orders_its_launches():
     """One slot is enough where hosts meet, or an ordered launch stands between."""
 
