@@ -37,7 +37,8 @@ class Note:
     loc: Any
     text: str = ""
     reach: str = ""
-    amount: int = 0  # what a signal adds, or a wait compares with
+    amount: int = 0  # what a signal adds, stores or offers, or a wait compares with
+    does: str = ""  # a signal's operation, a wait's comparison
 
 
 @dataclass(frozen=True)
@@ -176,9 +177,11 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str, Fix | None
     fix = None
     mine_too = machine.waits.get(int(machine.events.who[found.event]), ())
     if sum(w.counter == wait.counter for w in mine_too) == 1:  # in no loop, and the counter has no second phase
-        total = sum(s.amount for mine in machine.signals.values() for s in mine if (s.counter, s.home) == (signal.counter, signal.home))
-        fix = fixes.enough(signal.counter, wait.loc, total) if total > wait.amount else None
-    return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own", fix
+        sent = [s for mine in machine.signals.values() for s in mine if (s.counter, s.home) == (signal.counter, signal.home)]
+        total = fixes.count_behind(signal, sent) if wait.does in ("ge", "gt") else None
+        fix = fixes.enough(signal.counter, wait.loc, total) if total is not None and total > wait.amount else None
+    want = f"as many signals as must have come, {who}'s among them" if signal.does == "add" else f"a value that {who}'s signal alone brings"
+    return text, f"T.wait({signal.counter}, …) for {want}; or a counter of its own", fix
 
 
 def _ordering(machine: Machine, found: Race, storage: Storage) -> tuple[str, Fix | None]:

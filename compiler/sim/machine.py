@@ -85,7 +85,7 @@ class Counter:
             other = next((s for s in self.history if s.where and s.op != op and s.at > ex.vc[s.who]), None)
             if other is not None and other.where is not None:
                 machine.report.add(diagnose.mixed(ex.where(site, self.name), (op, amount), other.where, (other.op, other.amount)))
-        machine.signals.setdefault(ex.number, []).append(machine.note(self, site, amount=amount if op == "add" else 0))
+        machine.signals.setdefault(ex.number, []).append(machine.note(self, site, amount=amount, does=op))
         self.ops.add(op)
         self.grows = self.grows and op == "add" and amount >= 0
         self.value = numerics.wrap(OPS[op](self.value, amount), "int64")
@@ -558,11 +558,11 @@ class Machine:
 
     def _awaited(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> None:
         """Notes, for hints, what an executor acquired by."""
-        note = self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value)
+        note = self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value, cmp)
         self.waits.setdefault(ex.number, []).append(note)
 
-    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0) -> diagnose.Note:
-        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount)
+    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0, does: str = "") -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount, does)
 
     def meet(
         self, ex: Executor, key: tuple[Any, ...], each: int, site: Site, agreed: dict[str, Any] | None = None,
