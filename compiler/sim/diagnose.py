@@ -10,6 +10,7 @@ import numpy as np
 from tilescale.compiler.sim import fixes, flights, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Fix, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
+from tilescale.compiler.widths import WIDTHS
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
@@ -198,7 +199,20 @@ def _ordering(machine: Machine, found: Race, storage: Storage) -> tuple[str, Fix
         return text, fixes.barrier(machine, "grid", found)
     if any(b.scope == "shared.barrier" for b in machine.prepared.buffers):
         return "T.mbarrier_arrive behind the other access and T.mbarrier_wait_parity before this one, of a barrier of their own", None
-    return "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see", None
+    signal = "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see"
+    met = _meeting_within(here[2], there[2])
+    return (f"{met} between the two accesses; or {signal}" if met else signal), None
+
+
+def _meeting_within(this: tuple[tuple[str, int | None], ...], that: tuple[tuple[str, int | None], ...]) -> str:
+    """Where two executors of one block can meet, both of them warps, warpgroups or threads of the block by their index; empty for roles,
+    engines and scales inside one another."""
+    if any(len(p) != 1 or p[0][1] is None or p[0][0] not in WIDTHS for p in (this, that)):
+        return ""
+    warps = [{(index or 0) * WIDTHS[name] // 32 + k for k in range(-(-WIDTHS[name] // 32))} for name, index in (this[-1], that[-1])]
+    if warps[0] == warps[1]:
+        return "T.sync_warp()"
+    return f"T.sync_threads() where all threads of the block come to it, else T.sync_threads(1, {32 * len(warps[0] | warps[1])})"
 
 
 def _of(home: tuple[Any, ...]) -> str:

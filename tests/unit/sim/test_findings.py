@@ -112,6 +112,23 @@ def test_of_maxima_the_hint_is_the_value_that_one_signal_alone_brings(op: str, s
     assert {f.fix and f.fix.text for f in races} == {awaits and f"T.wait(got[0], {awaits})"}
 
 
+@pytest.mark.parametrize(("scale", "who", "says"), [("warp", 1, "T.sync_threads(1, 64)"), ("thread", 1, "T.sync_warp()"), ("thread", 40, "T.sync_threads(1, 64)")])
+def test_a_race_within_a_block_says_where_its_executors_can_meet(scale: str, who: int, says: str):
+    @T.prim_func
+    def shares(Y: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((1,), "int32")
+            with T.Scale(scale) as (me, n):
+                if me == 0:
+                    tile[0] = 1
+                if me == who:
+                    Y[0] = tile[0]
+
+    report = check(shares, schedule="random", seeds=3)
+    (found,) = [f for f in report.findings if f.kind == "race"]
+    assert f"{says} between" in found.hint, found
+
+
 def test_one_counter_of_two_is_never_awaited():
     def kernel(both: bool):
         @T.prim_func
