@@ -258,6 +258,7 @@ class SimWorld:
         hosts: who follows what host code does with symmetric memory (tilescale.hosts); None: nobody.
         turn: the rank that runs. threads: of the ranks.
         enter, leave: called in a rank's thread with its number whenever its turn begins and before it ends.
+        ended: called when every rank has ended.
         disagree: makes the error for ranks that wait for one another in different calls, from those that wait and from those that
             ended; by default a CommError.
     """
@@ -268,6 +269,7 @@ class SimWorld:
         self.hosts: Any = None
         self.enter: Callable[[int], None] = lambda rank: None
         self.leave: Callable[[int], None] = lambda rank: None
+        self.ended: Callable[[], None] = lambda: None
         self.disagree: Callable[[list[Arrival], list[int]], BaseException] = disagreement
         self.ranks = [SimRank(self, r) for r in range(size)]
         self.allocations: dict[tuple[int, ...], int] = {}
@@ -300,6 +302,7 @@ class SimWorld:
                 thread.join()
         finally:
             epoch, _running = epoch + 1, _running - 1
+        self.ended()
         return sorted(self.endings, key=lambda e: e.rank)
 
     def _thread(self, rank: int, work: Callable[[int], Any]) -> None:

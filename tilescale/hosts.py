@@ -87,11 +87,16 @@ class Hosts:
         self.starts: list[int] = []  # where memory lies, in order; beside it whose it is
         self.ranges: list[tuple[int, weakref.ref[sim.Twins], int]] = []
         self.unseen: weakref.WeakKeyDictionary[sim.SimBlock, Any] = weakref.WeakKeyDictionary()  # memory that is compared → as it was
+        self.recent: dict[int, dict[Any, tuple[sim.Twins, int, Access]]] = {}  # rank → what its host touched since it last met others
+        self.meets: Callable[[Sequence[int]], None] = lambda ranks: None
         self.stale: set[tuple[int, int]] = set()  # (its address, owner): others have written there, so it is not its owner's doing
 
     # -- order ----------------------------------------------------------------------------------------------------
     def met(self, ranks: Sequence[int]) -> None:
         """These ranks are behind all that any of them did."""
+        self.meets(ranks)
+        for rank in ranks:
+            self.recent.pop(rank, None)
         joined = [max(self.clocks[r][k] for r in ranks) for k in range(self.job.size)]
         for rank in ranks:
             self.clocks[rank] = list(joined)
@@ -207,6 +212,9 @@ class Hosts:
 
     def add(self, twins: sim.Twins, owner: int, access: Access) -> None:
         """An access of host code: what it collides with is reported."""
+        bytes_ = None if access.mask is None else access.mask.tobytes()
+        key = (id(twins), owner, access.low, access.high, bytes_, access.writes, access.loc)
+        self.recent.setdefault(access.rank, {})[key] = twins, owner, access
         there = self.accesses.setdefault(twins, {}).setdefault(owner, [])
         for other in there:
             harmless = other.rank == access.rank or other.lasting or not (access.writes or other.writes)
@@ -227,6 +235,11 @@ class Hosts:
         elif (alike.low, alike.high) != (access.low, access.high) or access.mask is not None:
             alike.mask = _whole(alike, len(twins.memory[owner])) | _whole(access, len(twins.memory[owner]))
             alike.low, alike.high = min(alike.low, access.low), max(alike.high, access.high)
+
+    @staticmethod
+    def whole(access: Access, size: int) -> Any:
+        """Which of all bytes of an allocation an access touches."""
+        return _whole(access, size)
 
     def _race(self, twins: sim.Twins, owner: int, this: Access, that: Access, hit: tuple[int, int]) -> Any:
         from tilescale.compiler.sim.findings import Finding, Where

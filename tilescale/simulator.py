@@ -22,6 +22,7 @@ from tilescale.errors import FindingError, LaunchError, TileValueError
 from tilescale.explain import place
 from tilescale.hosts import Hosts
 from tilescale.kernel import Kernel
+from tilescale.overlapped import Windows
 
 LAUNCH = "a launch"
 #: milliseconds for the static checks of a kernel, where launches are checked
@@ -148,6 +149,7 @@ class Checking:
     proofs: list[Proof] = field(default_factory=list)
     spent: dict[tuple[str, int | None], float] = field(default_factory=dict)
     limit: int = STEPS
+    windows: Windows | None = None  # of launches that run overlapped
     disagreed: list[BaseException] = field(default_factory=list)  # what ranks that waited for one another for ever were told
 
     def __post_init__(self) -> None:
@@ -323,6 +325,9 @@ def world(ranks: int, checking: Checking) -> sim.SimWorld:
     made.checking = checking
     if checking is not None:
         made.hosts = Hosts(made, checking.report.add)
+        if not checking.schedule.startswith("exhaustive"):  # which explores launches one by one
+            checking.windows = Windows(checking, made)
+            made.hosts.meets, made.ended = checking.windows.met, checking.windows.finish
     made.disagree = lambda waiting, ended: _disagreement(checking, waiting, ended)
     return made
 
@@ -426,6 +431,10 @@ def _perform(
     level = "tile" if checking is None else checking.level
     limit = STEPS if checking is None else checking.limit
     launch, report = kernel.simulated.launch(args, level, only, whose, limit), Report()
+    unordered = only is None and not kernel.simulated.prepared.launch.ordered
+    windows = checking.windows if checking is not None and unordered else None
+    team = tuple(members)
+    step = None if windows is None else windows.begin(calls, team, _mark(kernel, calls, True), whose)
     done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
         if done.timeline is not None:
@@ -437,11 +446,13 @@ def _perform(
             launch.explore(schedule, checking.seeds, report, checking.progress, bound=checking.bound)
             report.findings = [_of_launch(f, checking.launches + 1) for f in report.findings]
         checking.prove(kernel, ranks, launch.known, report)
+        if windows is not None and step is not None and windows.made(step, team, done, not report.findings):
+            report.unchecked.clear()
         checking.take(kernel.label, report)
     thread = sim.rank_of_thread()
     if thread is not None and thread.job.hosts is not None:
         callers = dict(zip(members, calls)) if only is None else {thread.rank: calls[0]}
-        orders = only is None and kernel.simulated.prepared.launch.ordered
+        orders = only is None and not unordered
         thread.job.hosts.launched(callers, members, done.written_by, orders)
     for call, arrays, unwritten in zip(calls, done.arrays, done.unwritten, strict=True):
         for p in kernel.params:
@@ -450,7 +461,7 @@ def _perform(
                 continue
             if p["kind"] == "signal":
                 # an unordered launch leaves them: others may be signalling for the next one already
-                left = p["keep"] or (only is None and not kernel.simulated.prepared.launch.ordered)
+                left = p["keep"] or unordered
                 argument.array[...] = arrays[p["name"]] if left else 0
             elif p["written"]:
                 argument.take(arrays[p["name"]], unwritten.get(p["name"]))

@@ -10,6 +10,7 @@ import numpy as np
 from tilescale.compiler.sim import fixes, flights, numerics, rings
 from tilescale.compiler.sim.findings import Finding, Fix, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
+from tilescale.compiler.widths import WIDTHS
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting
@@ -37,7 +38,8 @@ class Note:
     loc: Any
     text: str = ""
     reach: str = ""
-    amount: int = 0  # what a signal adds, or a wait compares with
+    amount: int = 0  # what a signal adds, stores or offers, or a wait compares with
+    does: str = ""  # a signal's operation, a wait's comparison
 
 
 @dataclass(frozen=True)
@@ -68,27 +70,31 @@ class Early:
         return bool(np.any(hit))
 
 
-def _placed(site: Site, who: tuple[Any, ...], region: str) -> Where:
-    rank, block, path = who
-    return Where(site.what, site.loc, rank, block, path, region)
+def _placed(machine: Machine, event: int, region: str) -> Where:
+    (rank, block, path), site = machine.events.said[event][:2]
+    return Where(site.what, site.loc, rank, block, path, region, machine.of(int(machine.events.who[event])).launch)
 
 
 def race(machine: Machine, found: Race) -> Finding:
     """Two accesses that nothing orders, and what would order them."""
-    sent = _sent_news(machine, found)
+    machine = machine.of(int(machine.events.who[found.event]))
+    apart = _apart(machine, found)
+    sent = None if apart else _sent_news(machine, found)
     if sent is not None and not _waits_of(machine, found.other, sent):
         found = Race(found.storage, found.other, found.event, found.bad, True)
     said, storage = machine.events.said, found.storage
-    here, site, mode, key = said[found.event]
-    there, their_site, other, their_key = said[found.other]
+    mode, key = said[found.event][2:]
+    other, their_key = said[found.other][2:]
     bad = elements(found.bad, storage.cells, their_key if found.too_early else key)
     at = describe(storage.name, their_key if found.too_early else key, bad if bad.ndim else None)
-    this = _placed(site, here, at)
-    that = _placed(their_site, there, describe(storage.name, their_key))
+    this = _placed(machine, found.event, at)
+    that = _placed(machine, found.other, describe(storage.name, their_key))
     text = f"this {_DID[mode]} {at}{owned(storage)}, which {that.who} {_DID[other]} with nothing that orders the two"
     if found.too_early:
         text = f"this {_DID[mode]} {at}{owned(storage)} before {that.who} {_DID[other]} it: nothing orders the two"
     fix: Fix | None = None
+    if apart:
+        return Finding("race", text, this, (that,), apart)
     if (engines := rings.race(machine, found) or flights.race(machine, found)) is not None:
         news, hint = engines
     else:
@@ -101,6 +107,21 @@ def race(machine: Machine, found: Race) -> Finding:
     if sent is not None and not found.too_early and all(w.when > found.other for w in _waits_of(machine, found.other, sent)):
         hint = f"T.wait({sent.counter}, …) in front of that read, if it is to see what is written here; else {hint}"
     return Finding("race", text + news, this, (that,), hint, fix=fix)
+
+
+def _apart(machine: Machine, found: Race) -> str:
+    """What to write where the two accesses are of different launches, or a host's: no edit between two statements orders them."""
+    numbers = [int(machine.events.who[e]) for e in (found.event, found.other)]
+    (here, *_), (there, *_) = (machine.events.said[e] for e in (found.event, found.other))
+    if any(map(machine.is_host, numbers)):
+        return f"comm.barrier() between the two, or a signal of rank {there[0]} behind the one, awaited by rank {here[0]} before the other"
+    this, that = (machine.of(n).launch for n in numbers)
+    if this == that:
+        return ""
+    return (
+        f"T.signal(s[i], dst={here[0]}) by rank {there[0]} behind its access in launch {that}, on a T.Signal(…, keep=True), "
+        "and T.wait in front of this one for a count that only that launch reaches; or another slot in each launch; or ordered launches"
+    )
 
 
 def _sent_news(machine: Machine, found: Race) -> Note | None:
@@ -117,9 +138,11 @@ def _sent_news(machine: Machine, found: Race) -> Note | None:
 def _waits_of(machine: Machine, event: int, sent: Note) -> list[Note]:
     """The waits for the counter of a signal by whoever did ``event``. A copy in flight has an executor of its own: its role's waits come
     before it, and those are its block's."""
-    me, each = int(machine.events.who[event]), machine.prepared.executors
-    first = me - (me - 1) % each
-    near = range(first, first + each) if (me - first) in machine.prepared.engines.values() else (me,)
+    me = int(machine.events.who[event])
+    its = machine.of(me)
+    each = its.prepared.executors
+    first = me - (me - its.first) % each
+    near = range(first, first + each) if (me - first) in its.prepared.engines.values() else (me,)
     return [w for k in near for w in machine.waits.get(k, []) if (w.counter, w.home) == (sent.counter, sent.home)]
 
 
@@ -155,9 +178,11 @@ def _news(machine: Machine, found: Race, who: str) -> tuple[str, str, Fix | None
     fix = None
     mine_too = machine.waits.get(int(machine.events.who[found.event]), ())
     if sum(w.counter == wait.counter for w in mine_too) == 1:  # in no loop, and the counter has no second phase
-        total = sum(s.amount for mine in machine.signals.values() for s in mine if (s.counter, s.home) == (signal.counter, signal.home))
-        fix = fixes.enough(signal.counter, wait.loc, total) if total > wait.amount else None
-    return text, f"T.wait({signal.counter}, …) for as many signals as must have come, {who}'s among them; or a counter of its own", fix
+        sent = [s for mine in machine.signals.values() for s in mine if (s.counter, s.home) == (signal.counter, signal.home)]
+        total = fixes.count_behind(signal, sent) if wait.does in ("ge", "gt") else None
+        fix = fixes.enough(signal.counter, wait.loc, total) if total is not None and total > wait.amount else None
+    want = f"as many signals as must have come, {who}'s among them" if signal.does == "add" else f"a value that {who}'s signal alone brings"
+    return text, f"T.wait({signal.counter}, …) for {want}; or a counter of its own", fix
 
 
 def _ordering(machine: Machine, found: Race, storage: Storage) -> tuple[str, Fix | None]:
@@ -174,7 +199,20 @@ def _ordering(machine: Machine, found: Race, storage: Storage) -> tuple[str, Fix
         return text, fixes.barrier(machine, "grid", found)
     if any(b.scope == "shared.barrier" for b in machine.prepared.buffers):
         return "T.mbarrier_arrive behind the other access and T.mbarrier_wait_parity before this one, of a barrier of their own", None
-    return "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see", None
+    signal = "T.signal behind the other access and T.wait before this one, on a T.alloc_signal that both executors see"
+    met = _meeting_within(here[2], there[2])
+    return (f"{met} between the two accesses; or {signal}" if met else signal), None
+
+
+def _meeting_within(this: tuple[tuple[str, int | None], ...], that: tuple[tuple[str, int | None], ...]) -> str:
+    """Where two executors of one block can meet, both of them warps, warpgroups or threads of the block by their index; empty for roles,
+    engines and scales inside one another."""
+    if any(len(p) != 1 or p[0][1] is None or p[0][0] not in WIDTHS for p in (this, that)):
+        return ""
+    warps = [{(index or 0) * WIDTHS[name] // 32 + k for k in range(-(-WIDTHS[name] // 32))} for name, index in (this[-1], that[-1])]
+    if warps[0] == warps[1]:
+        return "T.sync_warp()"
+    return f"T.sync_threads() where all threads of the block come to it, else T.sync_threads(1, {32 * len(warps[0] | warps[1])})"
 
 
 def _of(home: tuple[Any, ...]) -> str:
@@ -184,16 +222,16 @@ def _of(home: tuple[Any, ...]) -> str:
 
 def unwritten(machine: Machine, found: Early) -> Finding:
     """A read of memory that nothing wrote, neither before it nor, unordered, behind it."""
-    who, site, _, key = machine.events.said[found.event]
     storage = found.storage
     cells = elements(found.unwritten, storage.cells, (0,) * storage.data.ndim)
     at = describe(storage.name, tuple(slice(0, n) for n in storage.shape), cells)
     text = f"{at} is read, and nothing has written it{owned(storage)}"
     if storage.is_global:
-        return Finding("uninitialised", text, _placed(site, who, at), hint="a write of all that is read, in front of this")
+        return Finding("uninitialised", text, _placed(machine, found.event, at), hint="a write of all that is read, in front of this")
+    machine = machine.of(int(machine.events.who[found.event]))
     made = next((b.loc for b in machine.prepared.buffers if b.name == storage.name and b.scope == storage.scope), None)
     hint, fix = fixes.cleared(storage.name, made)
-    return Finding("uninitialised", text, _placed(site, who, at), hint=hint, fix=fix)
+    return Finding("uninitialised", text, _placed(machine, found.event, at), hint=hint, fix=fix)
 
 
 def mixed(this: Where, does: tuple[str, int], that: Where, did: tuple[str, int]) -> Finding:
@@ -255,8 +293,10 @@ def deadlock(machine: Machine) -> Finding:
     for ex in order:
         assert ex.waiting is not None
         what = _waits_for(machine, ex)
-        shown.setdefault((ex.waiting.site.loc, ex.rank.number, what), Where(what, ex.waiting.site.loc, *ex.name))
+        where = Where(what, ex.waiting.site.loc, *ex.name, launch=ex.machine.launch)
+        shown.setdefault((where.loc, where.rank, where.launch, what), where)
     first = order[0]
+    machine = first.machine
     assert first.waiting is not None
     hint, fix = "", None
     if cycle:
@@ -299,13 +339,13 @@ def polling(machine: Machine, pollers: list[Executor]) -> Finding:
         hint = "the store that is missing; or T.wait on a T.Signal that whoever writes it signals"
     shown: dict[tuple[Any, ...], Where] = {}
     for ex in pollers[1:]:
-        loop = ex.loop or machine.prepared.site
+        loop = ex.loop or ex.machine.prepared.site
         shown.setdefault((loop.loc, ex.rank.number), ex.where(loop))
     for ex in machine.blocked:
         if ex.waiting is not None and not ex.children:
             site = ex.waiting.site
-            shown.setdefault((site.loc, ex.rank.number), Where(f"{site.what}, which waits", site.loc, *ex.name))
-    return Finding("endless", text, first.where(first.loop or machine.prepared.site), tuple(shown.values())[:8], hint)
+            shown.setdefault((site.loc, ex.rank.number), Where(f"{site.what}, which waits", site.loc, *ex.name, launch=ex.machine.launch))
+    return Finding("endless", text, first.where(first.loop or first.machine.prepared.site), tuple(shown.values())[:8], hint)
 
 
 def _spot(memory: Any, key: Any) -> str:
@@ -376,12 +416,12 @@ def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
         near = near and (mine.meeting.ranks is None or other.rank.number in mine.meeting.ranks)
         return SURELY if near and all(came is not other for came, _ in mine.meeting.came) else NEVER
     if mine.ring is not None:
-        sites = machine.prepared.tokens.get(mine.ring, ()) if other.block is ex.block else ()
+        sites = other.machine.prepared.tokens.get(mine.ring, ()) if other.block is ex.block else ()
         return SURELY if any(_may_run(machine, other, site) for site in sites) else NEVER
     if mine.counter is None:
         return NEVER
     best = NEVER
-    for sending in machine.prepared.signalled.get(mine.counter.name.split("[")[0], ()):
+    for sending in other.machine.prepared.signalled.get(mine.counter.name.split("[")[0], ()):
         if _may_run(machine, other, sending.site):
             best = min(best, SURELY if sending.target(other) == (mine.counter.home, mine.counter.name) else PERHAPS)
     return best
@@ -390,7 +430,7 @@ def _could_end(machine: Machine, other: Executor, ex: Executor) -> int:
 def _may_run(machine: Machine, other: Executor, site: Site) -> bool:
     """Whether a blocked executor may still come to a statement: one of its role, behind where it waits or in a loop around that."""
     assert other.waiting is not None
-    made, here = machine.prepared, other.waiting.site
+    made, here = other.machine.prepared, other.waiting.site
     role = made.role_of.get(site.number)
     if role is not None and (role, None) not in other.path:
         return False

@@ -39,7 +39,7 @@ _LAST = ("unawaited",)
 @dataclass(frozen=True)
 class Where:
     """A statement and who ran it: block coordinates as far as the grid has axes, executors below the block by scale and index (a role
-    has no index)."""
+    has no index). launch: its number, where launches overlap."""
 
     what: str
     loc: Loc | None
@@ -47,13 +47,15 @@ class Where:
     block: tuple[int, ...] | None = None
     executor: tuple[tuple[str, int | None], ...] = ()
     region: str = ""
+    launch: int | None = None
 
     @property
     def who(self) -> str:
         parts = [] if self.rank is None else [f"rank {self.rank}"]
-        if self.block is not None:
+        if self.block:
             parts.append(f"block {self.block[0] if len(self.block) == 1 else self.block}")
         parts += [scale if index is None else f"{scale} {index}" for scale, index in self.executor]
+        parts += [] if self.launch is None else [f"launch {self.launch}"]
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,6 +64,7 @@ class Where:
         return {
             "what": self.what, "file": loc and loc.file, "line": loc and loc.line, "column": loc and loc.col, "rank": self.rank,
             "block": self.block and list(self.block), "executor": [list(e) for e in self.executor], "region": self.region,
+            **({} if self.launch is None else {"launch": self.launch}),
         }  # fmt: skip
 
     def lines(self, prefix: str, shown: set[Loc | None]) -> list[str]:

@@ -112,6 +112,15 @@ def awaited(machine: Machine, executor: int, note: Note, loc: Loc | None) -> Fix
     return None if loc is None or others - {note.counter} else Fix("before", loc, f"T.wait({note.counter})")
 
 
+def count_behind(signal: Note, sent: list[Note]) -> int | None:
+    """The value that a counter has only when ``signal``, one of all that were ``sent`` to it, has come; None where there is none. Of
+    additions it is the sum; of maxima its own, where no other one is as large."""
+    if {s.does for s in sent} == {"add"}:
+        return sum(s.amount for s in sent)
+    largest = all(s.amount < signal.amount for s in sent if s is not signal)
+    return signal.amount if largest and {s.does for s in sent} == {"max"} else None
+
+
 def enough(counter: str, loc: Loc | None, total: int) -> Fix | None:
     """A wait that ends too early, or never, for ``total`` instead."""
     line = "" if loc is None else _text(loc)

@@ -134,7 +134,7 @@ def left(machine: Machine) -> None:
 def race(machine: Machine, found: Race) -> tuple[str, str] | None:
     """What a race says about operations in flight, and what would order it; None where none has to do with it."""
     made, events = machine.prepared, machine.events
-    places = [(int(events.who[e]) - 1) % made.executors for e in (found.event, found.other)]
+    places = [(int(events.who[e]) - machine.first) % made.executors for e in (found.event, found.other)]
     kinds = [next((kind for kind, first, count in made.beside if first <= p < first + count), "") for p in places]
     kind = kinds[1] or kinds[0]
     if not kind:

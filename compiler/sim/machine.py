@@ -85,7 +85,7 @@ class Counter:
             other = next((s for s in self.history if s.where and s.op != op and s.at > ex.vc[s.who]), None)
             if other is not None and other.where is not None:
                 machine.report.add(diagnose.mixed(ex.where(site, self.name), (op, amount), other.where, (other.op, other.amount)))
-        machine.signals.setdefault(ex.number, []).append(machine.note(self, site, amount=amount if op == "add" else 0))
+        machine.signals.setdefault(ex.number, []).append(machine.note(self, site, amount=amount, does=op))
         self.ops.add(op)
         self.grows = self.grows and op == "add" and amount >= 0
         self.value = numerics.wrap(OPS[op](self.value, amount), "int64")
@@ -313,7 +313,7 @@ class Executor:
                 self.deliver(one)
 
     def where(self, site: Site, region: str = "") -> Where:
-        return Where(site.what, site.loc, *self.name, region)
+        return Where(site.what, site.loc, *self.name, region, self.machine.launch)
 
 
 class Machine:
@@ -351,26 +351,88 @@ class Machine:
         self.ranks: list[Rank] = []
         self.blocks: dict[tuple[int, int], Block] = {}
         self.final: dict[int, Any] = {}  # rank → what is behind the end of its blocks
+        self.running: dict[int, int] = {}  # rank → how many of its blocks have not ended
+        self.scalars: list[dict[int, Any]] = []
         self.clocks = 0
+        self.first = 1  # the number of its first executor
+        self.launch: int | None = None  # which of a window of launches it is, see overlap.py
+        self.launches = [self]  # those of the window, in stream order
+        self.hosts: dict[int, Callable[[Executor], None]] = {}  # rank → what its host does in front of this launch
+
+    def behind(self, other: Machine) -> None:
+        """The next launch of the window that ``other`` belongs to: one loop runs them all, over the same counters and memory. Meetings are
+        a launch's own, as are its blocks."""
+        for name in (
+            "report", "polling", "updates", "printed", "printers", "deliveries", "released", "signals", "waits", "met", "races", "early",
+            "ready", "blocked", "clocks", "launches",
+        ):  # fmt: skip
+            setattr(self, name, getattr(other, name))
+        self.launches.append(self)
+
+    def of(self, number: int) -> Machine:
+        """The launch of the window that an executor belongs to."""
+        return next(m for m in reversed(self.launches) if m.first <= number)
+
+    @property
+    def every(self) -> int:
+        """How many executors there are on all ranks, hosts aside, whose numbers come behind theirs."""
+        return len(self.ranks) * self.grid[0] * self.grid[1] * self.grid[2] * self.prepared.executors
+
+    def is_host(self, number: int) -> bool:
+        made = self.of(number)
+        return made.launch is not None and number >= made.first + made.every
+
+    def place(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]]) -> None:
+        """What the launch is given. ``scalars``: for each rank, variable slot → value."""
+        self.ranks, self.scalars = [Rank(r, m) for r, m in enumerate(memories)], scalars
 
     def start(self, scalars: list[dict[int, Any]], memories: list[dict[int, Any]], only: int | None = None) -> None:
-        """Puts every block of every rank (of the rank ``only``) at its beginning. ``scalars``: for each rank, variable slot → value."""
-        gx, gy, gz = self.grid
-        self.ranks = [Rank(r, m) for r, m in enumerate(memories)]
+        """Puts every block of every rank (of the rank ``only``) at its beginning."""
+        self.place(scalars, memories)
         for rank in self.ranks if only is None else [self.ranks[only]]:
-            for n in range(gx * gy * gz):
-                block = Block(self, rank, n, (n % gx, n // gx % gy, n // (gx * gy)))
-                self.blocks[rank.number, n] = block
-                number = 1 + (rank.number * gx * gy * gz + n) * self.prepared.executors
-                ex = Executor(self, number, block)
-                ex.v = [None] * self.prepared.variables
-                ex.mem = [None] * len(self.prepared.buffers)
-                for slot, value in scalars[rank.number].items():
-                    ex.v[slot] = value
-                for slot, memory in rank.memory.items():
-                    ex.mem[slot] = memory
-                ex.steps = self._whole(ex, self.prepared.body)
-                self.ready.append(ex)
+            self.begin(rank, np.zeros(self.clocks, np.int64))
+
+    def begin(self, rank: Rank, clock: Any) -> None:
+        """A rank's blocks begin, behind what ``clock`` knows: the end of its launch before this one."""
+        gx, gy, gz = self.grid
+        self.polling.changed()
+        if (does := self.hosts.get(rank.number)) is not None:
+            host = Executor(self, self.first + self.every + rank.number, Block(self, rank, -1, (0, 0, 0)))
+            host.name = (rank.number, (), (("host", None),))
+            host.acquire(clock)
+            does(host)
+            clock = host.release()
+        self.running[rank.number] = gx * gy * gz
+        if not self.running[rank.number]:
+            self._over(rank, clock)
+        for n in range(gx * gy * gz):
+            block = Block(self, rank, n, (n % gx, n // gx % gy, n // (gx * gy)))
+            self.blocks[rank.number, n] = block
+            number = self.first + (rank.number * gx * gy * gz + n) * self.prepared.executors
+            ex = Executor(self, number, block)
+            ex.acquire(clock)
+            ex.v = [None] * self.prepared.variables
+            ex.mem = [None] * len(self.prepared.buffers)
+            for slot, value in self.scalars[rank.number].items():
+                ex.v[slot] = value
+            for slot, memory in rank.memory.items():
+                ex.mem[slot] = memory
+            ex.steps = self._whole(ex, self.prepared.body)
+            self.ready.append(ex)
+
+    def _ended(self, ex: Executor) -> None:
+        """A block has ended; with its rank's last one the rank's next launch begins. No other rank is awaited."""
+        mine = self.final.get(ex.rank.number)
+        self.final[ex.rank.number] = ex.vc if mine is None else np.maximum(mine, ex.vc)
+        self.running[ex.rank.number] -= 1
+        if not self.running[ex.rank.number]:
+            self._over(ex.rank, self.final[ex.rank.number])
+
+    def _over(self, rank: Rank, clock: Any) -> None:
+        at = next(k for k, m in enumerate(self.launches) if m is self) + 1
+        if at < len(self.launches):
+            following = self.launches[at]
+            following.begin(following.ranks[rank.number], clock)
 
     def _whole(self, ex: Executor, body: Any) -> Generator[str, None, None]:
         """An executor from its first statement to its end."""
@@ -443,8 +505,7 @@ class Machine:
                 if ex.parent is not None:
                     self._joined(ex, ex.parent)
                 else:
-                    mine = self.final.get(ex.rank.number)
-                    self.final[ex.rank.number] = ex.vc if mine is None else np.maximum(mine, ex.vc)
+                    ex.machine._ended(ex)
                 continue
             if ex.waiting is None:
                 self.ready.append(ex)
@@ -457,9 +518,10 @@ class Machine:
         if self.blocked:
             self.report.add(diagnose.deadlock(self))
         else:
-            rings.unread(self)
-            flights.left(self)
-            mbarriers.left(self)
+            for made in self.launches:
+                rings.unread(made)
+                flights.left(made)
+                mbarriers.left(made)
 
     def wake(self, ex: Executor) -> None:
         self.blocked.remove(ex)
@@ -496,11 +558,11 @@ class Machine:
 
     def _awaited(self, ex: Executor, counter: Counter, cmp: str, value: int, site: Site, reach: str) -> None:
         """Notes, for hints, what an executor acquired by."""
-        note = self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value)
+        note = self.note(counter, site, f"{counter.name} {_SYMBOL[cmp]} {value}", reach, value, cmp)
         self.waits.setdefault(ex.number, []).append(note)
 
-    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0) -> diagnose.Note:
-        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount)
+    def note(self, counter: Counter, site: Site, text: str = "", reach: str = "", amount: int = 0, does: str = "") -> diagnose.Note:
+        return diagnose.Note(len(self.events.said), counter.name, counter.home, site.loc, text, reach, amount, does)
 
     def meet(
         self, ex: Executor, key: tuple[Any, ...], each: int, site: Site, agreed: dict[str, Any] | None = None,
@@ -629,7 +691,7 @@ class Machine:
             early = self.early.get((int(self.events.who[there]), their_site.number, id(storage.shadow))) if other != "write" else None
             where = bad & (ids == there)
             too_early = early is not None and bool(early.take(storage, key, where))
-            pair = (id(storage.shadow), site.number, mode, their_site.number, other, too_early)
+            pair = (id(storage.shadow), site, mode, their_site, other, too_early)
             first, second = (there, event) if too_early else (event, there)
             self.races.setdefault(pair, diagnose.Race(storage, first, second, where, too_early))
 

@@ -226,7 +226,7 @@ def race(machine: Machine, found: Race) -> tuple[str, str] | None:
     key = events.said[found.other if found.too_early else found.event][3]
     ring = storage.ring
     if ring is None:
-        places = [(int(events.who[e]) - 1) % made.executors for e in (found.event, found.other)]
+        places = [(int(events.who[e]) - machine.first) % made.executors for e in (found.event, found.other)]
         flying = [r for r, offset in made.engines.items() if offset in places]
         apart = events.said[found.event][0][:2] != events.said[found.other][0][:2]
         if not flying or mode == "read" and (apart or found.too_early):  # what it did not await says more

@@ -210,6 +210,11 @@ class Launch:
                 expected=f"at most {MOST_CLOCKS} executors on all ranks", hint="a smaller problem: what goes wrong, goes wrong there too",
             )  # fmt: skip
 
+    def keep(self) -> None:
+        """The arguments as they are now, whatever becomes of the caller's memory."""
+        for bound in self.bound.values():
+            bound.arrays = {name: np.array(array, order="C") for name, array in bound.arrays.items()}
+
     @property
     def known(self) -> dict[str, int]:
         """The integers and extents that every rank that runs was called with alike, by name."""

@@ -91,6 +91,44 @@ def test_a_wait_that_ends_without_the_signal():
     assert "as many signals as must have come" in found.hint
 
 
+@pytest.mark.parametrize(("op", "sign", "cmp", "awaits"), [("max", 1, "ge", 2), ("max", 1, "gt", 2), ("min", -1, "le", None)])
+def test_of_maxima_the_hint_is_the_value_that_one_signal_alone_brings(op: str, sign: int, cmp: str, awaits: int | None):
+    """Their sum says nothing. A wait for less than a value is none that the edit could be made of."""
+    value = 0 if cmp == "gt" else sign
+
+    @T.prim_func
+    def raised(X: T.SymmTensor((2,), "int32"), got: T.Signal((1,)), Y: T.Tensor((1,), "int32")):
+        with T.Kernel(1), T.Scale("device") as (rank, n):
+            if rank < 2:
+                T.copy(Y, X[rank : rank + 1], dst=2)
+                T.signal(got[0], sign * (rank + 1), op=op, dst=2)
+            if rank == 2:
+                T.wait(got[0], value, cmp=cmp)
+                Y[0] = X[1]
+
+    report = check(raised, ranks=3, args={"Y": np.zeros(1, np.int32), "X": np.zeros(2, np.int32)}, schedule="random", seeds=5)
+    races = [f for f in report.findings if f.kind == "race"]
+    assert races and all("a value that rank 1, block 0's signal alone brings" in f.hint for f in races), report
+    assert {f.fix and f.fix.text for f in races} == {awaits and f"T.wait(got[0], {awaits})"}
+
+
+@pytest.mark.parametrize(("scale", "who", "says"), [("warp", 1, "T.sync_threads(1, 64)"), ("thread", 1, "T.sync_warp()"), ("thread", 40, "T.sync_threads(1, 64)")])
+def test_a_race_within_a_block_says_where_its_executors_can_meet(scale: str, who: int, says: str):
+    @T.prim_func
+    def shares(Y: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((1,), "int32")
+            with T.Scale(scale) as (me, n):
+                if me == 0:
+                    tile[0] = 1
+                if me == who:
+                    Y[0] = tile[0]
+
+    report = check(shares, schedule="random", seeds=3)
+    (found,) = [f for f in report.findings if f.kind == "race"]
+    assert f"{says} between" in found.hint, found
+
+
 def test_one_counter_of_two_is_never_awaited():
     def kernel(both: bool):
         @T.prim_func
