@@ -324,14 +324,16 @@ class Lowering(Scalars, ParallelLoops, Scales):
 
     # -- proofs ---------------------------------------------------------------------------------------------------
     def proven(self, condition: Any) -> bool:
-        return isinstance(condition, bool) and condition or bool(self.analyzer.can_prove(condition))
+        if isinstance(condition, bool):
+            return condition
+        return not _compares_unsigned(condition) and bool(self.analyzer.can_prove(condition))
 
     @contextlib.contextmanager
     def given(self, condition: Any) -> Iterator[None]:
         """Inside, ``condition`` holds."""
         never = self.proven(tirx.Not(condition))  # from there anything follows, also that an index lies outside
         outer, self.unreachable = self.unreachable, self.unreachable or never
-        with self.analyzer.constraint_scope(condition):
+        with contextlib.nullcontext() if _compares_unsigned(condition) else self.analyzer.constraint_scope(condition):
             yield
         self.unreachable = outer
 
@@ -587,4 +589,12 @@ def _stable(e: Any) -> bool:
 def _reads_memory(e: Any) -> bool:
     found: list[Any] = []
     structural_walk(e, (ir.TensorLoad, found.append))
+    return bool(found)
+
+
+def _compares_unsigned(e: Any) -> bool:
+    """Whether a condition compares unsigned integers: TVM's proofs subtract the sides, and its constants cannot go below zero."""
+    found: list[Any] = []
+    kinds = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+    structural_walk(e, (kinds, lambda c: found.append(c) if str(c.a.ty).startswith("uint") else None))
     return bool(found)

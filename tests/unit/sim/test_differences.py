@@ -54,6 +54,21 @@ def test_unsigned_integers_wrap(dtype: str):
     assert c[5, 0] == (int(b[0]) - 2) % 2 ** (8 * b.itemsize)
 
 
+def test_an_unsigned_number_is_compared_with_more_than_it_can_be():
+    """TVM's proofs subtract the two, and its unsigned constants cannot go below zero."""
+
+    @T.prim_func
+    def main(C: T.Tensor((2,), "float32")):
+        with T.Kernel(1) as bx:
+            held = T.alloc_var("float32", 1.0)
+            if T.cast(bx, "uint64") < T.cast(1, "uint64"):
+                held = held * 2
+            C[0] = held
+            C[1] = T.if_then_else(T.cast(bx, "uint32") >= T.cast(3, "uint32"), 5.0, held)
+
+    assert (agree(main, {"C": zeros(2)})["C"] == 2).all()
+
+
 def test_a_fill_reads_its_value_once():
     """Also where the value is an element of the tile that is filled."""
 

@@ -107,7 +107,7 @@ def test_all_reduce(shots: str, n: int, monkeypatch: pytest.MonkeyPatch):
 def test_hierarchical_all_reduce(n: int, monkeypatch: pytest.MonkeyPatch):
     per = 2 - n % 2
     a = normal(n, per, 1500 // per)
-    for out in runs(example("13", monkeypatch).kernel.get_tir(1500 // per, per), n, {"A": list(a)}):
+    for out in runs(example("14", monkeypatch).kernel.get_tir(1500 // per, per), n, {"A": list(a)}):
         for o in out:
             close(o["B"], a.sum(0))
             assert (o["B"] == out[0]["B"]).all()

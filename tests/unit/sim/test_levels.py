@@ -79,7 +79,7 @@ PLAIN: dict[str, Callable[[Any, int], Any]] = {
     "06": lambda m, n: (m.puts.get_tir(2500, n), {"A": list(normal(n, 2500))}),
     "07": lambda m, n: (m.two_shot.get_tir(1500, n), {"A": list(normal(n, 1500))}),
     "12": _attend,
-    "13": lambda m, n: (m.kernel.get_tir(100, 1, block=64), {"A": list(normal(n, 1, 100))}),
+    "14": lambda m, n: (m.kernel.get_tir(100, 1, block=64), {"A": list(normal(n, 1, 100))}),
 }
 
 

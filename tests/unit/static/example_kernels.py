@@ -61,4 +61,4 @@ def together(n: int) -> Iterator[tuple[str, Any]]:
     yield "give back", example("13").give_back.get_tir(64, 2, 32, 2, 64 * n)
     for causal in (False, True):
         yield f"ring_attention {causal}", example("12").kernel.get_tir(1, 70, 16, n, causal, BM=32)
-    yield "hierarchical all_reduce", example("13").kernel.get_tir(1500, 2 - n % 2)
+    yield "hierarchical all_reduce", example("14").kernel.get_tir(1500, 2 - n % 2)
