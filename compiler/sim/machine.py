@@ -586,7 +586,7 @@ class Machine:
         clock = ex.release()
         meeting.clock = clock if meeting.clock is None else np.maximum(meeting.clock, clock)
         meeting.came.append((ex, site))
-        self.met.setdefault(ex.number, set()).add((key[0], site.loc))
+        self.met.setdefault(ex.number, set()).add((key[0] if ranks is None else "some ranks", site.loc))
         for observer in self.observers:
             observer.came(ex, site, meeting)
         if len(meeting.came) == expected:
