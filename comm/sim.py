@@ -319,6 +319,8 @@ class SimWorld:
                 ending.told = traceback.TracebackException.from_exception(error)
                 self._stopped = self._stopped or RankStopped(f"rank {rank} failed")
         self._look(rank, None)
+        if self.hosts is not None:
+            self.hosts.thread_ends()
         self.leave(rank)
         self.endings.append(ending)
         self._ready.discard(rank)

@@ -159,6 +159,16 @@ class Hosts:
         _watch_torch()
         return tensor
 
+    @staticmethod
+    def thread_ends() -> None:
+        """Nobody looks at this thread's operations any more. What is left on torch's stacks would be given back by the thread's destructors,
+        which ask for Python's lock, and end the process where Python has ended by then."""
+        if getattr(_local, "watching", False):
+            _local.watching = False
+            for length, pop, _ in _stacks():
+                while length():
+                    pop()
+
     def touched(
         self, rank: int, address: int, shape: Sequence[int], strides: Sequence[int], item: int, writes: bool, loc: Loc | None
     ) -> None:
@@ -398,22 +408,26 @@ class _Busy:
         _local.busy = self.before
 
 
+def _stacks() -> tuple[tuple[Callable[[], int], Callable[[], Any], Callable[[Any], None]], ...]:
+    """The modes of this thread in torch, its calls' and its operations': how many, take the last one off, put one on."""
+    from torch import overrides
+    from torch.utils import _python_dispatch as dispatch
+
+    return (
+        (overrides._len_torch_function_stack, overrides._pop_mode, overrides._push_mode),
+        (dispatch._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode),
+    )
+
+
 def _watch_torch() -> None:
     """From now on this thread's operations and calls of torch are seen: below what the program itself has entered, which leaves in its
     own order."""
     if getattr(_local, "watching", False):
         return
     _local.watching = True
-    from torch import overrides
-    from torch.utils import _python_dispatch as dispatch
-
-    operations, calls = _modes()
-    for mode, length, pop, push in (
-        (calls(), overrides._len_torch_function_stack, overrides._pop_mode, overrides._push_mode),
-        (operations(), dispatch._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode),
-    ):
+    for mode, (length, pop, push) in zip(reversed(_modes()), _stacks(), strict=True):
         above = [pop() for _ in range(length())]
-        push(mode)
+        push(mode())
         for other in reversed(above):
             push(other)
 

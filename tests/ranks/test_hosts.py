@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 import tilescale
 import tilescale.language as T
-from tilescale import comm, simulator
+from tilescale import comm, hosts, simulator
 from tilescale.errors import CommError
 
 S = 8
@@ -290,3 +291,21 @@ def test_counters_of_an_unordered_launch_are_its_programs_own():
     for ordered, left in ((True, [0]), (False, [1])):
         kernel = ring(ordered=ordered)
         assert [e.value for e in ran(program)[1]] == [left] * 2
+
+
+def test_a_ranks_thread_leaves_nothing_on_torchs_stacks():
+    """What is left there goes with the thread, beside the interpreter's own end, and ended one check of ten by std::terminate."""
+    from torch.overrides import _len_torch_function_stack
+    from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+    seen = []
+
+    def rank():
+        for step in (hosts._watch_torch, hosts.Hosts.thread_ends):
+            step()
+            seen.append((_len_torch_function_stack(), _len_torch_dispatch_stack()))
+
+    thread = threading.Thread(target=rank)
+    thread.start()
+    thread.join()
+    assert seen == [(1, 1), (0, 0)]
