@@ -161,8 +161,8 @@ class Hosts:
 
     @staticmethod
     def thread_ends() -> None:
-        """Nobody looks at this thread's operations any more. What is left on torch's stacks would be given back by the thread's destructors,
-        which ask for Python's lock, and end the process where Python has ended by then."""
+        """Nobody looks at this thread's operations any more. What is left on torch's stacks would be given back by the thread's
+        destructors, which ask for Python's lock, and end the process where Python has ended by then."""
         if getattr(_local, "watching", False):
             _local.watching = False
             for length, pop, _ in _stacks():

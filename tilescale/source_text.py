@@ -127,6 +127,8 @@ def has_changed(func: types.FunctionType) -> bool:
     """Of a function that is not found: whether there is a text under its file's name, which is another one by now. From then on no line
     of it is shown."""
     code = func.__code__
+    if code.co_filename == "<string>":  # of any `exec`, whose text never was there
+        return False
     if not _texts.get(code.co_filename) and next(_readable(code, func.__globals__), None) is None:
         return False
     _shown[code.co_filename] = []

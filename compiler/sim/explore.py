@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.ops.sync import OPS
+from tilescale.compiler.sim.counters import COMPARE
 from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.interleave import Event, Interleaving, Process
-from tilescale.compiler.sim.machine import COMPARE
 from tilescale.errors import InternalError
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from tilescale.compiler.sim.findings import Fix
 from tilescale.errors import Loc
 
 if TYPE_CHECKING:
+    from tilescale.compiler.sim.counters import Counter
     from tilescale.compiler.sim.diagnose import Note, Race
-    from tilescale.compiler.sim.machine import Counter, Machine
+    from tilescale.compiler.sim.machine import Machine
     from tilescale.compiler.sim.memory import Site
 
 Hint = tuple[str, Fix | None]

@@ -20,7 +20,8 @@ from tilescale.compiler.sim.schedule import RELEASING, Delivery, Schedule
 from tilescale.errors import TileValueError
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.machine import Counter, Executor, Machine, Meeting
+    from tilescale.compiler.sim.counters import Counter
+    from tilescale.compiler.sim.machine import Executor, Machine, Meeting
     from tilescale.compiler.sim.memory import Storage
 
 #: (executor,), or (executor, peer) for its writes on their way there
@@ -144,7 +145,7 @@ class Interleaving(Schedule, Observer):
 
     def _able(self, ex: Executor) -> bool:
         if ex.awaits is not None:
-            from tilescale.compiler.sim.machine import COMPARE
+            from tilescale.compiler.sim.counters import COMPARE
 
             counter, cmp, value = ex.awaits
             return COMPARE[cmp](counter.value, value)

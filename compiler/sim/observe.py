@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.machine import Counter, Executor, Meeting
+    from tilescale.compiler.sim.counters import Counter
+    from tilescale.compiler.sim.machine import Executor, Meeting
     from tilescale.compiler.sim.memory import Site, Storage
 
 

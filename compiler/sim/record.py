@@ -19,7 +19,8 @@ from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Arrow, Slice, Timeline
 from tilescale.language.dtypes import BITS
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.machine import Counter, Executor, Machine, Meeting
+    from tilescale.compiler.sim.counters import Counter
+    from tilescale.compiler.sim.machine import Executor, Machine, Meeting
     from tilescale.compiler.sim.memory import Site, Storage
 
 #: what a step moves within a rank and between ranks, in bytes, and what it multiplies, in operations
@@ -135,7 +136,7 @@ class Recorder(Observer):
 
     def _ending(self, counter: Counter, cmp: str, value: int) -> tuple[int, int, tuple[int, int, int]] | None:
         """The signal that ended a wait: of additions the first behind which there were enough, in the order of time; else the last."""
-        from tilescale.compiler.sim.machine import COMPARE
+        from tilescale.compiler.sim.counters import COMPARE
 
         sent = self.sent.get(counter.key, [])
         if not (counter.grows and cmp in ("ge", "gt")):

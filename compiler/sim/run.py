@@ -17,10 +17,11 @@ from tilescale.compiler.frontend.launch import MOST_BLOCKS
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
+from tilescale.compiler.sim.counters import Counters
 from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.interleave import Interleaving
-from tilescale.compiler.sim.machine import Counters, Machine
+from tilescale.compiler.sim.machine import Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
 from tilescale.compiler.sim.observe import Observer
 from tilescale.compiler.sim.prepare import Prepared, prepare

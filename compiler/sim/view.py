@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.sim import nest
-from tilescale.compiler.sim.machine import Counter, Counters
+from tilescale.compiler.sim.counters import Counter, Counters
 from tilescale.compiler.sim.memory import Site, Storage, describe
 
 if TYPE_CHECKING:

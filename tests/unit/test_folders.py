@@ -72,7 +72,7 @@ def test_a_cache_that_cannot_be_made_is_replaced_by_one_of_the_process(tmp_path:
 def test_a_shared_cache_is_read_by_who_cannot_write_it(tmp_path: Path) -> None:
     """As root the user is changed, which needs no file of this test's to be theirs; any other user takes the right from itself."""
     shared, user = tmp_path / "shared", [str(OTHER)] if os.geteuid() == 0 else []
-    for place in (tmp_path, *tmp_path.parents[:2]):
+    for place in (tmp_path, *tmp_path.parents[:3]):
         if user:
             place.chmod(place.stat().st_mode | 0o055)
     assert run(tmp_path, shared)[0][0] == "False"
