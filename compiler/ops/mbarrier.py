@@ -56,9 +56,9 @@ def barrier_of(value: Any, what: str) -> Region:
 
 
 def _outside_parallel(what: str) -> None:
-    from tilescale.compiler.ops.sync import _not_in_parallel
+    from tilescale.compiler.ops.sync import not_in_parallel
 
-    _not_in_parallel(what)
+    not_in_parallel(what)
 
 
 def mbarrier_arrive(barrier: Any) -> None:

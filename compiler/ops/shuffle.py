@@ -167,9 +167,9 @@ def sync_threads(barrier_id: int | None = None, arrive_count: int | None = None)
         TileTypeError, TileValueError: no constants, a barrier that a block does not have, a count that is no multiple of 32 or more than
             the block has. TileSyntaxError: in T.Parallel.
     """
-    from tilescale.compiler.ops.sync import _not_in_parallel
+    from tilescale.compiler.ops.sync import not_in_parallel
 
-    _not_in_parallel("T.sync_threads")
+    not_in_parallel("T.sync_threads")
     b, loc = bld.current(), source.current()
     threads = b.launch.threads if b.launch is not None else 0
     number, count = 0 if barrier_id is None else barrier_id, threads if arrive_count is None else arrive_count

@@ -52,7 +52,7 @@ def counter(value: Any, what: str) -> Region:
     return made
 
 
-def _not_in_parallel(what: str) -> None:
+def not_in_parallel(what: str) -> None:
     for frame in bld.current().frames:
         if frame.kind in ("parallel", "vectorized"):
             raise TileSyntaxError(
@@ -65,7 +65,7 @@ def barrier() -> None:
 
     What was written before it, remote memory included, may be read by all of them after it.
     """
-    _not_in_parallel("T.barrier")
+    not_in_parallel("T.barrier")
     b = bld.current()
     operands, attrs = team.meeting_operands(b.team if b.reach == "device" else None)
     emit("barrier", operands, attrs)
@@ -78,7 +78,7 @@ def collective_meeting(place: str, agreed: list[tuple[str, Any]]) -> None:
     Args:
         agreed: name → integer expression or text, what all participants must have alike; the simulator compares it.
     """
-    _not_in_parallel("a collective")
+    not_in_parallel("a collective")
     given = [(name, value) for name, value in agreed if not isinstance(value, str)]
     attrs: dict[str, Any] = {
         "agreed": [f"{name}: {value}" for name, value in agreed if isinstance(value, str)], "names": [name for name, _ in given],
@@ -117,7 +117,7 @@ def _fitting(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
 
 def sync_grid() -> None:
     """All blocks of this rank meet."""
-    _not_in_parallel("T.sync_grid")
+    not_in_parallel("T.sync_grid")
     emit("barrier", [], {"reach": "grid"})
 
 
@@ -130,7 +130,7 @@ def signal(counter_: Any, value: Any = 1, op: str = "add", dst: Any = None) -> N
     """
     from tilescale.compiler.ops.copy import check_peer
 
-    _not_in_parallel("T.signal")
+    not_in_parallel("T.signal")
     target = counter(counter_, "T.signal")
     if op not in OPS:
         raise TileValueError(f"T.signal with op={op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))
@@ -142,7 +142,7 @@ def wait(counter_: Any, value: Any = 1, cmp: str = "ge") -> None:
     """Waits until an own counter compares with ``value`` (ge, eq, gt, ne, le, lt), of ``s[a:b]`` each; later accesses come after it."""
     from tilescale.compiler.ops.loops import serial
 
-    _not_in_parallel("T.wait")
+    not_in_parallel("T.wait")
     if cmp not in COMPARISONS:
         raise TileValueError(f"T.wait with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
     several = region(counter_, "T.wait", ()) if isinstance(counter_, (Buffer, Region)) else None

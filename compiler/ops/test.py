@@ -12,7 +12,7 @@ from tilescale.compiler.frontend import builder as bld
 from tilescale.compiler.frontend import source
 from tilescale.compiler.frontend.values import as_expr, convert
 from tilescale.compiler.ops.base import Access, TileOp, register
-from tilescale.compiler.ops.sync import COMPARISONS, _not_in_parallel, counter, is_global
+from tilescale.compiler.ops.sync import COMPARISONS, counter, is_global, not_in_parallel
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileValueError
 
@@ -23,7 +23,7 @@ def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
     Raises:
         TileValueError: another comparison. TileTypeError: no counter of the open scale.
     """
-    _not_in_parallel("T.test")
+    not_in_parallel("T.test")
     target = counter(counter_, "T.test")
     if cmp not in COMPARISONS:
         raise TileValueError(f"T.test with cmp={cmp!r}", loc=source.current(), expected="one of " + ", ".join(COMPARISONS))
