@@ -194,7 +194,8 @@ def matmul(
         a, b: (M, K) and (K, N) of bfloat16, float16 or float32, each contiguous or the transpose of something contiguous.
         bias: (N,) of the result's dtype. activation: "relu", "gelu" (by erf) or "silu".
         out: (M, N), contiguous, takes the result. out_dtype: of the result; a's without, or float32.
-        config: how the work is cut, where the choice by the shape's class is not wanted; a `Thin` for few rows or columns of 16-bit floats.
+        config: how the work is cut, where the choice by the shape's class is not wanted; a `Thin` for few rows or columns of
+            16-bit floats.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -218,7 +219,8 @@ def matmul(
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
     few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
     if isinstance(config, thin.Thin) and not few:
-        raise TileValueError(f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}", expected=f"16-bit floats, {thin.FEW} rows or columns at most")
+        wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
+        raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
     if few and (config is None and (a.shape[1] % 8 or b.shape[1] % 8) or isinstance(config, thin.Thin)):
         by_few(a, b, () if bias is None else (bias,), c, trans_a, trans_b, activation, config if isinstance(config, thin.Thin) else None)
         return c
@@ -361,7 +363,8 @@ def _cases() -> tuple[Case, ...]:
     small += [{"M": 70, "N": 9, "K": 1001, "bias": True, "activation": "relu"}]
     # few rows or columns that begin anywhere: every order of both operands, whole and in shares
     for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
-        small += [{"M": 3, "N": 77, "K": 101, "trans_a": ta, "trans_b": tb}, {"M": 75, "N": 5, "K": 103, "trans_a": ta, "trans_b": tb, "bias": True}]
+        turned = {"trans_a": ta, "trans_b": tb}
+        small += [{"M": 3, "N": 77, "K": 101, **turned}, {"M": 75, "N": 5, "K": 103, "bias": True, **turned}]
     small += [{"M": 1, "N": 37, "K": 2101, "dtype": "float16", "trans_b": tb, "activation": "silu", "bias": True} for tb in (False, True)]
     small += [{"M": 2, "N": 3, "K": 17003, "trans_b": True, "bias": True, "activation": "relu"}, {"M": 3, "N": 2, "K": 5, "out": "float32"}]
     small += [{"M": 5, "N": 70, "K": 1100, "bias": True, "split": 17, "swap": True, "BM": 16, "BN": 64, "threads": 128}]

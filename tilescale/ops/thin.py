@@ -96,8 +96,8 @@ def number(w: Any, e: int, dtype: str) -> Any:
 
 
 def vectors(
-    M: int | None, N: int | None, K: int, few: int, swap: bool, along: bool, across: bool, dtype: str, out: str, bias: bool, activation: str,
-    lanes: int, groups: int, rows: int, ahead: int, split: int,
+    M: int | None, N: int | None, K: int, few: int, swap: bool, along: bool, across: bool, dtype: str, out: str, bias: bool,
+    activation: str, lanes: int, groups: int, rows: int, ahead: int, split: int,
 ) -> Any:  # fmt: skip
     """C = act(A · B + bias) or, with ``split``, its (split, M, N) sums, as `gemm_kernels.product` has them.
 
@@ -105,7 +105,7 @@ def vectors(
     L is B, and C (few, long). None for M or N: any number.
     """
     M, N = T.dynamic("M") if M is None else M, T.dynamic("N") if N is None else N
-    long, columns = (N if swap else M), (1 if along else WORD)
+    long = N if swap else M
     held, threads = rows if along else WORD, lanes * groups
     (L_words, L_rest), (S_words, S_rest) = flat("L"), flat("S")
     width = T.ceildiv(N, 4) * 4
@@ -127,22 +127,26 @@ def vectors(
                     for u in range(ahead):
                         k = ((bz * turns + t) * ahead + u) * step + (l if along else g) * WORD
                         keep = kept(K, k)
-                        if across:
-                            some = [word(S, S_end, k * few + i * WORD, False) for i in range(few)]
-                            places = [[divmod(e * few + c, WORD) for c in range(few)] for e in range(WORD)]
-                            short = [[number(some[w], x, dtype) for w, x in line] for line in places]
-                        else:
-                            some = [word(S, S_end, k + c * K, K % WORD > 0) & keep for c in range(few)]
-                            short = [[number(some[c], e, dtype) for c in range(few)] for e in range(WORD)]
-                        if along:
-                            given = [word(L, L_end, ((bx * groups + g) * rows + h) * K + k, K % WORD > 0) & keep for h in range(rows)]
-                        else:
-                            given = [word(L, L_end, (k + e) * long + (bx * lanes + l) * WORD, True) for e in range(WORD)]
+                        some, given = [], []  # each word a name: loaded once, all of them before the first is needed
+                        for i in range(few):
+                            v = word(S, S_end, k * few + i * WORD, False) if across else word(S, S_end, k + i * K, K % WORD > 0) & keep
+                            some.append(v)
+                        for i in range(rows if along else WORD):
+                            if along:
+                                w = word(L, L_end, ((bx * groups + g) * rows + i) * K + k, K % WORD > 0) & keep
+                            else:
+                                w = word(L, L_end, (k + i) * long + (bx * lanes + l) * WORD, True)
+                            given.append(w)
+                        short = []
+                        for i in range(WORD * few):
+                            e, c = divmod(i, few)
+                            y = number(some[i // WORD], i % WORD, dtype) if across else number(some[c], e, dtype)
+                            short.append(y)
                         for h in range(held):
                             for e in range(WORD):
                                 x = number(given[h], e, dtype) if along else number(given[e], h, dtype)
                                 for c in range(few):
-                                    part[g, l, h, c] += x * short[e][c]
+                                    part[g, l, h, c] += x * short[e * few + c]
             total = T.alloc_fragment((groups if along else lanes, held, few), "float32")
             T.reduce_sum(part, total, dim=1 if along else 0)
             for g, h, c in T.Parallel(*total.shape):
