@@ -218,14 +218,16 @@ def matmul(
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
     few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
-    if isinstance(config, thin.Thin) and not few:
-        wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
-        raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
-    if few and (config is None and (a.shape[1] % 8 or b.shape[1] % 8) or isinstance(config, thin.Thin)):
-        by_few(a, b, () if bias is None else (bias,), c, trans_a, trans_b, activation, config if isinstance(config, thin.Thin) else None)
+    if isinstance(config, thin.Thin) or config is None and few and (a.shape[1] % 8 or b.shape[1] % 8):
+        if not few:
+            wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
+            raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
+        by_few(a, b, () if bias is None else (bias,), c, trans_a, trans_b, activation, config)
         return c
-    how, align_a, align_b = config, 1, 1
-    if how is None:
+    align_a, align_b = 1, 1
+    if config is not None:
+        how = config
+    else:
         how, align_a, align_b = plan(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b)
     a, b = lengthened(a, b, align_a, align_b)
     what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
@@ -237,7 +239,8 @@ def matmul(
 
 
 def by_few(
-    a: torch.Tensor, b: torch.Tensor, bias: tuple[Any, ...], c: torch.Tensor, trans_a: bool, trans_b: bool, activation: str, how: thin.Thin | None
+    a: torch.Tensor, b: torch.Tensor, bias: tuple[Any, ...], c: torch.Tensor, trans_a: bool, trans_b: bool, activation: str,
+    how: thin.Thin | None,
 ) -> None:  # fmt: skip
     """The launches of a product with few rows or columns."""
     (M, N), swap = c.shape, c.shape[0] < c.shape[1]
