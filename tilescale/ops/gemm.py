@@ -5,7 +5,8 @@ C is computed transposed, so that b's columns take the 64 rows that the tensor c
 product whose tiles fill no whole waves of the GPU is cut along k, in equal shares of all steps (`Config.stream`) or of each tile's
 (`Config.split`): partial sums go to memory and are added in order, by the block that has a tile's last steps or by a second kernel.
 
-Rows that are no multiples of 16 bytes TMA cannot fetch: such operands are first written anew with longer rows, unless so little is computed
+Rows that are no multiples of 16 bytes TMA cannot fetch. By a few vectors such operands are multiplied without tensor cores (`thin`). Others
+are first written anew with longer rows, unless so little is computed
 that threads had better load them one number at a time (`plan`).
 
 One kernel serves all numbers of rows of a class, where a's rows lie one behind another; where its columns do, there is one for each number,
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.ops import host
+from tilescale.ops import host, thin
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
 from tilescale.ops.gemm_kernels import ceil_div, combine, filled, persistent, product, streamed, widened
 
@@ -185,7 +186,7 @@ def shares(M: int, N: int, K: int, tiles: int, BK: int, step: float, units: int)
 @host.checked
 def matmul(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "", *, out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None, config: Config | None = None,
+    out_dtype: torch.dtype | None = None, config: Config | thin.Thin | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """act(a · b + bias), summed in float32 and rounded once; the same bits from run to run.
 
@@ -193,7 +194,8 @@ def matmul(
         a, b: (M, K) and (K, N) of bfloat16, float16 or float32, each contiguous or the transpose of something contiguous.
         bias: (N,) of the result's dtype. activation: "relu", "gelu" (by erf) or "silu".
         out: (M, N), contiguous, takes the result. out_dtype: of the result; a's without, or float32.
-        config: how the work is cut, where the choice by the shape's class is not wanted.
+        config: how the work is cut, where the choice by the shape's class is not wanted; a `Thin` for few rows or columns of
+            16-bit floats.
 
     Raises:
         TileValueError, TileTypeError: shapes or dtypes that do not fit.
@@ -215,8 +217,17 @@ def matmul(
         raise TileValueError(f"bias is {tuple(bias.shape)} of {bias.dtype}", expected=f"({N},) of {kind}")
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
-    how, align_a, align_b = config, 1, 1
-    if how is None:
+    few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
+    if isinstance(config, thin.Thin) or config is None and few and (a.shape[1] % 8 or b.shape[1] % 8):
+        if not few:
+            wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
+            raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
+        by_few(a, b, () if bias is None else (bias,), c, trans_a, trans_b, activation, config)
+        return c
+    align_a, align_b = 1, 1
+    if config is not None:
+        how = config
+    else:
         how, align_a, align_b = plan(M, N, K, host.dtype_name(a), host.multiprocessors(a.device), trans_a, trans_b)
     a, b = lengthened(a, b, align_a, align_b)
     what = {"M": M if trans_a else None, "N": N, "K": K, "dtype": host.dtype_name(a), "trans_a": trans_a, "trans_b": trans_b}
@@ -225,6 +236,27 @@ def matmul(
         what |= {"align_a": align_a, "align_b": align_b}
     run(a, b, () if bias is None else (bias,), c, how, what, tail)
     return c
+
+
+def by_few(
+    a: torch.Tensor, b: torch.Tensor, bias: tuple[Any, ...], c: torch.Tensor, trans_a: bool, trans_b: bool, activation: str,
+    how: thin.Thin | None,
+) -> None:  # fmt: skip
+    """The launches of a product with few rows or columns."""
+    (M, N), swap = c.shape, c.shape[0] < c.shape[1]
+    K = a.shape[0] if trans_a else a.shape[1]
+    along, across = (trans_b, trans_a) if swap else (not trans_a, not trans_b)
+    how = how or thin.cut(max(M, N), min(M, N), K, along, host.multiprocessors(a.device))
+    tail: dict[str, Any] = {"out": host.dtype_name(c), "bias": bool(bias), "activation": activation}
+    what = {"M": M if swap or trans_a else None, "N": N, "K": K, "few": min(M, N), "swap": swap, "along": along, "across": across}
+    what |= {"dtype": host.dtype_name(a), **how._asdict()}
+    given = (*thin.words(b if swap else a), *thin.words(a if swap else b))
+    if how.split == 1:
+        host.launch(thin.vectors, (*given, *bias, c), **what, **tail)
+        return
+    partial = torch.empty(how.split, M, filled(N, 4), dtype=torch.float32, device=c.device)
+    host.launch(thin.vectors, (*given, partial), **what, **{**tail, "bias": False, "activation": ""})
+    host.launch(combine, (partial, *bias, c), M=M if trans_a else None, N=N, split=how.split, **tail)
 
 
 def lengthened(a: torch.Tensor, b: torch.Tensor, align_a: int, align_b: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -288,7 +320,7 @@ def draw(
 
 def reference(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, activation: str = "", out_dtype: torch.dtype | None = None,
-    config: Config | None = None,
+    config: Config | thin.Thin | None = None,
 ) -> tuple[Expected, ...]:  # fmt: skip
     """In float64. The derivatives of all activations are below 1.13, so that what the sum is off reaches the result by that much."""
     x, y = a.double(), b.double()
@@ -332,6 +364,12 @@ def _cases() -> tuple[Case, ...]:
     small += [{"M": 70, "N": 77, "K": 1001}, {"M": 75, "N": 136, "K": 1000, "trans_a": True}]
     small += [{"M": 150, "N": 72, "K": 1003, "trans_b": True}, {"M": 130, "N": 30, "K": 136, "trans_b": True, "out": "float32"}]
     small += [{"M": 70, "N": 9, "K": 1001, "bias": True, "activation": "relu"}]
+    # few rows or columns that begin anywhere: every order of both operands, whole and in shares
+    for ta, tb in ((False, False), (False, True), (True, False), (True, True)):
+        turned = {"trans_a": ta, "trans_b": tb}
+        small += [{"M": 3, "N": 77, "K": 101, **turned}, {"M": 75, "N": 5, "K": 103, "bias": True, **turned}]
+    small += [{"M": 1, "N": 37, "K": 2101, "dtype": "float16", "trans_b": tb, "activation": "silu", "bias": True} for tb in (False, True)]
+    small += [{"M": 2, "N": 3, "K": 17003, "trans_b": True, "bias": True, "activation": "relu"}, {"M": 3, "N": 2, "K": 5, "out": "float32"}]
     small += [{"M": 5, "N": 70, "K": 1100, "bias": True, "split": 17, "swap": True, "BM": 16, "BN": 64, "threads": 128}]
     ragged = [(1, 8, 8), (16, 1000, 4104), (64, 520, 2056), (100, 3000, 520), (257, 264, 200), (1000, 776, 520), (4096, 512, 1024)]
     ragged += [(129, 1032, 4096), (300, 9000, 72)]

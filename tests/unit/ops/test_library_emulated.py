@@ -13,6 +13,8 @@ from tilescale.ops import host, load
 from tilescale.ops.case import as_tuple, worst
 
 CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("gemm", {"M": 3, "N": 77, "K": 101, "trans_a": ta, "trans_b": tb}) for ta in (False, True) for tb in (False, True)),
+    ("gemm", {"M": 70, "N": 2, "K": 4301, "bias": True, "activation": "gelu"}),
     ("row_softmax", {"m": 5, "n": 1100}),
     ("row_softmax", {"m": 1, "n": 33000}),
     ("rms_norms", {"m": 70, "n": 40, "dtype": "float16"}),
