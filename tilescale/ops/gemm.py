@@ -152,7 +152,8 @@ def plan(M: int, N: int, K: int, dtype: str, units: int, trans_a: bool, trans_b:
         numbers = min(M, how.BM) + min(N, how.BN)
         step = PLAIN * numbers + NONE * (how.BM + how.BN - numbers)
     waves = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units if side > 1 else 4 * units)
-    steps = max(min(K, how.BK) / how.BK, ceil_div(ceil_div(K, how.BK), how.split))
+    how = replace(how, BK=min(how.BK, filled(K, 32)))  # nothing is loaded for steps that there are not
+    steps = ceil_div(ceil_div(K, how.BK), how.split)
     if waves * steps * step * how.BK / how.threads < time:
         if min(M, N) <= 64:  # their copies wait for memory: several blocks beside each other, with rings that leave room for them
             split = shares(M, N, K, ceil_div(N if how.swap else M, 64), 128, 1.0, 3 * units)[1]
@@ -363,6 +364,7 @@ def _cases() -> tuple[Case, ...]:
     # rows that are written anew: of both operands, of one; few columns; tiles as high as M; shares that are spread over threads
     small += [{"M": 70, "N": 77, "K": 1001}, {"M": 75, "N": 136, "K": 1000, "trans_a": True}]
     small += [{"M": 150, "N": 72, "K": 1003, "trans_b": True}, {"M": 130, "N": 30, "K": 136, "trans_b": True, "out": "float32"}]
+    small += [{"M": 27, "N": 77, "K": 21}, {"M": 150, "N": 71, "K": 42, "trans_b": True}]  # fewer steps than a tile has
     small += [{"M": 70, "N": 9, "K": 1001, "bias": True, "activation": "relu"}]
     # few rows or columns that begin anywhere: every order of both operands, whole and in shares
     for ta, tb in ((False, False), (False, True), (True, False), (True, True)):

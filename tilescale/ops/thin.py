@@ -34,8 +34,8 @@ class Thin(NamedTuple):
 
 
 def fits(M: int, N: int, K: int, *tensors: torch.Tensor) -> bool:
-    """Whether `vectors` takes such operands."""
-    return min(M, N) <= FEW and all(WORD < t.numel() < 1 << 31 and t.data_ptr() % 8 == 0 for t in tensors)
+    """Whether `vectors` takes such operands; places in them, and behind them as far as a block reaches, are numbers of 32 bits."""
+    return min(M, N) <= FEW and all(WORD < t.numel() < 1 << 30 and t.data_ptr() % 8 == 0 for t in tensors)
 
 
 def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
