@@ -26,7 +26,7 @@ import torch
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host, thin
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal, summed
-from tilescale.ops.gemm_kernels import ceil_div, combine, filled, persistent, product, streamed, widened
+from tilescale.ops.gemm_kernels import ceil_div, combine, filled, persistent, product, streamed
 
 ACTIVATIONS = ("", "relu", "gelu", "silu")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -75,9 +75,9 @@ ENDING = 0.7
 #: rows of a tile of Cᵀ at most, and bytes of shared memory for its stages
 TALL, RING = 256, 200 << 10
 #: microseconds that a thread takes for a number of an operand that it loads by itself, and for a place of the tile where there is none
-PLAIN, NONE = 0.06, 0.02
+PLAIN, NONE = 0.09, 0.02
 #: microseconds that a kernel takes at least which writes operands anew; numbers that it moves together → bytes in a microsecond
-WIDENING, WIDENED = 2.5, {1: 1.7e6, 2: 2.8e6, 4: 3.5e6}
+WIDENING, WIDENED = 2.5, {1: 2.6e6, 2: 2.6e6, 4: 3.5e6}
 
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False, trans_b: bool = False) -> Config:
@@ -147,7 +147,7 @@ def plan(M: int, N: int, K: int, dtype: str, units: int, trans_a: bool, trans_b:
     copied = sum(4 * n for n, o in zip(size, odd, strict=True) if o)
     time = timed(M, N, K, units, trans_a, trans_b)[0] + WIDENING + copied / WIDENED[side]
     if side > 1:  # cp.async takes them ahead
-        step = NONE * (how.BM + how.BN) / side
+        step = NONE * (2.5 if side == 2 else 1.0) * (how.BM + how.BN) / side
     else:
         numbers = min(M, how.BM) + min(N, how.BN)
         step = PLAIN * numbers + NONE * (how.BM + how.BN - numbers)
@@ -219,7 +219,7 @@ def matmul(
     if 0 in (M, N, K):
         raise TileValueError(f"matmul of ({M}, {K}) by ({K}, {N})", expected="extents of 1 at least")
     few = host.dtype_name(a) != "float32" and thin.fits(M, N, K, a, b)
-    if isinstance(config, thin.Thin) or config is None and few and (a.shape[1] % 8 or b.shape[1] % 8):
+    if isinstance(config, thin.Thin) or config is None and few and (a.shape[1] % 2 or b.shape[1] % 2):
         if not few:
             wrong = f"{config} for ({M}, {N}, {K}) of {host.dtype_name(a)}"
             raise TileValueError(wrong, expected=f"16-bit floats, {thin.FEW} rows or columns at most")
@@ -262,14 +262,15 @@ def by_few(
 
 def lengthened(a: torch.Tensor, b: torch.Tensor, align_a: int, align_b: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The operands, those with a multiple that their rows are to be written anew, zeros behind their rows."""
-    given, made = [a, b], []
+    given: list[torch.Tensor] = [a, b]
+    args: list[Any] = []
     for k, align in enumerate((align_a, align_b)):
         if align > 1:
-            made += [given[k], torch.empty(given[k].shape[0], filled(given[k].shape[1], align), dtype=a.dtype, device=a.device)]
-            given[k] = made[-1]
-    if made:
-        unit = math.gcd(8, *(t.shape[1] for t in made))
-        host.launch(widened, tuple(made), dtype=host.dtype_name(a), both=len(made) > 2, unit=unit)
+            t = given[k] if given[k].data_ptr() % 8 == 0 else given[k].clone()
+            given[k] = torch.empty(t.shape[0], filled(t.shape[1], align), dtype=t.dtype, device=t.device)
+            args += [*thin.words(t), given[k].view(torch.uint64), t.shape[1]]
+    if args:
+        host.launch(thin.widened, tuple(args), both=len(args) > 4, shifted=any(C % thin.WORD for C in args[3::4]))
     return given[0], given[1]
 
 

@@ -297,34 +297,3 @@ def combine(M: int | None, N: int, split: int, out: str, bias: bool, activation:
         body(P, bias, C)
 
     return combine_bias if bias else combine
-
-
-def widened(dtype: str, both: bool, unit: int, rows: int = 4, columns: int = 512, threads: int = 256) -> Any:
-    """A matrix with zeros behind its rows: To (R, W) of From (R, C), W at least C; of ``both`` operands in one launch. One kernel serves
-    all extents that are multiples of ``unit`` numbers, which move together."""
-    sides = [(T.dynamic(f"R{k}"), T.dynamic(f"C{k}", multiple_of=unit), T.dynamic(f"W{k}", multiple_of=unit)) for k in (1, 2)]
-    shapes = [[(R, C), (R, W)] for R, C, W in sides]
-    kinds = [[T.Tensor(shape, dtype) for shape in pair] for pair in shapes]
-    wide = [T.ceildiv(to[1], columns) for _, to in shapes]
-    blocks = [T.ceildiv(to[0], rows) * w for (_, to), w in zip(shapes, wide, strict=True)]
-
-    @T.macro
-    def part(From, To, block, wide):
-        for i, j in T.Parallel(rows, columns):  # elements that are none are zeros
-            row, column = block // wide * rows + i, block % wide * columns + j
-            To[row, column] = From[row, column]
-
-    @T.prim_func
-    def widen(From: kinds[0][0], To: kinds[0][1]):
-        with T.Kernel(blocks[0], threads=threads) as block:
-            part(From, To, block, wide[0])
-
-    @T.prim_func
-    def widen_both(From: kinds[0][0], To: kinds[0][1], From2: kinds[1][0], To2: kinds[1][1]):
-        with T.Kernel(blocks[0] + blocks[1], threads=threads) as block:
-            if block < blocks[0]:
-                part(From, To, block, wide[0])
-            else:
-                part(From2, To2, block - blocks[0], wide[1])
-
-    return widen_both if both else widen

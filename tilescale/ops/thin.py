@@ -1,5 +1,7 @@
-"""Products of a matrix and a few vectors, of 16-bit floats whose rows begin anywhere: what ``matmul`` does where one side has few rows or
-columns. Such a product is bound by reading the long operand, and threads multiply: tensor cores would have nothing to do.
+"""16-bit floats whose rows begin anywhere, as words: products of a matrix and a few vectors (`vectors`), which ``matmul`` takes where one
+side has few rows or columns, and `widened`, which writes other operands anew with longer rows.
+
+Products by few vectors are bound by reading the long operand, and threads multiply: tensor cores would have nothing to do.
 
 Four neighbours in memory are a word. A tensor is read as whole words and its last one to four numbers (`words`), and four numbers that
 begin anywhere are parts of two words, of which a warp's neighbours read the second one too, so that it comes from the L1 cache.
@@ -39,21 +41,26 @@ def fits(M: int, N: int, K: int, *tensors: torch.Tensor) -> bool:
 
 
 def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
-    """How a product of ``long`` rows is cut. ``along``: rows of k lie one behind another. Blocks enough to fill the GPU twice or more, and
-    shares of k only where a block alone would walk for longer than it takes to add them."""
+    """How a product of ``long`` rows is cut. ``along``: rows of k lie one behind another. Blocks enough to fill the GPU several times, by
+    shares of k where one block would otherwise walk for longer than it takes to add them (tests/bench/results/thin.json)."""
     if along:
+        lanes = 128 if K >= 512 and long < 64 * units else min(32, 1 << (ceil_div(K, WORD) - 1).bit_length())
         rows = next((r for r in (4, 2) if long >= 8 * r * units), 1)
-        wide = K > 1024 and ceil_div(long, 4 * rows) < 2 * units
-        lanes = 128 if wide else min(32, 1 << (ceil_div(K, WORD) - 1).bit_length())
+        if lanes == 128:
+            rows = 4 if few > 4 and long >= 4 * units else 2 if long >= 12 * units else 1
         groups, ahead = 128 // lanes, 4 if rows == 1 else 2
         blocks, steps = ceil_div(long, groups * rows), ceil_div(K, lanes * WORD)
-        split = min(ceil_div(4 * units, blocks), ceil_div(steps, 8)) if steps > 32 and blocks < 2 * units else 1
+        split = min(ceil_div(8 * units, blocks), ceil_div(steps, 5)) if steps >= 16 and blocks < 5 * units else 1
         return Thin(lanes, groups, rows, ahead, split)
     lanes = min(32, 1 << (ceil_div(long, WORD) - 1).bit_length())
-    groups = 256 // lanes
-    blocks, steps = ceil_div(long, lanes * WORD), ceil_div(K, groups * WORD)
-    split = min(ceil_div(4 * units, blocks), ceil_div(steps, 4), 64) if steps > 12 and blocks < 3 * units else 1
-    return Thin(lanes, groups, 1, 2 if few <= 4 else 1, split)
+    steps = lambda: ceil_div(K, 256 // lanes * WORD)  # noqa: E731
+    if steps() > 12:
+        blocks = ceil_div(long, lanes * WORD)
+        split = min(ceil_div(8 * units, blocks), ceil_div(steps(), 2), 128) if blocks < 3 * units else 1
+        return Thin(lanes, 256 // lanes, 1, 2 if few <= 4 else 1, split)
+    while lanes > 4 and steps() > 1 and ceil_div(long, lanes * WORD) < units:  # few columns: more threads for k
+        lanes //= 2
+    return Thin(lanes, 256 // lanes, 1, 2 if few <= 4 and steps() > 1 else 1, 1)
 
 
 def words(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,3 +179,39 @@ def vectors(
         body(L, Lrest, S, Srest, bias, C)
 
     return thin_bias if bias and split == 1 else thin
+
+
+def widened(both: bool, shifted: bool, rows: int = 8, columns: int = 128, threads: int = 256) -> Any:
+    """A matrix with zeros behind its rows: To (R, W) of From (R, C), W a multiple of eight and C at least; of ``both`` operands in one
+    launch. Words go in and out; without ``shifted`` C is a multiple of four. One kernel serves all extents."""
+    (From_words, From_rest), (From2_words, From2_rest) = flat("A"), flat("B")
+    to, to2 = (T.Tensor((T.dynamic(f"R{k}"), T.dynamic(f"W{k}", multiple_of=2)), "uint64") for k in (1, 2))
+
+    def blocks(to: Any) -> Any:
+        return T.ceildiv(to.shape[0], rows) * T.ceildiv(to.shape[1], columns)
+
+    @T.macro
+    def part(From, rest, To, C, block):
+        end = last(rest)
+        wide = T.ceildiv(To.shape[1], columns)
+        for i, j in T.Parallel(rows, columns):
+            row, column = block // wide * rows + i, block % wide * columns + j
+            if row < To.shape[0] and column < To.shape[1]:
+                To[row, column] = word(From, end, T.cast(row, "int64") * C + column * WORD, shifted) & kept(C, column * WORD)
+
+    @T.prim_func
+    def widen(From: From_words, rest: From_rest, To: to, C: T.int32):
+        with T.Kernel(blocks(To), threads=threads) as block:
+            part(From, rest, To, C, block)
+
+    @T.prim_func
+    def widen_both(
+        From: From_words, rest: From_rest, To: to, C: T.int32, From2: From2_words, rest2: From2_rest, To2: to2, C2: T.int32
+    ):  # fmt: skip
+        with T.Kernel(blocks(To) + blocks(To2), threads=threads) as block:
+            if block < blocks(To):
+                part(From, rest, To, C, block)
+            else:
+                part(From2, rest2, To2, C2, block - blocks(To))
+
+    return widen_both if both else widen
