@@ -147,11 +147,13 @@ def plan(M: int, N: int, K: int, dtype: str, units: int, trans_a: bool, trans_b:
     copied = sum(4 * n for n, o in zip(size, odd, strict=True) if o)
     time = timed(M, N, K, units, trans_a, trans_b)[0] + WIDENING + copied / WIDENED[side]
     if side > 1:  # cp.async takes them ahead
-        step = NONE * (2.5 if side == 2 else 1.0) * (how.BM + how.BN) / side
+        step = NONE * (how.BM + how.BN) / side
     else:
         numbers = min(M, how.BM) + min(N, how.BN)
         step = PLAIN * numbers + NONE * (how.BM + how.BN - numbers)
     waves = ceil_div(ceil_div(M, how.BM) * ceil_div(N, how.BN) * how.split, units if side > 1 else 4 * units)
+    if side == 2 and waves > 1 and min(M, N) > 64:  # words of four bytes keep the threads busy where no block is idle
+        step *= 2.5
     how = replace(how, BK=min(how.BK, filled(K, 32)))  # nothing is loaded for steps that there are not
     steps = ceil_div(ceil_div(K, how.BK), how.split)
     if waves * steps * step * how.BK / how.threads < time:

@@ -47,7 +47,7 @@ def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
         lanes = 128 if K >= 512 and long < 64 * units else min(32, 1 << (ceil_div(K, WORD) - 1).bit_length())
         rows = next((r for r in (4, 2) if long >= 8 * r * units), 1)
         if lanes == 128:
-            rows = 4 if few > 4 and long >= 4 * units else 2 if long >= 12 * units else 1
+            rows = 4 if long >= (4 if few > 4 else 12) * units else 1
         groups, ahead = 128 // lanes, 4 if rows == 1 else 2
         blocks, steps = ceil_div(long, groups * rows), ceil_div(K, lanes * WORD)
         split = min(ceil_div(8 * units, blocks), ceil_div(steps, 5)) if steps >= 16 and blocks < 5 * units else 1
@@ -60,7 +60,8 @@ def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
         return Thin(lanes, 256 // lanes, 1, 2 if few <= 4 else 1, split)
     while lanes > 4 and steps() > 1 and ceil_div(long, lanes * WORD) < units:  # few columns: more threads for k
         lanes //= 2
-    return Thin(lanes, 256 // lanes, 1, 2 if few <= 4 and steps() > 1 else 1, 1)
+    groups = min(256 // lanes, 1 << (ceil_div(K, WORD) - 1).bit_length())
+    return Thin(lanes, groups, 1, 2 if few <= 4 and steps() > 1 else 1, 1)
 
 
 def words(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
