@@ -76,6 +76,20 @@ def stored(s, x, To, at, first, count, dtype, times=1.0):
         T.copy(x, s.tile(To, b, h, row, rows))
 
 
+@T.macro
+def handed_over(s, dq, dQ, at, first, count, dtype, scale, whole):
+    """A tile's dQ: written where it is the ``whole``, else dQ / scale added to what lies there."""
+    if whole:
+        stored(s, dq, dQ, at, first, count, dtype, scale)
+    else:
+        T.atomic_add(s.tile(dQ, at[0], at[1], first + at[2], dq.shape[0]), dq)
+
+
+def _turned(axes: Any, times: int) -> tuple[Any, ...]:
+    """So many of the first axes behind the others: blocks start in the order of a grid's first axis."""
+    return (*axes[times:], *axes[:times])
+
+
 def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed, TILE)
@@ -117,11 +131,10 @@ def key_gradients(
     stages: int = 2, ahead: int = 0, added: bool = False, ragged: bool = True, whole: bool = False, longest_first: bool = False,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
-    Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
-    p = 0. ahead: how many of a query's two numbers threads have in registers before they wait for a product, as there is room.
-    added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come; ``whole`` besides: one tile
-    has all keys of a sequence, and its block writes dQ itself. ragged: the last keys of a sequence may fill a tile in part.
-    longest_first: the first tiles of all heads before the second ones, which walk less far under a causal mask."""
+    Scores are computed transposed, (keys, queries), as left operands of the products that sum. A query that is none has p = 0. ahead: how
+    many of a query's two numbers threads have in registers before they wait for a product, as there is room. added: dQ / scale too, which
+    blocks add to a float32 tensor as they come; ``whole``: they write dQ, since one tile has all keys of a sequence. ragged: the last keys
+    may fill a tile in part. longest_first: all heads' first tiles before the second ones, whose walk under a causal mask is shorter."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)), scale * LOG2_E, heads // kv_heads
     # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
     policy = T.GemmWarpPolicy.Square if wide % 128 == 0 else T.GemmWarpPolicy.FullRow
@@ -131,9 +144,8 @@ def key_gradients(
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dK, dV, dQ, q_starts, k_starts, most):
-        grid = (T.ceildiv(most, BN), kv_heads, s.batch)
-        with T.Kernel(*(grid[1:] + grid[:1] if longest_first else grid), threads=threads) as at:
-            h, b, bx = at if longest_first else (at[1], at[2], at[0])
+        with T.Kernel(*_turned((T.ceildiv(most, BN), kv_heads, s.batch), longest_first), threads=threads) as at:
+            bx, h, b = _turned(at, 2 * longest_first)
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
             k, v = T.alloc_shared((BN, wide), dtype), T.alloc_shared((BN, wide), dtype)
@@ -151,8 +163,7 @@ def key_gradients(
             T.copy(s.tile(V, b, h, k_first + bx * BN, BN), v)
             T.clear(dk)
             T.clear(dv)
-            start = bx * BN // BM if causal else 0
-            tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
+            tiles = T.max(T.ceildiv(q_count, BM) - (start := bx * BN // BM if causal else 0), 0)
             for r in T.serial(group) if group > 1 else (0,):
                 head = h * group + r
                 for t in T.Pipelined(tiles, num_stages=stages):
@@ -185,10 +196,7 @@ def key_gradients(
                     T.gemm(ds_left, q, dk)
                     if added:
                         T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
-                        if whole:
-                            stored(s, dq, dQ, (b, head, m * BM), q_first, q_count, dtype, scale)
-                        else:
-                            T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
+                        handed_over(s, dq, dQ, (b, head, m * BM), q_first, q_count, dtype, scale, whole)
             stored(s, dk, dK, (b, h, bx * BN), k_first, k_count, dtype, scale)
             stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
@@ -231,9 +239,8 @@ def query_gradients(
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
-        grid = (T.ceildiv(most, BM), heads, s.batch)
-        with T.Kernel(*(grid[1:] + grid[:1] if longest_first else grid), threads=threads) as at:
-            h, b, x = at if longest_first else (at[1], at[2], at[0])
+        with T.Kernel(*_turned((T.ceildiv(most, BM), heads, s.batch), longest_first), threads=threads) as at:
+            x, h, b = _turned(at, 2 * longest_first)
             bx = T.ceildiv(most, BM) - 1 - x if causal else x  # those with the longest walk first
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
