@@ -161,7 +161,7 @@ def attention(
     return packed_flash_attention if packed else flash_attention
 
 
-def joined(dim: int, dtype: str, parts: int, rows: int = 8, threads: int = 128) -> Any:
+def joined(dim: int, dtype: str, parts: int, rows: int = 8, threads: int = 128, pdl: bool = True) -> Any:
     """The results of all keys from those of ``parts`` parts of them, each weighted by its sum of exponentials; parts without keys have
     none."""
     count, low = T.dynamic("count"), -T.infinity("float32")
@@ -171,7 +171,7 @@ def joined(dim: int, dtype: str, parts: int, rows: int = 8, threads: int = 128) 
         P: T.Tensor((parts, count, dim), "float32"), L: T.Tensor((parts, count), "float32"), O: T.Tensor((count, dim), dtype),
         Lse: T.Tensor((count,), "float32"),
     ):  # fmt: skip
-        with T.Kernel(T.ceildiv(count, rows), threads=threads) as bx:
+        with T.Kernel(T.ceildiv(count, rows), threads=threads, pdl=pdl) as bx:
             top, total = T.alloc_fragment((rows,), "float32"), T.alloc_fragment((rows,), "float32")
             o = T.alloc_fragment((rows, dim), "float32")
             T.fill(top, low)
@@ -210,21 +210,38 @@ def parts_of(queries: int, keys: int, heads: int, tile: Tile, units: int) -> int
     return max(1, min(units // (-(-queries // tile.BM) * heads), -(-keys // tile.BN) // 2, PARTS))
 
 
-def tile_of(dim: int, causal: bool = False, each: int = 0, blocks: int = 0, queries: int = 1 << 30) -> Tile:
-    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p. So
-    many ``queries`` or fewer fit in one warpgroup's.
+#: what a round costs beside the products of its keys: as much as so many more
+ROUND = 32
+
+
+def keys_of_tile(most: int, keys: int) -> int:
+    """How many keys a tile has, of ``most``, 64 and, for a handful, 16: few rounds, and few keys that are none."""
+    return min((most, 64, 16), key=lambda n: -(-keys // n) * (n + ROUND))
+
+
+def tile_of(
+    dim: int, causal: bool = False, each: int = 0, blocks: int = 0, queries: int = 1 << 30, keys: int = 1 << 30, heads: int = 1 << 30,
+    units: int = 132, packed: bool = False,
+) -> Tile:  # fmt: skip
+    """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p. Blocks
+    of one warpgroup, of which several fit side by side, where 64 rows hold all queries, where packed sequences are too short to fill 128,
+    where keys are one round, and where a causal mask's tiles of 128 are too few for the GPU.
 
     Args:
         each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where o has 256 columns and a causal mask ends in
             the second round, registers do not suffice for blocks that stay.
+        queries, keys: the most of a sequence. heads: of all sequences together. units: multiprocessors.
     """
-    if queries <= 64:
-        return Tile(64, 128 if dim <= 128 else 64, 128)
+    few = causal and 2 * -(-queries // 128) * heads <= units
+    if queries <= 64 or keys <= 64 or few or packed and queries <= 128:
+        BN = keys_of_tile(128 if dim <= 128 and not (packed and queries > 64) else 64, keys)
+        return Tile(64, BN, 128, 1 if keys <= BN else 2)
     if dim <= 64:
         return Tile(192, 128, 384, blocks=0 if causal and each > FEW else blocks)
     if dim <= 128:
         return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
-    return Tile(128, 64, 256, blocks=0 if causal else blocks)
+    most = 112 if dim <= 160 else 96 if dim <= 176 else 80 if dim <= 192 else 64
+    return Tile(128, keys_of_tile(most, keys), 256, blocks=0 if causal else blocks)
 
 
 #: bytes of keys and values that stay in the L2 cache while other blocks read them
@@ -297,7 +314,10 @@ def flash_attention(
     what["scale"] = float(scale or dim**-0.5)
     stay = 0 if packed or q.device.type != "cuda" else units
     queries, keys = longest if longest is not None else q.shape[-2], k.shape[-2]
-    asked, tile = tile, tile or tile_of(dim, causal, -(-queries // 128), stay, queries)
+    every = (len(q_starts) - 1 if q_starts is not None else len(q)) * heads
+    # packed keys: nobody says how many the longest has; of as many tokens as the queries' they are the queries' own
+    most = min(len(k), queries) if packed and len(q) == len(k) else len(k) if packed else keys
+    asked, tile = tile, tile or tile_of(dim, causal, -(-queries // 128), stay, queries, most, every, units, packed)
     parts = 1 if packed or causal or asked else parts_of(queries, keys, len(q) * heads, tile, units)
     if parts > 1:
         part = torch.empty(parts * len(q), *q.shape[1:], dtype=torch.float32, device=q.device)
@@ -387,6 +407,12 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 1, "heads": 4, "kv_heads": 2, "length": 37, "keys": 150, "dim": 40},
         {"batch": 1, "heads": 4, "kv_heads": 2, "length": 3, "keys": 700, "dim": 24},
         {"batch": 2, "heads": 2, "kv_heads": 1, "length": 70, "dim": 24, "packed": True, "causal": True},
+        {"batch": 3, "heads": 2, "length": 3, "dim": 40, "packed": True},
+        {"batch": 2, "heads": 6, "kv_heads": 3, "length": 3, "dim": 24, "causal": True},
+        {"batch": 2, "heads": 3, "length": 130, "keys": 4, "dim": 32},
+        {"batch": 3, "heads": 1, "length": 1, "dim": 56, "causal": True},
+        {"batch": 1, "heads": 1, "length": 200, "dim": 168, "causal": True},
+        {"batch": 70, "heads": 1, "length": 129, "dim": 184, "causal": True},
     ]
     gpu: list[dict[str, Any]] = []
     for dim in (64, 128, 256):

@@ -5,7 +5,8 @@ p = softmax(scale · q·kᵀ) and g the gradient of o = p·v,
 
 p is computed again from the forward's log-sum-exp. ``key_gradients`` has a tile of keys and walks over the queries, ``query_gradients``
 the other way round: each gradient is summed by one block, in one order, at the price of computing p and dp twice. Where the order need not
-be fixed, ``key_gradients`` adds each tile's part of dq to a float32 tensor, and ``rounded`` makes dq of that.
+be fixed, ``key_gradients`` adds each tile's part of dq to a float32 tensor, and ``rounded`` makes dq of that. Where one tile has all keys
+it writes dq itself, in a fixed order.
 """
 
 from __future__ import annotations
@@ -75,6 +76,20 @@ def stored(s, x, To, at, first, count, dtype, times=1.0):
         T.copy(x, s.tile(To, b, h, row, rows))
 
 
+@T.macro
+def handed_over(s, dq, dQ, at, first, count, dtype, scale, whole):
+    """A tile's dQ: written where it is the ``whole``, else dQ / scale added to what lies there."""
+    if whole:
+        stored(s, dq, dQ, at, first, count, dtype, scale)
+    else:
+        T.atomic_add(s.tile(dQ, at[0], at[1], first + at[2], dq.shape[0]), dq)
+
+
+def _turned(axes: Any, times: int) -> tuple[Any, ...]:
+    """So many of the first axes behind the others: blocks start in the order of a grid's first axis."""
+    return (*axes[times:], *axes[:times])
+
+
 def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, TILE: int, threads: int = 128) -> Any:
     """``Numbers``: lse · log2 e and delta = rowsum(dO ∘ O) of every query, in float32."""
     s = Shape(heads, kv_heads, dim, packed, TILE)
@@ -113,13 +128,13 @@ def query_numbers(heads: int, kv_heads: int, dim: int, packed: bool, dtype: str,
 
 def key_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, BM: int, BN: int, threads: int = 256,
-    stages: int = 2, ahead: int = 0, added: bool = False, ragged: bool = True,
+    stages: int = 2, ahead: int = 0, added: bool = False, ragged: bool = True, whole: bool = False, longest_first: bool = False,
 ) -> Any:  # fmt: skip
     """dK and dV: a block has BN keys of one head and walks over all queries of the heads that share it, BM at a time, in their order.
-    Scores are computed transposed, (keys, queries), so that they are left operands of the products that sum. A query that is none has
-    p = 0. ahead: how many of a query's two numbers threads have in registers before they wait for a product, as there is room.
-    added: dQ / scale too, which blocks add to what lies in a float32 tensor, in the order in which they come. ragged: the last keys of a
-    sequence may fill a tile in part."""
+    Scores are computed transposed, (keys, queries), as left operands of the products that sum. A query that is none has p = 0. ahead: how
+    many of a query's two numbers threads have in registers before they wait for a product, as there is room. added: dQ / scale too, which
+    blocks add to a float32 tensor as they come; ``whole``: they write dQ, since one tile has all keys of a sequence. ragged: the last keys
+    may fill a tile in part. longest_first: all heads' first tiles before the second ones, whose walk under a causal mask is shorter."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, BM, wide := wide_of(dim, True)), scale * LOG2_E, heads // kv_heads
     # two warpgroups have half of dq's columns each, where those are whole rows of the widest swizzle; else all of it is the first one's
     policy = T.GemmWarpPolicy.Square if wide % 128 == 0 else T.GemmWarpPolicy.FullRow
@@ -129,7 +144,8 @@ def key_gradients(
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dK, dV, dQ, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BN), kv_heads, s.batch, threads=threads) as (bx, h, b):
+        with T.Kernel(*_turned((T.ceildiv(most, BN), kv_heads, s.batch), longest_first), threads=threads) as at:
+            bx, h, b = _turned(at, 2 * longest_first)
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
             k, v = T.alloc_shared((BN, wide), dtype), T.alloc_shared((BN, wide), dtype)
@@ -147,8 +163,7 @@ def key_gradients(
             T.copy(s.tile(V, b, h, k_first + bx * BN, BN), v)
             T.clear(dk)
             T.clear(dv)
-            start = bx * BN // BM if causal else 0
-            tiles = T.max(T.ceildiv(q_count, BM) - start, 0)
+            tiles = T.max(T.ceildiv(q_count, BM) - (start := bx * BN // BM if causal else 0), 0)
             for r in T.serial(group) if group > 1 else (0,):
                 head = h * group + r
                 for t in T.Pipelined(tiles, num_stages=stages):
@@ -181,12 +196,12 @@ def key_gradients(
                     T.gemm(ds_left, q, dk)
                     if added:
                         T.gemm(ds_whole, k, dq, transpose_A=True, policy=policy, clear_accum=True)
-                        T.atomic_add(s.tile(dQ, b, head, q_first + m * BM, BM), dq)
+                        handed_over(s, dq, dQ, (b, head, m * BM), q_first, q_count, dtype, scale, whole)
             stored(s, dk, dK, (b, h, bx * BN), k_first, k_count, dtype, scale)
             stored(s, dv, dV, (b, h, bx * BN), k_first, k_count, dtype)
 
     q, k, numbers = T.Tensor(s.rows(s.queries, heads), dtype), T.Tensor(s.rows(s.keys, kv_heads), dtype), s.numbers
-    starts, sums = T.Tensor((s.ends,), "int32"), T.Tensor(s.rows(s.queries, heads, wide), "float32")
+    starts, sums = T.Tensor((s.ends,), "int32"), q if whole else T.Tensor(s.rows(s.queries, heads, wide), "float32")
 
     @T.prim_func
     def attention_key_gradients(Q: q, K: k, V: k, dO: q, Numbers: numbers, dK: k, dV: k):
@@ -215,16 +230,17 @@ def key_gradients(
 
 def query_gradients(
     heads: int, kv_heads: int, dim: int, packed: bool, dtype: str, scale: float, causal: bool, TILE: int, BM: int, BN: int,
-    threads: int = 256, stages: int = 2,
+    threads: int = 256, stages: int = 2, longest_first: bool = False,
 ) -> Any:  # fmt: skip
     """dQ: a block has BM queries of one head and walks over the keys that they see, BN at a time. With three stages the last product of a
-    round runs beside the first ones of the next."""
+    round runs beside the first ones of the next. longest_first: the last tiles of all heads before the others."""
     s, factor, group = Shape(heads, kv_heads, dim, packed, TILE), scale * LOG2_E, heads // kv_heads
     wide = s.wide
 
     @T.macro
     def body(Q, K, V, dO, Numbers, dQ, q_starts, k_starts, most):
-        with T.Kernel(T.ceildiv(most, BM), heads, s.batch, threads=threads) as (x, h, b):
+        with T.Kernel(*_turned((T.ceildiv(most, BM), heads, s.batch), longest_first), threads=threads) as at:
+            x, h, b = _turned(at, 2 * longest_first)
             bx = T.ceildiv(most, BM) - 1 - x if causal else x  # those with the longest walk first
             q_first, q_count = s.span(q_starts, b, s.queries)
             k_first, k_count = s.span(k_starts, b, s.keys)
@@ -236,9 +252,9 @@ def query_gradients(
             T.copy(s.tile(Q, b, h, q_first + bx * BM, BM), q)
             T.copy(s.tile(dO, b, h, q_first + bx * BM, BM), g)
             for i in T.Parallel(BM):
-                at = bx * BM + i
-                lse[i] = Numbers[b, h, 0, at // TILE, at % TILE]
-                delta[i] = Numbers[b, h, 1, at // TILE, at % TILE]
+                row = bx * BM + i
+                lse[i] = Numbers[b, h, 0, row // TILE, row % TILE]
+                delta[i] = Numbers[b, h, 1, row // TILE, row % TILE]
             T.clear(dq)
             tiles = T.ceildiv(k_count, BN)
             if causal:
@@ -315,6 +331,18 @@ def query_tiles(dim: int) -> dict[str, int]:
     return {"BM": 128, "BN": 64, "stages": 3} if dim <= 128 else {"BM": 128, "BN": 32, "stages": 2}
 
 
+#: head dimensions up to which a block with all keys of a sequence has registers for all three gradients, without and with a causal mask
+WHOLE = (128, 112)
+#: rounds of blocks on the GPU's multiprocessors up to which the last ones decide how long a causal mask's tiles take
+FEW_WAVES = 4
+
+
+def is_longest_first(causal: bool, tiles: int, heads: int, units: int) -> bool:
+    """Whether blocks take the longest walks of all heads first: of few that fill the GPU a few times a long one would come last. Of many
+    each head's blocks stand side by side, so that what they read stays in the L2 cache."""
+    return causal and 1 < tiles < 65536 and tiles * heads <= FEW_WAVES * units
+
+
 @host.checked
 def attention_gradients(
     do: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor, *, causal: bool = False,
@@ -363,23 +391,35 @@ def attention_gradients(
         heads, kv_heads, (q, o, do, dq, lse), (k, v, dk, dv) = folded(causal, (q, o, do, dq, lse), (k, v, dk, dv))
     what = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "packed": packed, "dtype": dtype}
     more = {**what, "scale": float(scale or dim**-0.5), "causal": causal}
-    added = not deterministic and dim <= 128
-    tiles = key_tiles(dim, added)
-    batch, queries = (len(q_starts) - 1, longest[0]) if q_starts is not None and longest is not None else (q.shape[0], q.shape[2])
+    batch, queries, keys = q.shape[0], q.shape[2], k.shape[2]
+    if q_starts is not None and longest is not None:
+        batch, (queries, keys) = len(q_starts) - 1, longest
+    # where one tile has all keys, one kernel sums everything in a fixed order
+    whole = keys <= key_tiles(dim, True)["BN"] and dim <= WHOLE[causal]
+    added = whole or not deterministic and dim <= 128
+    tiles: dict[str, Any] = key_tiles(dim, added)
+    units = host.multiprocessors(q.device)
+    tiles["longest_first"] = is_longest_first(causal, -(-keys // tiles["BN"]), batch * kv_heads, units)
     rows = tiles["BM"]
     sums = torch.empty(batch, heads, 2, -(-queries // rows), rows, dtype=torch.float32, device=q.device)
     starts: tuple[Any, ...] = (q_starts, k_starts) if packed else ()
     most: tuple[Any, ...] = tuple((n,) for n in longest) if longest is not None and packed else ((), ())
     host.launch(query_numbers, (o, do, lse, *starts[:1], sums), **what, TILE=rows)
+    if whole:
+        given = (q, k, v, do, sums, dk, dv, dq, *starts, *most[1])
+        host.launch(key_gradients, given, **more, **tiles, added=True, whole=True)
+        return results
     if added:
-        whole = torch.zeros(*q.shape[:-1], wide_of(dim), dtype=torch.float32, device=q.device)
-        ragged = packed or k.shape[2] % tiles["BN"] != 0
-        given = (q, k, v, do, sums, dk, dv, whole, *starts, *most[1])
+        parts = torch.zeros(*q.shape[:-1], wide_of(dim), dtype=torch.float32, device=q.device)
+        ragged = packed or keys % tiles["BN"] != 0
+        given = (q, k, v, do, sums, dk, dv, parts, *starts, *most[1])
         host.launch(key_gradients, given, **more, **tiles, added=True, ragged=ragged)
-        host.launch(rounded, (whole.view(-1, wide_of(dim)), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
+        host.launch(rounded, (parts.view(-1, wide_of(dim)), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
         return results
     host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, **tiles)
-    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=rows, **query_tiles(dim))
+    by_query: dict[str, Any] = query_tiles(dim)
+    by_query["longest_first"] = is_longest_first(causal, -(-queries // by_query["BM"]), batch * heads, units)
+    host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=rows, **by_query)
     return results
 
 
@@ -494,6 +534,10 @@ def _cases() -> tuple[Case, ...]:
         {"batch": 1, "heads": 2, "kv_heads": 1, "length": 40, "keys": 70, "dim": 24, "deterministic": False},
         {"batch": 2, "heads": 2, "kv_heads": 1, "length": 40, "dim": 40, "packed": True, "causal": True},
         {"batch": 2, "heads": 2, "length": 70, "keys": 90, "dim": 16, "packed": True, "deterministic": False},
+        {"batch": 2, "heads": 4, "kv_heads": 2, "length": 290, "dim": 24, "causal": True, "deterministic": False},
+        {"batch": 1, "heads": 4, "kv_heads": 2, "length": 150, "dim": 24, "causal": True},
+        {"batch": 2, "heads": 4, "kv_heads": 2, "length": 91, "dim": 24, "causal": True, "deterministic": False},
+        {"batch": 1, "heads": 2, "kv_heads": 1, "length": 200, "dim": 136, "causal": True},
     ]
     gpu: list[dict[str, Any]] = []
     for dim in (64, 72, 96, 128, 216, 256):

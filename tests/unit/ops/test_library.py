@@ -168,3 +168,39 @@ def test_what_is_no_tensor_is_refused():
     for call in (lambda: ops.softmax([1.0]), lambda: ops.matmul(x.numpy(), x), lambda: ops.matmul(x, x, bias=[1.0])):
         with pytest.raises(TileTypeError, match="of (softmax|matmul) is (list|ndarray)"):
             call()
+
+
+def test_tiles_of_attention():
+    """Short queries, few keys and few tiles under a causal mask get blocks of one warpgroup; keys of no more than a tile get one stage."""
+    from tilescale.ops.attention import Tile, keys_of_tile, tile_of
+
+    assert tile_of(200, queries=3, keys=3) == tile_of(256, True, 1, 132, 3, 3, 744) == Tile(64, 16, 128, 1)
+    assert tile_of(96, False, 1, 132, 128, 4, 143) == Tile(64, 16, 128, 1)
+    assert tile_of(96, queries=64, keys=64) == Tile(64, 64, 128, 1)
+    assert tile_of(112, queries=102, keys=102, heads=2736, packed=True) == Tile(64, 64, 128, 2)
+    assert tile_of(128, True, 30, 132, 3744, 3744, 2) == Tile(64, 128, 128, 2)
+    assert tile_of(128, True, 30, 132, 3744, 3744, 3).BM == 128, "90 tiles fill the GPU better than 180"
+    assert tile_of(168, True, 121, 132, 15407, 15407, 4) == Tile(128, 96, 256, 2)
+    assert [keys_of_tile(80, n) for n in (16, 17, 64, 80, 168, 240)] == [16, 64, 64, 80, 64, 80]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+@pytest.mark.parametrize("tokens, tile", [(150, (64, 64, 128, 1)), (4000, (64, 128, 128, 2))])
+def test_packed_keys_are_tokens(tokens: int, tile: tuple[int, ...], kv_heads: int, monkeypatch: pytest.MonkeyPatch):
+    """As many as the queries' tokens: the queries' own. Others may all be one sequence's."""
+    from tilescale.ops import attention, host
+
+    taken: list[attention.Tile] = []
+    monkeypatch.setattr(host, "launch", lambda factory, args, **constants: taken.append(constants["tile"]))
+    starts, k = torch.tensor([0, 50, 100, 150], dtype=torch.int32), torch.zeros(tokens, kv_heads, 16, dtype=torch.bfloat16)
+    q = torch.zeros(150, 4, 16, dtype=torch.bfloat16)
+    tilescale.ops.flash_attention(q, k, k, q_starts=starts, k_starts=starts, longest=50)
+    assert taken == [attention.Tile(*tile)]
+
+
+def test_who_goes_first_under_a_causal_mask():
+    from tilescale.ops.attention_backward import is_longest_first
+
+    assert is_longest_first(True, 6, 50, 132) and not is_longest_first(False, 6, 50, 132)
+    assert not is_longest_first(True, 32, 32, 132), "many waves: a head's blocks side by side"
+    assert not is_longest_first(True, 1, 50, 132), "all walks are alike"
