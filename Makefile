@@ -17,6 +17,10 @@ PIP := $(PY) -m pip --disable-pip-version-check --no-input install --quiet
 
 .PHONY: demo test test-all bench lint types install clean
 
+# Tests start some two hundred Pythons, each of which would compile all sources again where bytecode is switched off.
+test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-all: export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/.bytecode
+
 demo: $(VENV)/.run
 	$(VENV)/bin/tilescale launch -n $(RANKS) $(DEMO) $(ARGS)
 

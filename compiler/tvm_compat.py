@@ -84,8 +84,39 @@ sym = importlib.import_module("tvm.sym")
 tvm_ffi = importlib.import_module("tvm_ffi")
 transform = importlib.import_module("tvm.tirx.transform")
 
-structural_map = tvm_ffi.structural_map
-structural_walk = tvm_ffi.structural_walk
+_ffi_of_structure = importlib.import_module("tvm_ffi._ffi_api")
+_POSTORDER = int(tvm_ffi.WalkOrder.POSTORDER)
+#: a type that callbacks are given for → its number in TVM's FFI. Asked of tvm_ffi itself, this was a tenth of compiling a kernel.
+_numbers: dict[Any, int] = {}
+
+
+def _numbered(callbacks: Any) -> list[tuple[int, Callable[[Any], Any]]]:
+    """Callbacks as TVM's FFI takes them: ``(type, f)``, ``((type, …), f)``, a sequence of such pairs, or a function of everything."""
+    if callable(callbacks):
+        callbacks = (Any, callbacks)
+    pairs = [callbacks] if isinstance(callbacks, tuple) and len(callbacks) == 2 and callable(callbacks[1]) else callbacks
+    made = []
+    for types_of, call in pairs:
+        for each in types_of if isinstance(types_of, tuple) else (types_of,):
+            number = _numbers.get(each)
+            if number is None:
+                annotation = Any if each is object else each
+                number = _numbers[each] = tvm_ffi.core.TypeSchema.from_annotation(annotation).origin_type_index
+                assert number >= 0 or annotation is Any, f"{each} has no number"
+            made.append((number, call))
+    return made
+
+
+def structural_walk(root: Any, callbacks: Any) -> Any:
+    """Calls the first callback of a value's type for every value in ``root``, children first (tvm_ffi.structural_walk)."""
+    return _ffi_of_structure.StructuralWalk(root, _numbered(callbacks), [], _POSTORDER)
+
+
+def structural_map(root: Any, callbacks: Any) -> Any:
+    """``root`` with what callbacks make of values of their types, children first (tvm_ffi.structural_map)."""
+    return _ffi_of_structure.StructuralMap(root, _numbered(callbacks), [], _POSTORDER)
+
+
 is_expr = ir.is_prim_expr
 
 

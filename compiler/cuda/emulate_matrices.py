@@ -63,39 +63,46 @@ def _stmatrix(count: int, trans: bool) -> Callable[..., None]:
     return run
 
 
+class _Places:
+    """Which thread of a warp holds each element of a matrix, and in which register. Counted once: every product of a warp asks."""
+
+    def __init__(self, fragment: Any):
+        at = np.indices(fragment.shape)
+        self.thread, self.slot = fragment.thread(*at), fragment.slot(*at)
+
+    def of(self, p: Pointer, w: int) -> tuple[Any, Any]:
+        """Threads and elements of ``p``'s registers, for the matrix of warp ``w``."""
+        return w * WARP + self.thread, p.index[w * WARP] + self.slot
+
+
 def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
-    a_map, b_map, c_map = mma_a(bits), mma_b(bits), mma_accumulator()
+    a_at, b_at, c_at = _Places(mma_a(bits)), _Places(mma_b(bits)), _Places(mma_accumulator())
     wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
         for w in whole_warps(b, m, "mma"):
-            get = lambda f, p, w=w: p.memory.data[  # noqa: E731
-                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
-            ]
-            x, y = (engines.factors(get(f, p), dt).astype(wide) for f, p, dt in ((a_map, pa, a_dtype), (b_map, pb, b_dtype)))
-            made = get(c_map, d).astype(wide) + x @ y
-            at = np.indices(c_map.shape)
-            d.memory.data[w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)] = made.astype(d.memory.data.dtype)
+            x, y = (
+                engines.factors(p.memory.data[f.of(p, w)], dt).astype(wide) for f, p, dt in ((a_at, pa, a_dtype), (b_at, pb, b_dtype))
+            )
+            there = c_at.of(d, w)
+            d.memory.data[there] = (d.memory.data[there].astype(wide) + x @ y).astype(d.memory.data.dtype)
 
     return run
 
 
 def _mma_sp(dtype: str) -> Callable[..., None]:
     """Each thread's register of places: of the even thread of a quad's first two those of 16 elements, of the odd one of the next 16."""
-    a_map, b_map, c_map = mma_a(16), mma_b(16), mma_accumulator()
+    a_at, b_at, c_at = _Places(mma_a(16)), _Places(mma_b(16)), _Places(mma_accumulator())
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
         words = np.broadcast_to(where, m.shape).astype(np.uint32)
         for w in whole_warps(b, m, "mma.sp"):
-            get = lambda f, p, w=w: engines.factors(p.memory.data[  # noqa: E731
-                w * WARP + f.thread(*np.indices(f.shape)), p.index[w * WARP] + f.slot(*np.indices(f.shape))
-            ], dtype).astype(np.float64)  # fmt: skip
+            get = lambda f, p, w=w: engines.factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)  # noqa: E731
             quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
             rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
-            x = expanded(get(a_map, pa), rows)
-            at = np.indices(c_map.shape)
-            there = w * WARP + c_map.thread(*at), d.index[w * WARP] + c_map.slot(*at)
-            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_map, pb), get(b_map, next_)])
+            x = expanded(get(a_at, pa), rows)
+            there = c_at.of(d, w)
+            made = d.memory.data[there].astype(np.float64) + x @ np.concatenate([get(b_at, pb), get(b_at, next_)])
             d.memory.data[there] = made.astype(d.memory.data.dtype)
 
     return run

@@ -33,15 +33,12 @@ class Copies:
     def __init__(self) -> None:
         self.open: list[Part] = []
         self.groups: list[list[Part]] = []
-        self.cells = np.zeros(0, np.int64)
-
-    def _count(self) -> None:
-        parts = [p for g in (*self.groups, self.open) for p in g]
-        self.cells = np.unique(np.concatenate([p.cells.ravel() for p in parts])) if parts else np.zeros(0, np.int64)
+        #: whether a copy into a cell of the block's shared memory is under way: into no cell are two, since the second would touch it
+        self.coming = np.zeros(0, bool)
 
     def touched(self, cells: Any) -> None:
         """Somebody reads or writes shared memory."""
-        if self.cells.size and np.isin(cells, self.cells).any():
+        if (self.open or self.groups) and self.coming.size and self.coming[cells].any():
             raise EmulationError("shared memory is touched while a copy into it is under way")
 
     def issue(self, b: Any, m: Any, size: int, to: Any, source: Any, count: Any) -> None:
@@ -69,7 +66,9 @@ class Copies:
         b.touch(arena, cells, np.broadcast_to(who[:, None], cells.shape), True)
         arena.data[cells] = b.draw.integers(0, 256, cells.shape, np.uint8)
         self.open.append(Part(who, cells, read(), read))
-        self._count()
+        if not self.coming.size:
+            self.coming = np.zeros(arena.cells, bool)
+        self.coming[cells] = True
 
     def commit(self, m: Any) -> None:
         self._all(m)
@@ -81,7 +80,8 @@ class Copies:
         done = []
         while len(self.groups) > pending:
             done += self.groups.pop(0)
-        self._count()
+        for p in done:
+            self.coming[p.cells] = False
         for p in done:
             if not np.array_equal(p.again(), p.data):
                 raise EmulationError("the source of a copy changed while it was under way")
@@ -95,7 +95,7 @@ class Copies:
 
     def finish(self) -> None:
         """The block is over."""
-        if self.cells.size:
+        if self.coming.any():
             raise EmulationError("a block ends while copies into its shared memory are under way")
 
 
