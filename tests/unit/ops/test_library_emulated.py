@@ -15,6 +15,9 @@ from tilescale.ops.case import as_tuple, worst
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("row_softmax", {"m": 5, "n": 1100}),
     ("row_softmax", {"m": 1, "n": 33000}),
+    ("row_softmax", {"m": 2, "n": 9001, "dtype": "float16"}),
+    ("row_softmax", {"m": 1, "n": 17000, "dtype": "float32"}),
+    ("row_softmax", {"m": 130, "n": 19, "dtype": "float16"}),
     ("rms_norms", {"m": 70, "n": 40, "dtype": "float16"}),
     ("rms_norms", {"m": 1, "n": 33000, "dtype": "float32"}),
     ("latent_attention", {"batch": 1, "heads": 64, "context": 200, "latent": 256, "rope": 64}),
