@@ -1,7 +1,8 @@
 """``softmax(x)`` over the last axis: ``y[i, j] = exp(x[i, j] - max x[i]) / sum exp(x[i] - max x[i])``.
 
-A row that a block holds in registers is read once. A longer one is read twice: the maximum and the sum of the exponentials are kept
-together, as in flash attention (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the row is written.
+A row that a block, or the blocks of a cluster, hold in registers is read once. A longer one is read twice: the maximum and the sum of the
+exponentials are kept together, as in flash attention (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the
+row is written.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def together(top: Any, total: Any, pairs: Any, acc: str):
 
 
 def softmax_shared_rows(columns: int, dtype: str, blocks: int, threads: int, width: int, begin_anywhere: bool) -> Any:
-    """The same by clusters of ``blocks`` blocks, each with ``width`` columns of a row in registers. They tell each other their maximum and
-    their sum of exponentials below it, once."""
+    """The same by clusters of ``blocks`` blocks, each with ``width`` columns of a row in registers. They exchange their maxima and
+    their sums of exponentials, both at once."""
     m, acc = T.dynamic("m"), "float64" if dtype == "float64" else "float32"
     (whole, rest), word = flat(dtype), 16 // BYTES[dtype]
     least = -T.infinity(acc)
