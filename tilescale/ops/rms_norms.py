@@ -103,12 +103,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: t
         raise TileValueError(f"a weight of {tuple(weight.shape)} for rows of {n}", expected=f"({n},), contiguous")
     y = host.result(out, tuple(x.shape), x.dtype, x)
     if x.numel():
-        if (how := ragged(n, dtype, x.numel() // n, host.multiprocessors(x.device))) is not None:
+        units = host.multiprocessors(x.device)
+        if (how := ragged(n, dtype, x.numel() // n, units)) is not None:
             given = (*halves(x), weight, *halves(y), x.numel() // n)
             host.launch(rms_norm_ragged_rows, given, columns=n, dtype=dtype, eps=float(eps), **how._asdict())
             return y
         args = x.view(-1, n), weight, y.view(-1, n)
-        host.launch(rms_norm_rows, args, columns=n, dtype=dtype, eps=float(eps), **cut(n, dtype)._asdict())
+        host.launch(rms_norm_rows, args, columns=n, dtype=dtype, eps=float(eps), **cut(n, dtype, x.numel() // n, units)._asdict())
     return y
 
 

@@ -1,7 +1,8 @@
 """``softmax(x)`` over the last axis: ``y[i, j] = exp(x[i, j] - max x[i]) / sum exp(x[i] - max x[i])``.
 
-A row that a block holds in registers is read once. A longer one is read twice: the maximum and the sum of the exponentials are kept
-together, as in flash attention (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the row is written.
+A row that a block, or the blocks of a cluster, hold in registers is read once. A longer one is read twice: the maximum and the sum of the
+exponentials are kept together, as in flash attention (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018), then the
+row is written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tilescale.language as T
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import host
 from tilescale.ops.case import Case, Expected, Op, expected, generator, normal
-from tilescale.ops.rows import BYTES, DTYPES, cut, error, fetch, flat, halves, leave, ragged, shapes
+from tilescale.ops.rows import BYTES, DTYPES, cut, error, fetch, flat, halves, leave, ragged, shapes, share, shared
 
 
 def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, turns: int) -> Any:
@@ -63,6 +64,78 @@ def softmax_rows(columns: int, dtype: str, rows: int, threads: int, width: int, 
                 Y[row + i, j] = T.cast(T.exp(T.cast(X[row + i, j], acc) - top[i]) * total[i], dtype)
 
     return softmax if turns == 1 else softmax_of_long_rows
+
+
+@T.macro
+def together(top: Any, total: Any, pairs: Any, acc: str):
+    """From each block's maximum and sum of exponentials below it, which all have in ``pairs`` (blocks, 2): total = what the block's own
+    exponentials are multiplied by."""
+    tops, parts = T.alloc_fragment((pairs.shape[0],), acc), T.alloc_fragment((pairs.shape[0],), acc)
+    most, whole = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+    for b in T.Parallel(pairs.shape[0]):
+        tops[b] = pairs[b, 0]
+    T.reduce_max(tops, most, dim=0)
+    for b in T.Parallel(pairs.shape[0]):
+        parts[b] = pairs[b, 1] * T.exp(tops[b] - most[0])
+    T.reduce_sum(parts, whole, dim=0)
+    for i in T.Parallel(1):
+        total[i] = T.exp(top[i] - most[i]) / whole[i]
+
+
+def softmax_shared_rows(columns: int, dtype: str, blocks: int, threads: int, width: int, begin_anywhere: bool) -> Any:
+    """The same by clusters of ``blocks`` blocks, each with ``width`` columns of a row in registers. They exchange their maxima and
+    their sums of exponentials, both at once."""
+    m, acc = T.dynamic("m"), "float64" if dtype == "float64" else "float32"
+    (whole, rest), word = flat(dtype), 16 // BYTES[dtype]
+    least = -T.infinity(acc)
+
+    @T.prim_func
+    def softmax_of_shared_rows(X: T.Tensor((m, columns), dtype), Y: T.Tensor((m, columns), dtype)):
+        with T.Kernel(m * blocks, threads=threads, cta_cluster=blocks) as block:
+            x = T.alloc_fragment((1, width), acc)
+            top, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+            own, pairs = T.alloc_shared((2,), acc), T.alloc_shared((blocks, 2), acc)
+            row, begin = block // blocks, block % blocks * width
+            for i, j in T.Parallel(1, width):
+                x[i, j] = T.if_then_else(begin + j < columns, T.cast(X[row + i, begin + j], acc), least)
+            T.reduce_max(x, top, dim=1)
+            for i, j in T.Parallel(1, width):
+                x[i, j] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, j] - top[i]))
+            T.reduce_sum(x, total, dim=1)
+            for i in T.Parallel(1):
+                own[i] = top[i]
+                own[1 + i] = total[i]
+            with T.Scale("cta_cluster"):
+                T.all_gather(own, pairs)
+            together(top, total, pairs, acc)
+            for i, j in T.Parallel(1, width):
+                Y[row + i, begin + j] = T.cast(x[i, j] * total[i], dtype)
+
+    @T.prim_func
+    def softmax_of_shared_ragged_rows(X: whole, Xend: rest, Y: whole, Yend: rest, rows: T.int32):
+        with T.Kernel(rows * blocks, threads=threads, cta_cluster=blocks) as block:
+            x, part = T.alloc_fragment((1, width // word, word), acc), T.alloc_fragment((1, width // word), acc)
+            top, total = T.alloc_fragment((1,), acc), T.alloc_fragment((1,), acc)
+            own, pairs = T.alloc_shared((2,), acc), T.alloc_shared((blocks, 2), acc)
+            row, skip = block // blocks, block % blocks * (width // word)
+            fetch(X, Xend, x, row, row == rows - 1, columns, skip, acc, least)
+            T.reduce_max(x, part, dim=2)
+            T.reduce_max(part, top, dim=1)
+            for i, w, e in T.Parallel(1, width // word, word):
+                x[i, w, e] = T.if_then_else(top[i] == least, 0.0, T.exp(x[i, w, e] - top[i]))
+            T.reduce_sum(x, part, dim=2)
+            T.reduce_sum(part, total, dim=1)
+            for i in T.Parallel(1):
+                own[i] = top[i]
+                own[1 + i] = total[i]
+            with T.Scale("cta_cluster"):
+                T.all_gather(own, pairs)
+            together(top, total, pairs, acc)
+            for i, w, e in T.Parallel(1, width // word, word):
+                x[i, w, e] *= total[i]
+            leave(x, Y, Yend, row, row == rows - 1, columns, skip, dtype)
+
+    return softmax_of_shared_ragged_rows if begin_anywhere else softmax_of_shared_rows
 
 
 def softmax_ragged_rows(columns: int, dtype: str, threads: int, words: int, turns: int) -> Any:
@@ -132,11 +205,17 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         raise TileValueError(f"softmax of {tuple(x.shape)}{'' if x.is_contiguous() else ', not contiguous'}", expected="contiguous rows")
     y = host.result(out, tuple(x.shape), x.dtype, x)
     if x.numel():
-        n = x.shape[-1]
-        if (how := ragged(n, dtype, x.numel() // n, host.multiprocessors(x.device))) is not None:
-            host.launch(softmax_ragged_rows, (*halves(x), *halves(y), x.numel() // n), columns=n, dtype=dtype, **how._asdict())
-            return y
-        host.launch(softmax_rows, (x.view(-1, n), y.view(-1, n)), columns=n, dtype=dtype, **cut(n, dtype)._asdict())
+        n, units = x.shape[-1], host.multiprocessors(x.device)
+        m = x.numel() // n
+        what, how = {"columns": n, "dtype": dtype}, ragged(n, dtype, m, units)
+        given = (x.view(m, n), y.view(m, n)) if how is None else (*halves(x), *halves(y), m)
+        if (blocks := shared(n, dtype, m, units)) > 1:
+            most = n if how is None else n + 16 // x.element_size() - 1  # a word more, where the row begins within one
+            host.launch(softmax_shared_rows, given, **what, **share(most, dtype, blocks)._asdict(), begin_anywhere=how is not None)
+        elif how is not None:
+            host.launch(softmax_ragged_rows, given, **what, **how._asdict())
+        else:
+            host.launch(softmax_rows, given, **what, **cut(n, dtype, m, units)._asdict())
     return y
 
 

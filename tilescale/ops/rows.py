@@ -27,22 +27,67 @@ class Cut(NamedTuple):
     turns: int
 
 
-def cut(columns: int, dtype: str) -> Cut:
+def cut(columns: int, dtype: str, rows: int | None = None, units: int = 132) -> Cut:
     """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one, with half as many numbers a thread where a
-    warp has room, so that there are blocks enough to load while others store. Longer ones: a block each, of as many threads as hold it in
-    registers. Rows that no block holds are walked over in several turns."""
+    warp has room, so that there are blocks enough to load while others store; with four where rows are not whole words of 16 bytes, so that
+    neighbouring lanes load neighbours. Longer ones: a block each, of as many threads as hold it in registers. Rows that no block holds are
+    walked over in several turns. Where ``rows`` are so few that multiprocessors would be idle, a row has more threads: a short one until
+    there are as many blocks as multiprocessors, a longer one until a thread has eight to sixteen numbers."""
     each = EACH // 2 if dtype == "float64" else EACH
     wanted = -(-columns // each)
     if wanted <= 32:
-        # rows that are not whole words of 16 bytes: neighbours of a row to neighbouring lanes
-        most = columns if columns * BYTES[dtype] % 16 else -(-2 * columns // each)
-        lanes = min(32, 1 << (most - 1).bit_length())
+        lanes = min(32, 1 << (-(-columns // (4 if columns * BYTES[dtype] % 16 else each // 2)) - 1).bit_length())
+        while rows is not None and lanes < 32 and lanes < columns and rows * lanes <= 128 * units:
+            lanes *= 2
         return Cut(128 // lanes, 128, columns, 1)
     threads = max(128, 1 << (wanted - 1).bit_length())
     if threads <= MOST:
+        while rows is not None and rows <= units and threads < MOST and columns >= threads * 2 * 8:
+            threads *= 2
         return Cut(1, threads, columns, 1)
     width = 512 * each // 2
     return Cut(1, 512, width, -(-columns // width))
+
+
+# ---- rows that several blocks share
+
+
+#: blocks of a cluster, at most (what every Hopper GPU takes)
+CLUSTER = 8
+
+
+class Share(NamedTuple):
+    """``blocks`` blocks of a cluster to a row, of ``threads`` each; each has ``width`` columns of it, in whole words of
+    16 bytes."""
+
+    blocks: int
+    threads: int
+    width: int
+
+
+def shared(columns: int, dtype: str, rows: int, units: int) -> int:
+    """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows that are longer than what a block of
+    512 threads holds, as many as it takes for parts of 12288 columns, since two such blocks fit on a multiprocessor. More where
+    multiprocessors would be idle and parts are no less than 4096 columns. Eight at most: what is longer than eight blocks of 1024 threads
+    hold is no such row. (Of float64 half as many columns.)"""
+    scale = 1 if dtype == "float64" else 2
+    if columns > scale * (CLUSTER * MOST * EACH // 2 - 16):
+        return 1
+    least = -(-columns // (scale * 6144)) if columns > scale * 8192 else 1
+    blocks = 1
+    while blocks < CLUSTER and (blocks < least or (2 * blocks * rows <= units and columns >= 2 * blocks * scale * 2048)):
+        blocks *= 2
+    return blocks
+
+
+def share(columns: int, dtype: str, blocks: int, threads: int = 0) -> Share:
+    """The columns of each of ``blocks`` blocks, whole words of 16 bytes for each of its threads, of which there are 256 to 1024: as few as
+    have 24 numbers each, so that they fit in 64 registers."""
+    part = -(-columns // blocks)
+    if not threads:
+        threads = min(MOST, max(256, 1 << (-(-part // (12 if dtype == "float64" else 24)) - 1).bit_length()))
+    turn = threads * 16 // BYTES[dtype]
+    return Share(blocks, threads, -(-part // turn) * turn)
 
 
 # ---- rows that begin anywhere
@@ -58,10 +103,13 @@ class Ragged(NamedTuple):
 
 def ragged(columns: int, dtype: str, rows: int, units: int) -> Ragged | None:
     """How long rows are cut whose beginnings are no multiples of 16 bytes, so that words of 16 bytes move all the same; None for others.
-    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can."""
+    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can; rows of up to 8192 columns are none
+    of these then: threads enough to load single numbers would be idle, and it has fewer steps."""
     each, word = EACH // 2 if dtype == "float64" else EACH, 16 // BYTES[dtype]
     if columns * BYTES[dtype] % 16 == 0 or columns <= 32 * each or rows * columns >= 1 << 31 or BYTES[dtype] > 2:
         return None  # numbers of four bytes come in whole lines, 32 lanes side by side
+    if rows <= units and columns <= 8192:
+        return None
     words = -(-(columns + word - 1) // word)
     threads = max(128, 1 << (-(-words * word // each) - 1).bit_length())
     if threads <= MOST:
@@ -135,10 +183,17 @@ def shapes(small: bool) -> Iterator[dict[str, Any]]:
         yield {"m": 1, "n": 16640, "dtype": "float64"}
         yield from ({"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001)))  # rows that begin anywhere, whole and in turns
         yield from ({"m": 3, "n": 1030, "dtype": d} for d in ("float16", "float8_e4m3fn"))
+        yield from ({"m": 133, "n": n, "dtype": d} for n, d in ((1030, "float16"), (1099, "float8_e4m3fn")))  # as many as to move in words
+        yield from ({"m": m, "n": n} for m, n in ((2, 9000), (2, 9001)))  # several blocks to a row
+        yield from ({"m": 1, "n": n} for n in (262144, 262145))  # turns, where even eight blocks do not hold a row
+        yield from ({"m": 1, "n": n, "dtype": d} for n, d in ((17000, "float32"), (9003, "float8_e4m3fn")))
+        yield from ({"m": m, "n": 19} for m in (1, 300, 5000))  # four lanes to 32 for a row
+        yield from ({"m": m, "n": 56, "dtype": "float32"} for m in (2, 1100))
         return
     for dtype in DTYPES:
         for m, n in ((333, 1000), (77, 1001), (3, 40000)):
             yield {"m": m, "n": n, "dtype": dtype}
     for dtype in ("bfloat16", "float32"):
-        for m, n in ((1000, 64), (5, 8192), (3, 32768), (2, 100001), (37, 100003), (333, 1025), (200, 50001), (77, 9999)):
+        for m, n in ((1000, 64), (5, 8192), (3, 32768), (2, 100001), (37, 100003), (333, 1025), (200, 50001), (77, 9999),
+                     (2, 270000), (3, 270001), (150, 20001), (140, 131072), (33000, 19), (9000, 60), (131, 5000), (132, 3001), (133, 3001)):
             yield {"m": m, "n": n, "dtype": dtype}

@@ -12,6 +12,7 @@ import torch
 import tilescale.ops
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.ops import HOME, MODULES, load, w4a16
+from tilescale.ops import rows as cuts
 from tilescale.ops.case import Case, Op, as_tuple, worst
 
 SMALL = [pytest.param(load(m), c, id=f"{load(m).name}: {c}") for m in MODULES for c in load(m).cases if c.small]
@@ -45,6 +46,37 @@ def test_meaning(op: Op, case: Case, target: str, monkeypatch: pytest.MonkeyPatc
         alike = a.contiguous().view(torch.uint8).equal(g.contiguous().view(torch.uint8))
         assert alike if arguments.get("deterministic", True) else worst(a, w) <= 1
         assert (room[:128].view(torch.uint8) == 0x55).all() and (room[-128:].view(torch.uint8) == 0x55).all()
+
+
+@pytest.mark.parametrize("n", [19, 3001, 9000, 9001, 262145])
+def test_infinities_in_a_softmax(n: int):
+    """However rows are cut: minus infinities are zeros, also where all that a block or a turn has are some; rows of them alone and rows with
+    an infinity or a NaN are NaN."""
+    rows = torch.randn(5, n)
+    rows[0, n // 5 :] = -torch.inf
+    rows[1, : n - 3] = -torch.inf
+    rows[2] = -torch.inf
+    rows[3, n // 2] = torch.inf
+    rows[4, n - 1] = torch.nan
+    for x in (rows, rows.bfloat16()):
+        got, want = tilescale.ops.softmax(x), x.double().softmax(-1)
+        assert got[2:].isnan().all() and want[2:].isnan().all()
+        assert torch.allclose(got[:2].double(), want[:2], rtol=2.0**-7 if x.dtype == torch.bfloat16 else 2.0**-14, atol=0)
+        assert (got[:2][want[:2] == 0] == 0).all()
+
+
+@pytest.mark.parametrize("columns, rows", [(7, 1), (19, 5000), (1000, 3), (3001, 200), (9001, 2), (33000, 60), (131056, 1), (262128, 999), (300001, 4)])
+def test_cuts_have_every_column(columns: int, rows: int):
+    """Of every dtype: all columns are somewhere, a thread has no more of them than registers, words are whole."""
+    for dtype, size in cuts.BYTES.items():
+        each, word = (16 if size == 8 else 32), 16 // size
+        cut = cuts.cut(columns, dtype, rows, 132)
+        assert cut.width * cut.turns >= columns and cut.rows * cut.width <= cut.threads * each * 2
+        blocks = cuts.shared(columns, dtype, rows, 132)
+        share = cuts.share(columns + word - 1, dtype, blocks) if blocks > 1 else None
+        if share is not None:
+            assert share.blocks * share.width >= columns + word - 1 and share.width % (share.threads * word) == 0
+            assert share.width <= share.threads * each and share.threads <= 1024 and blocks in (2, 4, 8)
 
 
 @pytest.mark.parametrize("module", MODULES)
