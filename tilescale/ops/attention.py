@@ -210,6 +210,8 @@ def parts_of(queries: int, keys: int, heads: int, tile: Tile, units: int) -> int
     return max(1, min(units // (-(-queries // tile.BM) * heads), -(-keys // tile.BN) // 2, PARTS))
 
 
+#: keys up to which tiles of few rows are better than shares of the keys, which a second kernel joins
+SHORT = 2048
 #: what a round costs beside the products of its keys: as much as so many more
 ROUND = 32
 
@@ -225,22 +227,25 @@ def tile_of(
 ) -> Tile:  # fmt: skip
     """The tile for a head dimension, as registers and shared memory have room: a warpgroup has 64 rows of o, of the scores and of p. Blocks
     of one warpgroup, of which several fit side by side, where 64 rows hold all queries, where packed sequences are too short to fill 128,
-    where keys are one round, and where a causal mask's tiles of 128 are too few for the GPU.
+    where keys are one round, and where tiles of 128 are too few for the GPU under a causal mask or with short walks.
 
     Args:
         each: tiles of 128 queries that a head has. blocks: how many may stay; 0: none do. Where o has 256 columns and a causal mask ends in
             the second round, registers do not suffice for blocks that stay.
         queries, keys: the most of a sequence. heads: of all sequences together. units: multiprocessors.
     """
-    few = causal and 2 * -(-queries // 128) * heads <= units
+    few = (causal or keys <= SHORT) and 2 * -(-queries // 128) * heads <= units
     if queries <= 64 or keys <= 64 or few or packed and queries <= 128:
         BN = keys_of_tile(128 if dim <= 128 and not (packed and queries > 64) else 64, keys)
+        if keys <= BN == 16 and dim > 192:
+            return Tile(64, BN, 128, 0)  # a producer's warp would keep a second block off the multiprocessor
         return Tile(64, BN, 128, 1 if keys <= BN else 2)
     if dim <= 64:
         return Tile(192, 128, 384, blocks=0 if causal and each > FEW else blocks)
     if dim <= 128:
         return Tile(128, 128, 256, blocks=0 if causal and each > FEW else blocks)
-    most = 112 if dim <= 160 else 96 if dim <= 176 else 80 if dim <= 192 else 64
+    # a causal mask's last round is the shorter, the fewer keys it has: what that saves is more than what fewer rounds do
+    most = 64 if causal or dim > 192 else 112 if dim <= 160 else 96 if dim <= 176 else 80
     return Tile(128, keys_of_tile(most, keys), 256, blocks=0 if causal else blocks)
 
 

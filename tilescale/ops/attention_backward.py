@@ -326,9 +326,14 @@ def key_tiles(dim: int, added: bool) -> dict[str, int]:
     return {"BM": 64, "BN": 64, "stages": 2, "ahead": 2}
 
 
-def query_tiles(dim: int) -> dict[str, int]:
-    """What `query_gradients` takes: products of two rounds at once where there are registers for them."""
-    return {"BM": 128, "BN": 64, "stages": 3} if dim <= 128 else {"BM": 128, "BN": 32, "stages": 2}
+def query_tiles(dim: int, queries: int, heads: int, units: int) -> dict[str, int]:
+    """What `query_gradients` takes: products of two rounds at once where there are registers for them; of large dimensions tiles of 64
+    rows where those of 128 leave multiprocessors idle."""
+    if dim <= 128:
+        return {"BM": 128, "BN": 64, "stages": 3}
+    if -(-queries // 128) * heads < units:
+        return {"BM": 64, "BN": 64 if dim <= 192 else 32, "stages": 2, "threads": 128}
+    return {"BM": 128, "BN": 32, "stages": 2}
 
 
 #: head dimensions up to which a block with all keys of a sequence has registers for all three gradients, without and with a causal mask
@@ -417,7 +422,7 @@ def attention_gradients(
         host.launch(rounded, (parts.view(-1, wide_of(dim)), dq.view(-1, dim)), dim=dim, dtype=dtype, scale=more["scale"])
         return results
     host.launch(key_gradients, (q, k, v, do, sums, dk, dv, *starts, *most[1]), **more, **tiles)
-    by_query: dict[str, Any] = query_tiles(dim)
+    by_query: dict[str, Any] = query_tiles(dim, queries, batch * heads, units)
     by_query["longest_first"] = is_longest_first(causal, -(-queries // by_query["BM"]), batch * heads, units)
     host.launch(query_gradients, (q, k, v, do, sums, dq, *starts, *most[0]), **more, TILE=rows, **by_query)
     return results

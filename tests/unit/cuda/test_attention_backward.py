@@ -133,7 +133,7 @@ COMPILED: list[tuple[Any, dict[str, Any]]] = [
     *[(key_gradients, {"dim": dim, "added": True, "causal": causal, "ragged": ragged, **key_tiles(dim, True)})
       for dim in (64, 128) for causal, ragged in ((False, True), (True, False))],
     *[(key_gradients, {"dim": dim, **key_tiles(dim, False)}) for dim in (64, 128, 256)],
-    (query_gradients, {"dim": 128, "TILE": 64, **query_tiles(128)}),
+    (query_gradients, {"dim": 128, "TILE": 64, **query_tiles(128, 1024, 16, 132)}),
 ]  # fmt: skip
 
 

@@ -206,13 +206,15 @@ def test_tiles_of_attention():
     """Short queries, few keys and few tiles under a causal mask get blocks of one warpgroup; keys of no more than a tile get one stage."""
     from tilescale.ops.attention import Tile, keys_of_tile, tile_of
 
-    assert tile_of(200, queries=3, keys=3) == tile_of(256, True, 1, 132, 3, 3, 744) == Tile(64, 16, 128, 1)
+    assert tile_of(200, queries=3, keys=3) == tile_of(256, True, 1, 132, 3, 3, 744) == Tile(64, 16, 128, 0)
+    assert tile_of(128, False, 2, 132, 256, 896, 24) == Tile(64, 128, 128, 2)
+    assert tile_of(128, False, 2, 132, 256, 30000, 24).BM == 128, "long walks are shared"
     assert tile_of(96, False, 1, 132, 128, 4, 143) == Tile(64, 16, 128, 1)
     assert tile_of(96, queries=64, keys=64) == Tile(64, 64, 128, 1)
     assert tile_of(112, queries=102, keys=102, heads=2736, packed=True) == Tile(64, 64, 128, 2)
     assert tile_of(128, True, 30, 132, 3744, 3744, 2) == Tile(64, 128, 128, 2)
     assert tile_of(128, True, 30, 132, 3744, 3744, 3).BM == 128, "90 tiles fill the GPU better than 180"
-    assert tile_of(168, True, 121, 132, 15407, 15407, 4) == Tile(128, 96, 256, 2)
+    assert tile_of(168, True, 121, 132, 15407, 15407, 4) == Tile(128, 64, 256, 2)
     assert [keys_of_tile(80, n) for n in (16, 17, 64, 80, 168, 240)] == [16, 64, 64, 80, 64, 80]
 
 
