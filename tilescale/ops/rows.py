@@ -28,20 +28,24 @@ class Cut(NamedTuple):
 
 
 def cut(columns: int, dtype: str, rows: int | None = None, units: int = 132) -> Cut:
-    """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one, with half as many numbers a thread where a
-    warp has room, so that there are blocks enough to load while others store; with four where rows are not whole words of 16 bytes, so that
-    neighbouring lanes load neighbours. Longer ones: a block each, of as many threads as hold it in registers. Rows that no block holds are
-    walked over in several turns. Where ``rows`` are so few that multiprocessors would be idle, a row has more threads: a short one until
-    there are as many blocks as multiprocessors, a longer one until a thread has eight to sixteen numbers."""
-    each = EACH // 2 if dtype == "float64" else EACH
+    """Short rows: several to a block of 128 threads, each in a part of a warp or in a whole one, with sixteen numbers a lane, eight of four
+    bytes or where rows are not whole words of 16 bytes. Longer ones: a block each, of as many threads as hold it in registers, with sixteen
+    numbers each where they come one by one. Rows that no block holds are walked over in several turns. Where ``rows`` are few, one has more
+    threads: a short one until there are four blocks a multiprocessor, at last a block of its own; a longer one, where multiprocessors
+    would be idle, until a thread has eight to sixteen numbers."""
+    each, odd = EACH // 2 if dtype == "float64" else EACH, columns * BYTES[dtype] % 16 > 0
     wanted = -(-columns // each)
     if wanted <= 32:
-        lanes = min(32, 1 << (-(-columns // (4 if columns * BYTES[dtype] % 16 else each // 2)) - 1).bit_length())
-        while rows is not None and lanes < 32 and lanes < columns and rows * lanes <= 128 * units:
+        if rows is not None and rows <= 4 * units and columns > 256:
+            return Cut(1, 128, columns, 1)
+        lanes = min(32, 1 << (-(-columns // (8 if odd or BYTES[dtype] >= 4 else 16)) - 1).bit_length())
+        while rows is not None and lanes < 32 and lanes < columns and rows * lanes <= 4 * 128 * units:
             lanes *= 2
         return Cut(128 // lanes, 128, columns, 1)
     threads = max(128, 1 << (wanted - 1).bit_length())
     if threads <= MOST:
+        if odd:
+            threads = min(MOST, max(128, 1 << (-(-2 * columns // each) - 1).bit_length()))
         while rows is not None and rows <= units and threads < MOST and columns >= threads * 2 * 8:
             threads *= 2
         return Cut(1, threads, columns, 1)
@@ -66,14 +70,18 @@ class Share(NamedTuple):
 
 
 def shared(columns: int, dtype: str, rows: int, units: int) -> int:
-    """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows that are longer than what a block of
-    512 threads holds, as many as it takes for parts of 12288 columns, since two such blocks fit on a multiprocessor. More where
-    multiprocessors would be idle and parts are no less than 4096 columns. Eight at most: what is longer than eight blocks of 1024 threads
-    hold is no such row. (Of float64 half as many columns.)"""
+    """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows of more than 16384 columns as many as
+    it takes for parts of 10240, eight at most; more where multiprocessors would be idle and parts are no less than 4096 columns. Where there
+    are more rows than every other multiprocessor could take, those alone are shared that begin anywhere; where there are more than
+    multiprocessors, of 16-bit ones those of 40960 columns at most: others go as fast in several turns (docs/PERFORMANCE.md). What is longer
+    than eight blocks of 1024 threads hold is no such row. (Of float64 half as many columns.)"""
     scale = 1 if dtype == "float64" else 2
     if columns > scale * (CLUSTER * MOST * EACH // 2 - 16):
         return 1
-    least = -(-columns // (scale * 6144)) if columns > scale * 8192 else 1
+    anywhere = columns * BYTES[dtype] % 16 > 0
+    if 2 * rows > units and not anywhere or rows > units and BYTES[dtype] <= 2 and columns > 40960:
+        return 1
+    least = -(-columns // (scale * 5120)) if columns > scale * 8192 else 1
     blocks = 1
     while blocks < CLUSTER and (blocks < least or (2 * blocks * rows <= units and columns >= 2 * blocks * scale * 2048)):
         blocks *= 2
@@ -82,10 +90,10 @@ def shared(columns: int, dtype: str, rows: int, units: int) -> int:
 
 def share(columns: int, dtype: str, blocks: int, threads: int = 0) -> Share:
     """The columns of each of ``blocks`` blocks, whole words of 16 bytes for each of its threads, of which there are 256 to 1024: as few as
-    have 24 numbers each, so that they fit in 64 registers."""
+    have 40 numbers each, since blocks that end early make room for others."""
     part = -(-columns // blocks)
     if not threads:
-        threads = min(MOST, max(256, 1 << (-(-part // (12 if dtype == "float64" else 24)) - 1).bit_length()))
+        threads = next((n for n in (256, 512) if part <= n * (20 if dtype == "float64" else 40)), MOST)
     turn = threads * 16 // BYTES[dtype]
     return Share(blocks, threads, -(-part // turn) * turn)
 
@@ -103,13 +111,11 @@ class Ragged(NamedTuple):
 
 def ragged(columns: int, dtype: str, rows: int, units: int) -> Ragged | None:
     """How long rows are cut whose beginnings are no multiples of 16 bytes, so that words of 16 bytes move all the same; None for others.
-    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can; rows of up to 8192 columns are none
-    of these then: threads enough to load single numbers would be idle, and it has fewer steps."""
+    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can. Rows of up to 16384 columns are none
+    of these: threads enough to load them number by number are faster."""
     each, word = EACH // 2 if dtype == "float64" else EACH, 16 // BYTES[dtype]
-    if columns * BYTES[dtype] % 16 == 0 or columns <= 32 * each or rows * columns >= 1 << 31 or BYTES[dtype] > 2:
+    if columns * BYTES[dtype] % 16 == 0 or columns <= 512 * each or rows * columns >= 1 << 31 or BYTES[dtype] > 2:
         return None  # numbers of four bytes come in whole lines, 32 lanes side by side
-    if rows <= units and columns <= 8192:
-        return None
     words = -(-(columns + word - 1) // word)
     threads = max(128, 1 << (-(-words * word // each) - 1).bit_length())
     if threads <= MOST:
@@ -184,7 +190,7 @@ def shapes(small: bool) -> Iterator[dict[str, Any]]:
         yield from ({"m": m, "n": n} for m, n in ((3, 1101), (8, 1027), (3, 33001)))  # rows that begin anywhere, whole and in turns
         yield from ({"m": 3, "n": 1030, "dtype": d} for d in ("float16", "float8_e4m3fn"))
         yield from ({"m": 133, "n": n, "dtype": d} for n, d in ((1030, "float16"), (1099, "float8_e4m3fn")))  # as many as to move in words
-        yield from ({"m": m, "n": n} for m, n in ((2, 9000), (2, 9001)))  # several blocks to a row
+        yield from ({"m": m, "n": n} for m, n in ((2, 9000), (2, 9001), (2, 16411)))  # several blocks to a row
         yield from ({"m": 1, "n": n} for n in (262144, 262145))  # turns, where even eight blocks do not hold a row
         yield from ({"m": 1, "n": n, "dtype": d} for n, d in ((17000, "float32"), (9003, "float8_e4m3fn")))
         yield from ({"m": m, "n": 19} for m in (1, 300, 5000))  # four lanes to 32 for a row
