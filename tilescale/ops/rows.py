@@ -71,8 +71,8 @@ class Share(NamedTuple):
 
 def shared(columns: int, dtype: str, rows: int, units: int) -> int:
     """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows of more than 16384 columns as many as
-    it takes for parts of 10240, eight at most; more where multiprocessors would be idle and parts are no less than 4096 columns. Where there
-    are more rows than every other multiprocessor could take, those alone are shared that begin anywhere; where there are more than
+    it takes for parts of 10240, eight at most; more where multiprocessors would be idle and parts are no less than 4096 columns. Where
+    there are more rows than every other multiprocessor could take, those alone are shared that begin anywhere; where there are more than
     multiprocessors, of 16-bit ones those of 40960 columns at most: others go as fast in several turns (docs/PERFORMANCE.md). What is longer
     than eight blocks of 1024 threads hold is no such row. (Of float64 half as many columns.)"""
     scale = 1 if dtype == "float64" else 2
@@ -111,8 +111,8 @@ class Ragged(NamedTuple):
 
 def ragged(columns: int, dtype: str, rows: int, units: int) -> Ragged | None:
     """How long rows are cut whose beginnings are no multiples of 16 bytes, so that words of 16 bytes move all the same; None for others.
-    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can. Rows of up to 16384 columns are none
-    of these: threads enough to load them number by number are faster."""
+    Where there are fewer rows than multiprocessors, a block has as much of its row under way as it can. Rows of up to 16384 columns are
+    none of these: threads enough to load them number by number are faster."""
     each, word = EACH // 2 if dtype == "float64" else EACH, 16 // BYTES[dtype]
     if columns * BYTES[dtype] % 16 == 0 or columns <= 512 * each or rows * columns >= 1 << 31 or BYTES[dtype] > 2:
         return None  # numbers of four bytes come in whole lines, 32 lanes side by side

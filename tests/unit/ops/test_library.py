@@ -76,7 +76,7 @@ def test_cuts_have_every_column(columns: int, rows: int):
         share = cuts.share(columns + word - 1, dtype, blocks) if blocks > 1 else None
         if share is not None:
             assert share.blocks * share.width >= columns + word - 1 and share.width % (share.threads * word) == 0
-            assert share.width <= share.threads * (each if share.threads == 1024 else each * 5 // 4) and share.threads <= 1024 and blocks in (2, 4, 8)
+            assert share.width <= share.threads * (each if share.threads == 1024 else each * 3 // 2) and share.threads <= 1024 and blocks in (2, 4, 8)
 
 
 @pytest.mark.parametrize("module", MODULES)
