@@ -53,15 +53,15 @@ def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
         split = min(ceil_div(8 * units, blocks), ceil_div(steps, 5)) if steps >= 16 and blocks < 5 * units else 1
         return Thin(lanes, groups, rows, ahead, split)
     lanes = min(32, 1 << (ceil_div(long, WORD) - 1).bit_length())
-    steps = lambda: ceil_div(K, 256 // lanes * WORD)  # noqa: E731
-    if steps() > 12:
+    if (steps := ceil_div(K, 256 // lanes * WORD)) > 12:
         blocks = ceil_div(long, lanes * WORD)
-        split = min(ceil_div(8 * units, blocks), ceil_div(steps(), 2), 128) if blocks < 3 * units else 1
+        split = min(ceil_div(8 * units, blocks), ceil_div(steps, 2), 128) if blocks < 3 * units else 1
         return Thin(lanes, 256 // lanes, 1, 2 if few <= 4 else 1, split)
-    while lanes > 4 and steps() > 1 and ceil_div(long, lanes * WORD) < units:  # few columns: more threads for k
+    while lanes > 4 and steps > 1 and ceil_div(long, lanes * WORD) < units:  # few columns: more threads for k
         lanes //= 2
+        steps = ceil_div(K, 256 // lanes * WORD)
     groups = min(256 // lanes, 1 << (ceil_div(K, WORD) - 1).bit_length())
-    return Thin(lanes, groups, 1, 2 if few <= 4 and steps() > 1 else 1, 1)
+    return Thin(lanes, groups, 1, 2 if few <= 4 and steps > 1 else 1, 1)
 
 
 def words(t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
