@@ -68,6 +68,12 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(of, "shared_memory_per_block_optin", 232_448))
 
 
+@functools.cache
+def has_clusters(device: torch.device) -> bool:
+    """Whether blocks of a cluster reach each other's shared memory there: on GPUs from sm_90, and on devices that are none."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 def dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 

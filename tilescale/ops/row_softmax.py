@@ -209,7 +209,7 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         m = x.numel() // n
         what, how = {"columns": n, "dtype": dtype}, ragged(n, dtype, m, units)
         given = (x.view(m, n), y.view(m, n)) if how is None else (*halves(x), *halves(y), m)
-        if (blocks := shared(n, dtype, m, units)) > 1:
+        if (blocks := shared(n, dtype, m, units) if host.has_clusters(x.device) else 1) > 1:
             most = n if how is None else n + 16 // x.element_size() - 1  # a word more, where the row begins within one
             host.launch(softmax_shared_rows, given, **what, **share(most, dtype, blocks)._asdict(), begin_anywhere=how is not None)
         elif how is not None:
