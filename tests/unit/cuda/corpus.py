@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
 
     monkeypatch.setattr(host, "launch", launch)
     monkeypatch.setattr(host, "shared_memory", lambda device: limit_of(arch))
-    with FakeTensorMode():  # tensors without memory: a benchmark's are large
+    monkeypatch.setattr(host, "has_clusters", lambda device: arch == "sm_90a")
+    with nullcontext() if case.small else FakeTensorMode():  # tensors without memory: a benchmark's are large
         op.run(**op.draw(**case.shape))
     return list(made.values())
 
