@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.source import location
+from tilescale.compiler.ops.participants import as_meta, demands
 from tilescale.compiler.ops.print import dtype_code
-from tilescale.compiler.passes.participants import as_meta, demands
 from tilescale.compiler.passes.residency import meets_ranks, shared_bytes
-from tilescale.errors import Loc, TileValueError
+from tilescale.errors import TileValueError
 from tilescale.language.annotations import TensorSpec
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
@@ -134,9 +135,6 @@ def expression(value: Any) -> Any:
     return int(known)
 
 
-def location(loc: Loc | None) -> list[Any] | None:
-    """A place as JSON, see tilescale.explain.place."""
-    return None if loc is None else [loc.file, loc.line, loc.col, loc.end_line, loc.end_col]
 
 
 def written_parameters(program: Any) -> set[int]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from tilescale.compiler import static
 from tilescale.compiler.backend import Backend, Lowered
-from tilescale.compiler.description import Artifact, location
+from tilescale.compiler.description import Artifact
+from tilescale.compiler.ir.source import location
 
 #: target → the module of its back end, which is loaded when it is first asked for
 BACKENDS = {"cpu": "tilescale.compiler.cpu.backend", "cuda": "tilescale.compiler.cuda.backend"}

@@ -91,7 +91,7 @@ class LaunchError(TileError, RuntimeError):
 
 
 class FindingError(LaunchError):
-    """A simulated launch in which something is wrong. ``report``: the findings (a :class:`tilescale.compiler.sim.findings.Report`)."""
+    """A simulated launch in which something is wrong. ``report``: the findings (a :class:`tilescale.compiler.findings.Report`)."""
 
     def __init__(self, report: Any):
         self.report = report

@@ -252,7 +252,7 @@ class Hosts:
         return _whole(access, size)
 
     def _race(self, twins: sim.Twins, owner: int, this: Access, that: Access, hit: tuple[int, int]) -> Any:
-        from tilescale.compiler.sim.findings import Finding, Where
+        from tilescale.compiler.findings import Finding, Where
 
         does, did = ("writes" if a.writes else "reads" for a in (this, that))
         memory = f"bytes {hit[0]}:{hit[1]} of {twins.what} in the memory of rank {owner}"

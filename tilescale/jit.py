@@ -238,7 +238,7 @@ class Jit:
         raise NotImplementedError
 
     def program(self, *args: Any, **kwargs: Any) -> Any:
-        """The tile program for these arguments (a :class:`tilescale.compiler.frontend.trace.TileProgram`), traced and not compiled."""
+        """The tile program for these arguments (a :class:`tilescale.compiler.ir.program.TileProgram`), traced and not compiled."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torch, place
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.findings import Report
+    from tilescale.compiler.findings import Report
     from tilescale.profiler import Profiler
     from tilescale.report import ResourceReport
 
@@ -166,7 +166,7 @@ class Kernel:
         return self.target
 
     def program(self) -> Any:
-        """The kernel as tile IR (a :class:`tilescale.compiler.frontend.trace.TileProgram`), traced again."""
+        """The kernel as tile IR (a :class:`tilescale.compiler.ir.program.TileProgram`), traced again."""
         return self._program()
 
     @property

@@ -133,7 +133,7 @@ class Windows:
         self.fresh.pop(members, None)
 
     def _run(self, members: tuple[int, ...]) -> None:
-        from tilescale.compiler.sim.findings import Report
+        from tilescale.compiler.findings import Report
         from tilescale.compiler.sim.overlap import Window
 
         steps, checking = self.steps.get(members, []), self.checking

@@ -154,7 +154,7 @@ class Checking:
 
     def __post_init__(self) -> None:
         if self.report is None:
-            from tilescale.compiler.sim.findings import Report
+            from tilescale.compiler.findings import Report
 
             self.report = Report()
 
@@ -335,7 +335,7 @@ def world(ranks: int, checking: Checking) -> sim.SimWorld:
 def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[int]) -> BaseException:
     """Ranks that wait for one another for ever, which is a finding. A program gets it as such where a launch is among what they wait
     in, else as the CommError that calls of tilescale.comm raise everywhere."""
-    from tilescale.compiler.sim.findings import Finding, Report, Where
+    from tilescale.compiler.findings import Finding, Report, Where
 
     launches = [a for a in waiting if isinstance(a.offer, Call)]
     error = sim.disagreement(waiting, ended)
@@ -364,7 +364,7 @@ def _together(calls: list[Call], members: tuple[int, ...], size: int, checking: 
     """A launch that all ranks of a team have made; what each of them printed."""
     finding = _difference(calls)
     if finding is not None:
-        from tilescale.compiler.sim.findings import Report
+        from tilescale.compiler.findings import Report
 
         report = Report([finding], 1)
         if checking is not None:
@@ -386,7 +386,7 @@ def _show(lines: list[str]) -> None:
 
 def _difference(calls: list[Call]) -> Any:
     """What ranks that launch together do differently, as a finding."""
-    from tilescale.compiler.sim.findings import Finding, Where
+    from tilescale.compiler.findings import Finding, Where
     from tilescale.compiler.sim.run import different
 
     first = calls[0]
@@ -423,7 +423,7 @@ def _perform(
     Raises:
         FindingError: something is wrong with it, and nobody gathers findings.
     """
-    from tilescale.compiler.sim.findings import Report
+    from tilescale.compiler.findings import Report
 
     kernel = calls[0].kernel
     empty: list[dict[str, Any]] = [{}] * ranks

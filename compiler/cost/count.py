@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
-from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import canonical
 
@@ -397,7 +396,7 @@ class _Counting:
         """Tiles that a pipelined loop's copies fill have a place for each stage."""
         for x in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
             call: Any = x.value if isinstance(x, tirx.Evaluate) else None
-            op = None if call is None else base.find(call)
+            op = None if call is None else find(call)
             if op is not None and op.name == "copy" and call.args[0].source in self.shapes and call.args[1].source not in self.shapes:
                 self.stages[call.args[1].source] = stages
 
@@ -421,7 +420,7 @@ class _Counting:
         self.element(s.buffer, s.indices, weight, work.written)
 
     def _s_Evaluate(self, s: Any, weight: Any, work: Work) -> None:
-        op = base.find(s.value)
+        op = find(s.value)
         if op is None:
             if ir.is_prim_expr(s.value):
                 self.operations(s.value, weight, work)

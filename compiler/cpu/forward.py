@@ -10,7 +10,7 @@ from typing import Any
 from tilescale.compiler.cpu.tile import const
 from tilescale.compiler.cpu.view import View
 from tilescale.compiler.ir.buffers import buffer_uses
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 #: Rows this far apart (or a multiple) fall into few cache sets: those are gathered into a tile after all.
@@ -53,7 +53,7 @@ def reads_well(v: View, itemsize: int) -> bool:
 
 def _call(stmt: Any, name: str) -> Any:
     value: Any = stmt.value if isinstance(stmt, tirx.Evaluate) else None
-    return value if base.find(value) is not None and value.op.name == name else None
+    return value if find(value) is not None and value.op.name == name else None
 
 
 def _dtype(region: Any) -> str:

@@ -22,11 +22,11 @@ from tilescale.compiler.cpu.scalars import Scalars
 from tilescale.compiler.cpu.scales import Scales, any_fork
 from tilescale.compiler.cpu.tile import Tile, const
 from tilescale.compiler.cpu.view import View, widened
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Strided
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
@@ -363,7 +363,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return seq([self.stmt(x) for x in s.seq])
 
     def _s_Evaluate(self, s: Any) -> Any:
-        op = base.find(s.value)
+        op = find(s.value)
         if op is None:
             return tirx.Evaluate(self.scalar(s.value)) if isinstance(s.value, ir.Call) else tirx.Evaluate(lit(0, "int32"))
         self._scratches: list[tuple[Any, str, int]] = []
@@ -582,7 +582,7 @@ def _element(var: Any) -> str:
 def _stable(e: Any) -> bool:
     """Whether evaluating an expression again gives the same value and does nothing else, so that proofs may put it for its name."""
     calls: list[Any] = []
-    structural_walk(e, (ir.Call, lambda c: calls.append(c) if base.find(c) is not None else None))
+    structural_walk(e, (ir.Call, lambda c: calls.append(c) if find(c) is not None else None))
     return not calls and not _reads_memory(e)
 
 

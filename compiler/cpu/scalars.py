@@ -6,7 +6,8 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import is_nan, let, lit, select
-from tilescale.compiler.ops import base, team
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ops import team
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
@@ -151,7 +152,7 @@ class Scalars:
         if name == REINTERPRET:
             value, src = e.args[0], str(e.args[0].ty)
             return convert.decode(tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt)
-        if (op := base.find(e)) is not None:
+        if (op := find(e)) is not None:
             return op.lower_cpu(e, self)
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")

@@ -7,9 +7,8 @@ from typing import Any
 from tilescale.compiler.cpu.expr import lit, seq
 from tilescale.compiler.cpu.memory import narrow, pointer, size_of
 from tilescale.compiler.cpu.view import widened
-from tilescale.compiler.frontend.launch import SCALES
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, tirx
-from tilescale.compiler.widths import WIDTHS
 
 
 class Scales:

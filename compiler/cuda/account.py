@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale.compiler.cuda import cp_async
 from tilescale.compiler.cuda.kernel import ThreadKernel
-from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.passes import roles
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
 

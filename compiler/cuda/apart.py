@@ -17,16 +17,15 @@ from typing import Any
 
 from tilescale.compiler.cuda import wgmma
 from tilescale.compiler.cuda.places import digit
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.scales import WARP, WARPGROUP, Executor
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
-from tilescale.compiler.layout.infer import Executor
 from tilescale.compiler.layout.loops import element_dtype, in_registers
-from tilescale.compiler.ops import base
 from tilescale.compiler.passes.products import flat, name_of, touched
 from tilescale.compiler.passes.roles import calls, inside
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.compiler.widths import WARP, WARPGROUP
 
 #: slots of a tile in registers whose computation takes long
 LARGE = 64
@@ -110,7 +109,7 @@ class Apart:
         rings, everyone = self.program.schedule.ring_of, range(self.threads // WARPGROUP)
         found: dict[int, set[int]] = {}
         for c in calls(consumer):
-            mine = {rings[a.region.source] for a in base.REGISTRY[c.op.name].effects(c) if a.region.source in rings}
+            mine = {rings[a.region.source] for a in REGISTRY[c.op.name].effects(c) if a.region.source in rings}
             for group in everyone if mine else ():
                 self.group = group
                 self.lane = tirx.Var("lane", "int32")

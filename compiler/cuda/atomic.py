@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.places import Global
+from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.layout.loops import element_dtype
-from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.tvm_compat import tirx
 
 #: dtype → its name in PTX, of those that vectors are added of

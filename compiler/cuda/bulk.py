@@ -24,7 +24,7 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.cuda.rings import at, call
-from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.gpu_bulk import rows_of
 from tilescale.compiler.tvm_compat import tirx
 

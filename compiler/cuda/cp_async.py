@@ -13,9 +13,9 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.rings import at, call
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx

@@ -19,7 +19,7 @@ from tilescale import source_text
 from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_of
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.printed import Printed
-from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc, utf8
 

@@ -21,9 +21,9 @@ from tilescale.compiler.cuda.arguments import laid_out, strides_of
 from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
-from tilescale.compiler.widths import WARP, WARPGROUP
 from tilescale.errors import InternalError, TileValueError
 
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)

@@ -11,10 +11,10 @@ from tilescale.compiler.cuda import engines
 from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, encoded, load, store
 from tilescale.compiler.cuda.emulated_threads import whole_warps
 from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
 from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.widths import WARP
 
 
 def _packed(name: str, dtype: str) -> Callable[..., None]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.widths import WARP, WARPGROUP
 
 #: readers of a cell: several threads of more than one block (-2 - n: of block n alone)
 OF_SEVERAL = -(1 << 20)

@@ -10,9 +10,9 @@ import numpy as np
 from tilescale.compiler.cuda import engines
 from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, load
 from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops.shuffle import taken_from
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.widths import WARP
 
 
 def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
 from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics, tiles
-from tilescale.compiler.widths import WARP, WARPGROUP
 
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 #: an instruction's word for an operand's dtype

@@ -9,9 +9,9 @@ from typing import Any
 from tilescale.compiler.cuda import tma
 from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.cuda.rings import at, call
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.ops.wgmma import FREE

@@ -16,10 +16,11 @@ from tilescale.compiler.cuda import dtypes, wgmma
 from tilescale.compiler.cuda.dtypes import HALVES, KINDS, cut, has_mma, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.vectors import multiple, spelt_out
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import matrix_axes
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.instructions import accumulator, mma_a, mma_accumulator, wgmma_operand
@@ -28,7 +29,6 @@ from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
-from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)

@@ -13,16 +13,16 @@ from typing import Any
 
 from tilescale.compiler.cuda import gemm, wgmma_sp
 from tilescale.compiler.cuda.dtypes import HALVES, KINDS
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import matrix_axes
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.gemm_sp import COVERED, as_gemm, dense_shape
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.compiler.widths import WARP
 
 #: steps of k that one instruction has
 DEPTH = 32

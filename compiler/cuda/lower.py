@@ -23,22 +23,20 @@ from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, ro
 from tilescale.compiler.cuda.scalars import Scalars
 from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.cuda.wgmma import TURNS
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.nests import Element, nest_of
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
-from tilescale.compiler.layout.infer import Executor
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.shuffle import BARRIERS, OF_WARPS
 from tilescale.compiler.passes.fences import published
 from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, structural_walk, sym, tirx
-from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
 
 _HUGE = 1 << 40
@@ -416,7 +414,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         return var
 
     def _s_Evaluate(self, s: Any) -> Any:
-        op = base.find(s.value)
+        op = find(s.value)
         if op is None:
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
         made = op.lower_cuda(s.value, self)

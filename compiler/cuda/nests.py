@@ -12,14 +12,14 @@ from tilescale.compiler.cuda import packed, stmatrix
 from tilescale.compiler.cuda.atomic import emit_neighbours
 from tilescale.compiler.cuda.places import Global, Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, plan
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by
 from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
-from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
 #: rounds of a loop without registers that are laid out one by one; longer ones stay loops

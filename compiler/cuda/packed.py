@@ -13,8 +13,8 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import Registers
 from tilescale.compiler.cuda.vectors import in_slots
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.layout.match import Loop, match, seen_by
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx

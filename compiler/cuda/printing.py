@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import utf8

@@ -11,14 +11,14 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.places import digit
-from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment, Piece
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import ir, tirx
-from tilescale.compiler.widths import WARP
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
 WAYS = 4

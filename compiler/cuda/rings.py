@@ -18,11 +18,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.places import widened
-from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.release_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.compiler.widths import WARP, WARPGROUP
 
 
 class Barriers:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ops import base, team
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ops import team
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
 from tilescale.errors import InternalError
 
@@ -69,7 +70,7 @@ class Scalars:
             return self._chosen(*e.args)
         if name == "ts.scale_rank":
             return team.checked_rank(self, e)
-        op = base.find(e)
+        op = find(e)
         if op is not None:
             return op.lower_cuda(e, self)
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=e.ty, span=e.span)

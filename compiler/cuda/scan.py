@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.reduce import accumulator, fold, identity
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import Nest, indexed
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.tvm_compat import tirx
 

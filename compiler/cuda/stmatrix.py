@@ -6,10 +6,10 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import InShared, digit
 from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import SIDE, Matrices, matrices
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.compiler.widths import WARP
 
 
 def plan(cx: Any, nest: Nest, loop: Loop) -> Matrices | None:

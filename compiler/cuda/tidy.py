@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, tirx
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from tilescale.compiler.cuda.kernel import TensorMap
 from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.cuda.rings import at
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.scales import WARPGROUP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Shared
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.compiler.widths import WARPGROUP
 from tilescale.errors import InternalError
 
 

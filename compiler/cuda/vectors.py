@@ -13,9 +13,9 @@ from typing import Any
 from tilescale.compiler.cuda.places import Global, InShared, Registers
 from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
+from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.match import Loop, Slots, match, seen_by
-from tilescale.compiler.ops.base import VOID
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_map, structural_walk, sym, tirx
 
 #: bits of the widest access of one thread

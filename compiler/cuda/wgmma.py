@@ -14,11 +14,11 @@ from typing import Any
 from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.rings import at
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.values import constant
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.scales import WARPGROUP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.compiler.widths import WARPGROUP
 
 ROWS = 64
 #: the named barrier of warpgroup 0's turns; the others' follow it

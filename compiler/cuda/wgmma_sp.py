@@ -31,13 +31,13 @@ from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.kernel import placed
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, plain, wait_asked
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import matrix_axes
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.ops.gemm_sp import COVERED, dense_shape
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.compiler.widths import WARP, WARPGROUP
 
 #: steps of k that one register says the places of
 HELD = 64

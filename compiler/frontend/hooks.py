@@ -6,22 +6,14 @@ import builtins
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import returns, source
-from tilescale.compiler.frontend.constructs import UNBOUND, If, Loop, LoopNest, State, While, is_device, peek
-from tilescale.compiler.frontend.values import (
-    BINARY,
-    Buffer,
-    Poison,
-    Variable,
-    binary,
-    compare,
-    convert,
-    dtype_of,
-    negative,
-    truth,
-)
-from tilescale.compiler.tvm_compat import ir, is_expr, structural_walk, tirx
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.constructs import UNBOUND, If, Loop, LoopNest, State, While, is_device, peek
+from tilescale.compiler.builder.values import BINARY, Buffer, Poison, Variable, binary, compare, convert, dtype_of, negative, truth
+from tilescale.compiler.frontend import returns
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.scales import EXECUTORS
+from tilescale.compiler.ops.choices import apart, chain, one_of
+from tilescale.compiler.tvm_compat import ir, is_expr, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
 from tilescale.language.symbolic import COMPARE, SymExpr, settle
 
@@ -196,7 +188,7 @@ class Hooks:
                 hint="assign to a T.alloc_var and return it at the end",
             )  # fmt: skip
         for frame in opened:
-            below = frame.kind == "scale" and frame.detail in bld.EXECUTORS and frame.detail != "block"
+            below = frame.kind == "scale" and frame.detail in EXECUTORS and frame.detail != "block"
             if below or frame.kind in ("parallel", "pipelined", "vectorized", "unroll"):
                 where = f'T.Scale("{frame.detail}")' if below else f"T.{frame.kind.capitalize() if frame.kind[0] == 'p' else frame.kind}"
                 raise TileSyntaxError(
@@ -286,10 +278,10 @@ class Hooks:
 
     # -- expressions ----------------------------------------------------------------------------------------------
     def and_(self, *thunks: Callable[[], Any]) -> Any:
-        return _chain(thunks, tirx.And, stop_on=False)
+        return chain(thunks, tirx.And, stop_on=False)
 
     def or_(self, *thunks: Callable[[], Any]) -> Any:
-        return _chain(thunks, tirx.Or, stop_on=True)
+        return chain(thunks, tirx.Or, stop_on=True)
 
     def binop(self, op: str, a: Any, b: Any) -> Any:
         """``a op b``: Python's own, unless one side is IR."""
@@ -328,8 +320,8 @@ class Hooks:
             return a() if test else b()
         from tilescale.compiler.ops.math import if_then_else
 
-        (x, first), (y, second) = _apart(a), _apart(b)
-        return _one_of(test, (first, x), (second, y)) if first or second else if_then_else(test, x, y)
+        (x, first), (y, second) = apart(a), apart(b)
+        return one_of(test, (first, x), (second, y)) if first or second else if_then_else(test, x, y)
 
     def builtin(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """``range``, ``min``, ``abs`` … over device values; Python's own where nothing is on the device or the name is rebound."""
@@ -377,61 +369,12 @@ def _in_ir(value: Any) -> bool:
     return is_device(value) and not isinstance(value, SymExpr)
 
 
-def _chain(thunks: tuple[Callable[[], Any], ...], join: Any, *, stop_on: bool) -> Any:
-    """``and`` / ``or``: short-circuit for Python values; device values become one expression, or statements where an operand needs some."""
-    value: Any = None
-    for thunk in thunks:
-        decided = is_device(value)
-        x, stmts = _apart(thunk) if decided else (thunk(), [])
-        if stmts:
-            decided_by: tuple[list[Any], Any] = ([], tirx.const(stop_on, "bool"))
-            either = [decided_by, (stmts, truth(x))] if stop_on else [(stmts, truth(x)), decided_by]
-            value = _one_of(value, *either)
-        elif is_device(x):
-            x = truth(x)
-            value = join(value, x) if decided else x
-        else:
-            if bool(x) is stop_on:
-                return x if not decided else tirx.const(stop_on, "bool")
-            value = value if decided else x
-    return value
 
 
-def _apart(thunk: Callable[[], Any]) -> tuple[Any, list[Any]]:
-    """A value, and the statements that must run for it to be there: those that do more than name values, which may stand anywhere."""
-    with bld.current().body() as stmts:
-        value = thunk()
-    if all(isinstance(s, tirx.Bind) and not _acts(s.value) for s in stmts):
-        bld.current().bodies[-1].extend(stmts)
-        return value, []
-    return value, stmts
 
 
-def _one_of(test: Any, a: tuple[list[Any], Any], b: tuple[list[Any], Any]) -> Any:
-    """``a if test else b`` where the statements of one run only if it is chosen."""
-    from tilescale.compiler.ops.alloc import alloc_var
-    from tilescale.compiler.ops.math import alike
-
-    values = alike(a[1], b[1])
-    cell, builder = alloc_var(str(values[0].ty)), bld.current()
-    builder.give_name(cell.buffer, "chosen")
-    sides = []
-    for (stmts, _), value in zip((a, b), values, strict=True):
-        with builder.body() as body:
-            body.extend(stmts)
-            cell.store(value)
-        sides.append(bld.sequence(body))
-    builder.emit(tirx.IfThenElse(truth(test), *sides, builder.span()))
-    return cell.load()
 
 
-def _acts(value: Any) -> bool:
-    """Whether an expression has an operation of the language in it, as what ``T.atomic_load`` gives."""
-    from tilescale.compiler.ops.base import find
-
-    found: list[Any] = []
-    structural_walk(value, (ir.Call, lambda call: found.append(call) if find(call) is not None else None))
-    return bool(found)
 
 
 _PY_MEMBERSHIP: dict[str, Callable[[Any, Any], Any]] = {

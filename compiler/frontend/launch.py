@@ -5,19 +5,19 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import returns, source
-from tilescale.compiler.frontend.values import Buffer, as_expr, constant, index_expr
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, as_expr, index_expr
+from tilescale.compiler.frontend import returns
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import Launch
+from tilescale.compiler.ir.scales import EXECUTORS, MOST_BLOCKS, SCALES, WARP, WARPGROUP
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
-from tilescale.compiler.widths import WARP, WARPGROUP
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS
 from tilescale.language.symbolic import SymExpr, settle
 
 AXES = "xyz"
-#: what a grid's extents multiply to is below this: numbers of blocks are 32 bits wide on every target
-MOST_BLOCKS = 1 << 31
-SCALES = (*bld.EXECUTORS, *bld.REACHES)
 
 register_op("ts.scale_index", pure=True)
 register_op("ts.scale_count", pure=True)
@@ -98,7 +98,7 @@ class Kernel:
                 f"a grid of {' × '.join(map(str, extents))} blocks", loc=source.current(), expected="fewer than 2³¹ blocks in all",
                 hint="a smaller grid whose blocks loop over tiles with T.Persistent",
             )  # fmt: skip
-        self.launch = bld.Launch(extents, count, dims, max_blocks, bool(ordered), bool(pdl), source.current())
+        self.launch = Launch(extents, count, dims, max_blocks, bool(ordered), bool(pdl), source.current())
         self.names: tuple[str, ...] = ()
 
     def name_targets(self, names: tuple[Any, ...]) -> None:
@@ -195,7 +195,7 @@ class Scale:
                 hint=f"T.Kernel(…, threads={-(-b.launch.threads // width) * width})",
             )  # fmt: skip
         rank = SCALES.index(self.name)
-        if self.name in bld.EXECUTORS and rank > bld.EXECUTORS.index(b.executor):
+        if self.name in EXECUTORS and rank > EXECUTORS.index(b.executor):
             raise TileValueError(f"a {self.name} inside a {b.executor}", loc=source.current(), hint=f"open the {self.name} scale first")
         if any(f.kind in ("parallel", "vectorized") for f in b.frames):
             raise TileSyntaxError(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 
@@ -44,7 +45,7 @@ def settled(body: Any, block_vars: list[Any]) -> Any:
     body = made.guarded(body, in_loop=False, told=False)
     if not made.used:
         return body
-    return bld.sequence([tirx.AllocBuffer(flag, {}), tirx.BufferStore(flag, ZERO, [ZERO]), body])
+    return sequence([tirx.AllocBuffer(flag, {}), tirx.BufferStore(flag, ZERO, [ZERO]), body])
 
 
 def _is_return(s: Any) -> bool:
@@ -71,7 +72,7 @@ class _Guard:
         if _is_return(s):
             done = [tirx.BufferStore(self.flag, ONE, [ZERO], s.span)] if told else []
             self.used = self.used or told
-            return bld.sequence([*done, tirx.Break(s.span)] if in_loop else done)
+            return sequence([*done, tirx.Break(s.span)] if in_loop else done)
         if not _returns(s):
             return s
         if isinstance(s, tirx.SeqStmt):
@@ -87,19 +88,19 @@ class _Guard:
             loop: Any = tirx.While(s.condition, inner, s.span)
         else:
             loop = tirx.For(s.loop_var, s.min, s.extent, s.kind, inner, annotations=dict(s.annotations), span=s.span)
-        return bld.sequence([loop, tirx.IfThenElse(self.asked(ONE), tirx.Break(s.span), None)]) if in_loop else loop
+        return sequence([loop, tirx.IfThenElse(self.asked(ONE), tirx.Break(s.span), None)]) if in_loop else loop
 
     def sequence(self, stmts: list[Any], in_loop: bool, told: bool) -> Any:
         at = next(k for k, s in enumerate(stmts) if _returns(s))
         first, rest = stmts[at], stmts[at + 1 :]
         if in_loop or not rest:  # what a Break leaves out is structured_exits' matter
             done = [*stmts[:at], self.guarded(first, in_loop=in_loop, told=told)]
-            return bld.sequence([*done, self.guarded(bld.sequence(rest), in_loop=in_loop, told=told)] if rest else done)
+            return sequence([*done, self.guarded(sequence(rest), in_loop=in_loop, told=told)] if rest else done)
         if isinstance(first, tirx.IfThenElse) and (either := self.either(first, rest, told)) is not None:
-            return bld.sequence([*stmts[:at], either])
+            return sequence([*stmts[:at], either])
         inner = self.guarded(first, in_loop=False, told=True)
-        remaining = self.guarded(bld.sequence(rest), in_loop=False, told=told)
-        return bld.sequence([*stmts[:at], inner, tirx.IfThenElse(self.asked(ZERO), remaining, None)])
+        remaining = self.guarded(sequence(rest), in_loop=False, told=told)
+        return sequence([*stmts[:at], inner, tirx.IfThenElse(self.asked(ZERO), remaining, None)])
 
     def either(self, s: Any, rest: list[Any], told: bool) -> Any:
         """An ``if`` one of whose sides ends in a return, with the rest on the other side; None where it is not so simple."""
@@ -112,7 +113,7 @@ class _Guard:
             alone = len(_statements(sides[leaving])) == 1 and not told
             here = [] if sides[other] is None else _statements(sides[other])
             sides[leaving] = self.guarded(sides[leaving], in_loop=False, told=told)
-            sides[other] = self.guarded(bld.sequence([*here, *rest]), in_loop=False, told=told)
+            sides[other] = self.guarded(sequence([*here, *rest]), in_loop=False, told=told)
             if alone:
                 return tirx.IfThenElse(tirx.Not(s.condition) if leaving == 0 else s.condition, sides[other], None, s.span)
             return tirx.IfThenElse(s.condition, *sides, s.span)
@@ -173,7 +174,7 @@ class _Meetings:
         return "" if name.startswith("ts.") and not name.startswith(("ts.math.", "ts.scale_count")) else "device"
 
     def meets(self, s: Any) -> None:
-        from tilescale.compiler.ops.base import find
+        from tilescale.compiler.ir.operations import find
 
         calls: list[Any] = []
         structural_walk(s, (ir.Call, calls.append))

@@ -6,16 +6,19 @@ import difflib
 import inspect
 import re
 import types
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tilescale import language
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
-from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, constant, dtype_of, symbol_expr
+from tilescale.compiler.ir import source
 from tilescale.compiler.ir.multiples import Promises
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.program import Param, TileProgram
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
@@ -26,45 +29,8 @@ SCOPES = {"tensor": "global", "symm": "global.symm", "signal": "global.signal"}
 _hooks = Hooks()
 
 
-@dataclass
-class Param:
-    """A parameter of the kernel as it is called. ``output``: allocated by the call (``T.empty`` in an eager kernel)."""
-
-    name: str
-    spec: Any
-    var: Any
-    loc: Loc | None = None
-    output: bool = False
 
 
-@dataclass
-class TileProgram:
-    """A kernel as tile IR. ``func``'s parameters are ``params`` followed by ``symbols``."""
-
-    name: str
-    func: Any
-    params: list[Param]
-    symbols: dict[str, Any]
-    launch: bld.Launch
-    loc: Loc
-    hints: dict[str, Any] = field(default_factory=dict)
-    returns: list[int] = field(default_factory=list)
-    #: symbol → what its value is a multiple of in every call, which the launcher checks
-    multiples: Promises = field(default_factory=Promises)
-    schedule: Any = None
-    layouts: dict[Any, Any] = field(default_factory=dict)
-    #: the GPU architecture that a program is compiled for; empty on other targets
-    arch: str = ""
-    #: on GPUs: each tile's offset and size in the block's shared memory, in bytes, and how much that is
-    arena: dict[Any, tuple[int, int]] = field(default_factory=dict)
-    arena_bytes: int = 0
-    #: what passes did that the author may want to know (log level info)
-    notes: list[str] = field(default_factory=list)
-
-    def with_body(self, body: Any) -> TileProgram:
-        """The same kernel with another body."""
-        func = tirx.PrimFunc(list(self.func.params), body, attrs=self.func.attrs)
-        return replace(self, func=func)
 
 
 class _Eager:
@@ -73,6 +39,14 @@ class _Eager:
     def __init__(self, func: types.FunctionType, extents: dict[str, int]):
         self.func, self.extents = func, extents
         self.params: dict[str, Param] = {}
+
+    def declare_output(self, shape: tuple[Any, ...], dt: Any) -> Buffer:
+        """``T.empty(shape, dtype)``: a tensor that the call allocates and returns."""
+        name = f"out{len([p for p in self.params.values() if p.output])}"
+        spec = TensorSpec("tensor", tuple(settle(s) for s in shape), dt)
+        buffer = make_buffer(name, spec, source.current())
+        self.params[name] = Param(name, spec, buffer.var, source.current(), output=True)
+        return buffer
 
 
 @dataclass(frozen=True)
@@ -170,7 +144,7 @@ def trace_eager(
     builder = bld.Builder(func.__name__)
     loc = Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
     state = _Eager(func, extents or {})
-    builder.annotations["eager"] = state
+    builder.eager = state
     with bld.tracing(builder):
         values: dict[str, Any] = {**constants, **tensors}
         specs = PrimFunc(func).params
@@ -202,7 +176,7 @@ def trace_eager(
 
 def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     """``A: T.Tensor((M, K), dtype)`` in an eager kernel: checks the argument, learns the constants, gives the buffer."""
-    state = bld.current().annotations.get("eager")
+    state = bld.current().eager
     if state is None or not isinstance(value, TensorArg):
         raise TileSyntaxError(
             f"{name} is annotated as a tensor and is not a tensor argument of an eager kernel",
@@ -232,26 +206,10 @@ def declare_parameter(name: str, spec: TensorSpec, value: Any) -> Any:
     return buffer
 
 
-def declare_output(shape: tuple[Any, ...], dt: Any) -> Buffer:
-    """``T.empty(shape, dtype)`` in an eager kernel: a tensor that the call allocates and returns."""
-    state = bld.current().annotations.get("eager")
-    if state is None:
-        raise TileSyntaxError(
-            "T.empty makes an output of an eager kernel, and this is a @T.prim_func",
-            loc=source.current(),
-            hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / T.alloc_fragment for scratch",
-        )
-    name = f"out{len([p for p in state.params.values() if p.output])}"
-    spec = TensorSpec("tensor", tuple(settle(s) for s in shape), dt)
-    buffer = make_buffer(name, spec, source.current())
-    state.params[name] = Param(name, spec, buffer.var, source.current(), output=True)
-    return buffer
-
-
 def _finish(builder: bld.Builder, name: str, params: list[Param], loc: Loc) -> TileProgram:
     if builder.launch is None:
         raise TileSyntaxError(f"kernel {name} has no launch", loc=loc, hint="with T.Kernel(grid_x, threads=128) as bx:")
-    body = bld.sequence(builder.bodies[0])
+    body = sequence(builder.bodies[0])
     renames = {}
     for old, new in builder.renames.items():
         renames[old] = ir.Var(new, old.ty)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.compiler.ops.base import find
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 
@@ -55,7 +55,7 @@ def _takes_results(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if base.find(call) is not None and str(call.ty) != str(base.VOID):
+        if find(call) is not None and str(call.ty) != str(VOID):
             found.append(call)
 
     structural_walk(body, (ir.Call, look))
@@ -90,7 +90,7 @@ def nest_of(s: Any) -> Nest | None:
     if isinstance(s, tirx.BufferStore):
         return Nest((), (), s, s, "the assignment")
     if isinstance(s, tirx.Evaluate):
-        op = base.find(s.value)
+        op = find(s.value)
         if op is not None:
             return op.nest(s.value)
     return None
@@ -132,7 +132,7 @@ def reads(e: Any, conditional: bool = False) -> Iterator[Element]:
     structural_walk(e, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", conditional, x))))
 
     def call(c: Any) -> None:
-        op = base.find(c)
+        op = find(c)
         for a in op.effects(c) if op is not None else ():
             found.append(Element(a.region.source, tuple(r.min for r in a.region.region), a.mode, conditional, c))
 

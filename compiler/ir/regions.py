@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from tilescale.compiler.frontend.values import Region, constant
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 #: proven to have no element in common; element for element the same; neither of the two is known
 APART, SAME, MIXED = "apart", "same", "mixed"
+
+
+class _Buffer(Protocol):
+    @property
+    def var(self) -> Any: ...
+
+
+class Part(Protocol):
+    """A part of a buffer (`builder.values.Region`): where it begins on each axis, and how far it goes."""
+
+    @property
+    def buffer(self) -> _Buffer: ...
+    @property
+    def mins(self) -> Sequence[Any]: ...
+    @property
+    def extents(self) -> Sequence[Any]: ...
 
 
 class Regions:
@@ -42,7 +59,7 @@ class Regions:
             buffer = self.bases[buffer]
         return buffer
 
-    def relation(self, a: Region, b: Region) -> str:
+    def relation(self, a: Part, b: Part) -> str:
         """APART, SAME or MIXED."""
         if not self.base(a.buffer.var).same_as(self.base(b.buffer.var)):
             return APART

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
 from tilescale.compiler.ir.nests import is_nest
-from tilescale.compiler.layout.infer import Executor
+from tilescale.compiler.ir.scales import SCALES, Executor
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import tirx
 
 Leaf = Callable[[Any, Executor], "list[Any] | None"]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ops import base
-from tilescale.compiler.ops.ring import counter_of
+from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.tokens import counter_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 
@@ -43,7 +43,7 @@ class Rule:
 
 def _known_op(call: Any) -> bool:
     name = getattr(call.op, "name", "")
-    return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in base.REGISTRY
+    return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in REGISTRY
 
 
 def _counts(token: Any) -> bool:

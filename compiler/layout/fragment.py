@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend import source
+from tilescale.compiler.ir import source
 from tilescale.compiler.layout.pieces import Piece, canonical, check_axes, evaluate, is_injective, radix, span
 from tilescale.errors import TileValueError
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ir.nests import Element, Nest, nest_of, reads
+from tilescale.compiler.ir.nests import Element, Nest, nest_of
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.walks import scalar_reads, walk
 from tilescale.compiler.layout import asked, loops
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, fragments_of, in_registers
@@ -24,9 +26,7 @@ from tilescale.compiler.layout.made import shown
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.spread import best, replicated
 from tilescale.compiler.layout.viewed import viewed
-from tilescale.compiler.ops import base
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.compiler.widths import WIDTHS
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import Loc, TileValueError
 
 #: elements of a tile that every thread holds whole because scalar code reads it; a larger one goes through shared memory for that
@@ -35,25 +35,6 @@ REPLICATED = 16
 TRIES = 64
 
 
-@dataclass(frozen=True)
-class Executor:
-    """Who runs a statement: the innermost scale up to the block and its threads. ``outer``: the scales around it, the block aside."""
-
-    name: str
-    threads: int
-    outer: tuple[tuple[str, int], ...] = ()
-
-    def within(self, scale: str) -> Executor:
-        """The executor inside ``T.Scale(scale)``; the own one where that is a reach."""
-        if scale not in WIDTHS:
-            return self
-        width = WIDTHS[scale]
-        return Executor(scale, width, (*self.outer, (scale, self.threads // width)))
-
-    @property
-    def count(self) -> int:
-        """How many of them a block has."""
-        return prod(n for _, n in self.outer)
 
 
 @dataclass(frozen=True)
@@ -89,44 +70,8 @@ class Uses:
     views: list[tuple[Any, Any, Loc | None]] = field(default_factory=list)
 
 
-def walk(s: Any, ex: Executor) -> Iterator[tuple[Any, Executor]]:
-    """The statements that run as one (nests, operations, bindings, single stores, conditions as their If or loop), each with its
-    executor, in the order of the text."""
-    if isinstance(s, tirx.SeqStmt):
-        for inner in s.seq:
-            yield from walk(inner, ex)
-    elif isinstance(s, tirx.AttrStmt):
-        yield from walk(s.body, ex.within(SCALES[int(s.value.value)]) if s.attr_key == "ts.scale" else ex)
-    elif nest_of(s) is not None:
-        yield s, ex
-    elif isinstance(s, tirx.For):
-        yield s, ex
-        yield from walk(s.body, ex)
-    elif isinstance(s, tirx.While):
-        yield s, ex
-        yield from walk(s.body, ex)
-    elif isinstance(s, tirx.IfThenElse):
-        yield s, ex
-        yield from walk(s.then_case, ex)
-        if s.else_case is not None:
-            yield from walk(s.else_case, ex)
-    else:
-        yield s, ex
 
 
-def scalar_reads(s: Any) -> list[Element]:
-    """What a scalar statement reads of its own: of a loop or an If only extent and condition."""
-    if isinstance(s, tirx.For):
-        return list(reads(s.extent))
-    if isinstance(s, (tirx.IfThenElse, tirx.While)):
-        return list(reads(s.condition))
-    if isinstance(s, tirx.Bind):
-        return list(reads(s.value))
-    if isinstance(s, tirx.Evaluate):  # the scalars that an operation takes beside its tiles
-        found: list[Element] = []
-        structural_walk(s.value, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))))
-        return found
-    return []
 
 
 def gather(program: Any) -> Uses:
@@ -144,7 +89,7 @@ def gather(program: Any) -> Uses:
         nest = nest_of(s)
         if nest is not None:
             uses.items.append(Use(ex, s, nest=nest))
-        elif isinstance(s, tirx.Evaluate) and base.find(s.value) is not None:
+        elif isinstance(s, tirx.Evaluate) and find(s.value) is not None:
             uses.items.append(Use(ex, s, call=s.value, reads=scalar_reads(s)))
         elif found := scalar_reads(s):
             uses.items.append(Use(ex, s, reads=found))
@@ -216,7 +161,7 @@ class Solver:
                 if u.nest is not None:
                     self._through_nest(u)
                 elif u.call is not None:
-                    op = base.find(u.call)
+                    op = find(u.call)
                     for choice in op.layouts(u.call, self) if op is not None else ():
                         for d in choice:
                             self.known.setdefault(d.buffer, d.layout)
@@ -325,7 +270,7 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
     choices: list[list[list[Demand]]] = []
     asking = Solver(uses, fixed)
     for u in uses.items:
-        op = base.find(u.call) if u.call is not None else None
+        op = find(u.call) if u.call is not None else None
         ranked = list(op.layouts(u.call, asking)) if op is not None and op.demands else []
         if ranked:
             choices.append(ranked)

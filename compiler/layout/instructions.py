@@ -3,9 +3,9 @@ wgmma.mma_async.m64nNk*"; ``g`` = lane / 4 and ``t`` = lane % 4 there."""
 
 from __future__ import annotations
 
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece
-from tilescale.compiler.widths import WARP
 from tilescale.errors import TileValueError
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend import source
+from tilescale.compiler.ir import source
 from tilescale.compiler.layout import fragment
 from tilescale.compiler.layout.pieces import Piece
 from tilescale.compiler.layout.shared import SWIZZLES, Shared, boxed, strided, widest_swizzle

@@ -21,11 +21,11 @@ import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Nest
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.loops import in_registers, plain_index
 from tilescale.compiler.layout.match import Loop, idle
 from tilescale.compiler.layout.shared import Shared
 from tilescale.compiler.tvm_compat import sym, tirx
-from tilescale.compiler.widths import WARP
 
 #: rows of a matrix, and elements of a row
 SIDE = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.pieces import Piece
-from tilescale.compiler.widths import WARP
 from tilescale.errors import InternalError
 
 #: bytes of global memory that are fetched together, and of a line of the cache

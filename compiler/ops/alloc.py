@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, Variable, constant, convert
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, Variable, convert
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import BITS, canonical
@@ -99,10 +100,20 @@ def alloc_signal(shape: Any = (1,)) -> Buffer:
 
 
 def empty(shape: Any, dtype: Any = "float32") -> Buffer:
-    """An output of an eager kernel: allocated by the call and returned."""
-    from tilescale.compiler.frontend.trace import declare_output
+    """An output of an eager kernel: allocated by the call and returned.
 
-    return declare_output(tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype))
+    Raises:
+        TileSyntaxError: in a @T.prim_func.
+    """
+    eager = bld.current().eager
+    if eager is None:
+        raise TileSyntaxError(
+            "T.empty makes an output of an eager kernel, and this is a @T.prim_func",
+            loc=source.current(),
+            hint="a tensor parameter, with out_idx=[…] in @tilescale.jit; or T.alloc_shared / T.alloc_fragment for scratch",
+        )
+    made: Buffer = eager.declare_output(tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), canonical(dtype))
+    return made
 
 
 def view(buffer: Buffer, shape: Any = None, dtype: Any = None) -> Buffer:

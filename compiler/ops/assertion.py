@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import dtype_of, to_expr, truth
-from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.builder.values import dtype_of, to_expr, truth
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 
@@ -47,7 +48,7 @@ class Assert(TileOp):
         return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim.findings import Finding
+        from tilescale.compiler.findings import Finding
         from tilescale.compiler.sim.nest import fails
 
         test, message = cx.scalar(call.args[0]), str(call.args[1].value)

@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, binary, constant, convert
-from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, is_tile, region, register, require_same_shape, show
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, binary, convert
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ops.base import emit, is_tile, region, require_same_shape, show
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 

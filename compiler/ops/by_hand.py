@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import source
+from tilescale.compiler.ir import source
 from tilescale.errors import TileTypeError, TileValueError
 
 

@@ -11,12 +11,15 @@ from collections.abc import Callable
 from math import prod
 from typing import Any, ClassVar
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, as_expr, constant, index_expr
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, as_expr, index_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.regions import APART, MIXED, SAME, Regions
+from tilescale.compiler.ir.scales import REACHES
 from tilescale.compiler.ops import team
-from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape, show, squeeze
+from tilescale.compiler.ops.base import emit, region, require_same_shape, show, squeeze
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 REDUCTIONS = ("sum", "max", "min", "prod")
@@ -165,7 +168,7 @@ class _Collective(TileOp):
     parted: ClassVar[bool] = False
 
     def meets(self, call: Any) -> str:
-        return str(call.attrs["place"]) if str(call.attrs["place"]) in bld.REACHES else ""
+        return str(call.attrs["place"]) if str(call.attrs["place"]) in REACHES else ""
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
@@ -267,7 +270,7 @@ def _for_each(count: Any, body: Any) -> None:
 
 def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) -> Buffer:
     """The reduction over r of ``part(r)`` read from r, in rank order, in a new tile of float32 for the small floats."""
-    from tilescale.compiler.frontend.values import binary
+    from tilescale.compiler.builder.values import binary
     from tilescale.compiler.ops.copy import copy
     from tilescale.compiler.ops.loops import Parallel
 
@@ -282,7 +285,7 @@ def _reduce(op: str, part: Any, shape: tuple[Any, ...], dtype: str, count: Any) 
         for ids in Parallel(*extents).trace(tuple(f"i{k}" for k in range(len(extents)))):
             at = tuple(ids) if isinstance(ids, (list, tuple)) else (ids,)
             symbol = {"sum": "+", "prod": "*", "max": "max", "min": "min"}[op]
-            from tilescale.compiler.frontend.values import convert
+            from tilescale.compiler.builder.values import convert
 
             total.store(at, binary(symbol, total[at], convert(piece[at], wide)))
 
@@ -339,14 +342,10 @@ class Broadcast(_Collective):
 
     def reading(self, call: Any, me: Any, body: Callable[[], None]) -> None:
         """The root: the sources of the others need not be written."""
-        from tilescale.compiler.frontend.hooks import Hooks
-        from tilescale.compiler.frontend.values import compare
+        from tilescale.compiler.builder.values import compare
+        from tilescale.compiler.ops.choices import only_if
 
-        hooks = Hooks()
-        state = hooks.cond(compare("==", me, call.args[2]), {})
-        if hooks.then(state):
-            body()
-        hooks.endif(state)
+        only_if(compare("==", me, call.args[2]), body)
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
         from tilescale.compiler.ops.copy import copy

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Region, as_expr, constant, index_expr
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Region, as_expr, index_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops import base, by_hand
-from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, require_same_shape
+from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -188,13 +191,13 @@ class Copy(TileOp):
         src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
         dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
         if not side and cx.forward(call.args[1], src):
-            return bld.sequence([])  # the products behind it read the tensor itself
+            return sequence([])  # the products behind it read the tensor itself
         body = [move.copy(cx, src, dst)]
         if side:
             body = cx.transferred(body, src if side == "src" else dst, peer, site)
         if len(call.args) > 3:
             body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
-        return bld.sequence(body)
+        return sequence(body)
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         from tilescale.compiler.cuda.tma import stored

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, binary, compare
-from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import as_expr, binary, compare
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.scales import EXECUTORS
+from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import TileSyntaxError, TileValueError
 
@@ -75,7 +77,7 @@ def get_warp_idx() -> Any:
     Raises:
         TileSyntaxError: elsewhere, also in T.Scale("warp"), which gives the number itself.
     """
-    if [s for s in bld.current().scales if s in bld.EXECUTORS and s != "block"] != ["thread"]:
+    if [s for s in bld.current().scales if s in EXECUTORS and s != "block"] != ["thread"]:
         raise TileSyntaxError("T.get_warp_idx is a thread's", loc=source.current(), hint='T.Scale("thread"), or T.Scale("warp") as (w, n)')
     return binary("//", get_thread_binding(), 32)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ops.base import VOID, Access, TileOp, register
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.tvm_compat import ir, tirx
 
 

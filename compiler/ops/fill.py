@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.values import convert
-from tilescale.compiler.ops.base import Access, TileOp, emit, region, register
+from tilescale.compiler.builder.values import convert
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ops.base import emit, region
 from tilescale.compiler.tvm_compat import tirx
 
 

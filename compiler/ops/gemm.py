@@ -5,9 +5,11 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, constant
-from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, show
+from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.values import as_expr, constant
+from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.ir import source
 from tilescale.compiler.ir.nests import matrix_axes
-from tilescale.compiler.ops.base import VOID, Access, TileOp, emit, region, register, show
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.ops.gemm import GemmWarpPolicy, accumulated, check_operands, warp_policy
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileTypeError, TileValueError

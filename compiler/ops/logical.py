@@ -8,12 +8,13 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.hooks import Hooks
-from tilescale.compiler.frontend.values import Buffer, Region, binary, constant, truth
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, binary, truth
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import alloc, loops
 from tilescale.compiler.ops.base import of_iterations, region, show
+from tilescale.compiler.ops.choices import chain
 from tilescale.compiler.ops.math import if_then_else
 from tilescale.compiler.ops.reduce import reduce
 from tilescale.compiler.tvm_compat import tirx
@@ -32,7 +33,7 @@ def any_of(*conditions: Any) -> Any:
         TileTypeError: counters of a signal; a part of a fragment whose extents are not constants.
         TileSyntaxError: a part of a fragment in T.Parallel or T.vectorized.
     """
-    return Hooks().or_(*[_condition(c, "any_of") for c in conditions])
+    return chain(tuple(_condition(c, "any_of") for c in conditions), tirx.Or, stop_on=True)
 
 
 def all_of(*conditions: Any) -> Any:
@@ -41,7 +42,7 @@ def all_of(*conditions: Any) -> Any:
     Raises:
         TileTypeError, TileSyntaxError: as of :func:`any_of`.
     """
-    return Hooks().and_(*[_condition(c, "all_of") for c in conditions])
+    return chain(tuple(_condition(c, "all_of") for c in conditions), tirx.And, stop_on=False)
 
 
 def _condition(value: Any, word: str) -> Callable[[], Any]:

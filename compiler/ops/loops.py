@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder, source
-from tilescale.compiler.frontend.hooks import LoopNest
-from tilescale.compiler.frontend.values import binary, constant, index_expr, to_expr
+from tilescale.compiler.builder import state as builder
+from tilescale.compiler.builder.constructs import LoopNest
+from tilescale.compiler.builder.values import binary, index_expr, to_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import by_hand
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 

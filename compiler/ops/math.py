@@ -5,8 +5,8 @@ from __future__ import annotations
 import math as _math
 from typing import Any
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, binary, const, convert, dtype_of, to_expr, truth
+from tilescale.compiler.builder.values import as_expr, binary, const, convert, float_function, same_dtype, to_expr, truth
+from tilescale.compiler.ir import source
 from tilescale.compiler.tvm_compat import ir, is_expr, register_op, tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, canonical
@@ -90,25 +90,8 @@ for _name in ("pow", "fmod", "atan2", "copysign", "hypot", "fma", "ieee_add", "i
     register_op(f"ts.math.{_name}", pure=True)
 
 
-def _same(a: Any, b: Any, what: str) -> tuple[Any, Any, str]:
-    """Both operands as expressions of one dtype: the floating, then the wider one."""
-    a, b = to_expr(a, what), to_expr(b, what)
-    if not is_expr(a):
-        a = as_expr(a, str(dtype_of(b)) if not (isinstance(a, float) and "float" not in str(b.ty)) else "float32")
-    if not is_expr(b):
-        b = as_expr(b, str(a.ty) if not (isinstance(b, float) and "float" not in str(a.ty)) else "float32")
-    x, y = canonical(str(a.ty)), canonical(str(b.ty))
-    if x != y:
-        wide = x if (x.is_float, x.bits) >= (y.is_float, y.bits) else y
-        a, b = convert(a, wide), convert(b, wide)
-    return a, b, str(a.ty)
 
 
-def _binary_float(name: str, a: Any, b: Any) -> Any:
-    a, b, dt = _same(a, b, f"an argument of T.{name}")
-    if "float" not in dt:
-        a, b, dt = convert(a, "float32"), convert(b, "float32"), "float32"
-    return ir.Call(f"ts.math.{name}", [a, b], ret_ty=ir.PrimType(dt))
 
 
 def _python(*values: Any) -> bool:
@@ -117,7 +100,7 @@ def _python(*values: Any) -> bool:
 
 def pow(a: Any, b: Any) -> Any:
     """a to the power b."""
-    return a**b if _python(a, b) else _binary_float("pow", a, b)
+    return a**b if _python(a, b) else float_function("pow", a, b)
 
 
 power = pow
@@ -125,22 +108,22 @@ power = pow
 
 def fmod(a: Any, b: Any) -> Any:
     """The remainder of a / b with the sign of a."""
-    return _math.fmod(a, b) if _python(a, b) else _binary_float("fmod", a, b)
+    return _math.fmod(a, b) if _python(a, b) else float_function("fmod", a, b)
 
 
 def atan2(a: Any, b: Any) -> Any:
     """The angle of the point (b, a), in radians."""
-    return _math.atan2(a, b) if _python(a, b) else _binary_float("atan2", a, b)
+    return _math.atan2(a, b) if _python(a, b) else float_function("atan2", a, b)
 
 
 def copysign(a: Any, b: Any) -> Any:
     """The magnitude of a with the sign of b."""
-    return _math.copysign(a, b) if _python(a, b) else _binary_float("copysign", a, b)
+    return _math.copysign(a, b) if _python(a, b) else float_function("copysign", a, b)
 
 
 def hypot(a: Any, b: Any) -> Any:
     """The length of (a, b)."""
-    return _math.hypot(a, b) if _python(a, b) else _binary_float("hypot", a, b)
+    return _math.hypot(a, b) if _python(a, b) else float_function("hypot", a, b)
 
 
 def max(a: Any, *rest: Any) -> Any:
@@ -160,7 +143,7 @@ def min(a: Any, *rest: Any) -> Any:
 def _extreme(name: str, a: Any, b: Any) -> Any:
     if _python(a, b):
         return (a if a >= b else b) if name == "max" else (a if a <= b else b)
-    x, y, _ = _same(a, b, f"an argument of T.{name}")
+    x, y, _ = same_dtype(a, b, f"an argument of T.{name}")
     return binary(name, x, y)
 
 
@@ -208,7 +191,7 @@ def alike(a: Any, b: Any) -> tuple[Any, Any]:
         booleans = isinstance(a, bool) and isinstance(b, bool)
         dt = "float32" if isinstance(a, float) or isinstance(b, float) else "bool" if booleans else "int32"
         a, b = const(a, dt), const(b, dt)
-    x, y, _ = _same(a, b, "a branch of T.if_then_else")
+    x, y, _ = same_dtype(a, b, "a branch of T.if_then_else")
     return x, y
 
 
@@ -292,7 +275,7 @@ def _alone(name: str, op: str, a: Any, b: Any) -> Any:
     """An operation that no target may take together with another one (a product and a sum as one FMA)."""
     if _python(a, b):
         return binary(op, a, b)
-    x, y, dt = _same(a, b, f"an argument of T.{name}")
+    x, y, dt = same_dtype(a, b, f"an argument of T.{name}")
     return ir.Call(f"ts.math.{name}", [x, y], ret_ty=ir.PrimType(dt)) if "float" in dt else binary(op, x, y)
 
 
@@ -340,9 +323,9 @@ def ieee_frsqrt(x: Any) -> Any:
 def ieee_fmaf(a: Any, b: Any, c: Any, rounding_mode: str = "rn") -> Any:
     """a * b + c, rounded once."""
     _rounded(rounding_mode, "ieee_fmaf")
-    x, y, _ = _same(a, b, "an argument of T.ieee_fmaf")
-    x, z, _ = _same(x, c, "an argument of T.ieee_fmaf")
-    y, z, dt = _same(y, z, "an argument of T.ieee_fmaf")
+    x, y, _ = same_dtype(a, b, "an argument of T.ieee_fmaf")
+    x, z, _ = same_dtype(x, c, "an argument of T.ieee_fmaf")
+    y, z, dt = same_dtype(y, z, "an argument of T.ieee_fmaf")
     return ir.Call("ts.math.fma", [convert(x, dt), y, z], ret_ty=ir.PrimType(dt))
 
 

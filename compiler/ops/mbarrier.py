@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Region, convert
-from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, region, register, require_same_shape
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Region, convert
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ops.base import element, emit, is_tile, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, Variable, as_expr, to_expr
-from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, to_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 
@@ -94,7 +95,7 @@ class Print(TileOp):
         shape = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", 0)]))
         strides = tirx.address_of(tirx.BufferLoad(sizes, [tirx.IntImm("int32", rank)]))
         stmts.append(cx.call("ts_print_buf", site, where, as_expr(dtype_code(v.dtype)), as_expr(rank), shape, strides))
-        return bld.sequence(stmts)
+        return sequence(stmts)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import printing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, convert
+from tilescale.compiler.builder.values import Buffer, Region, convert
+from tilescale.compiler.ir import source
 from tilescale.compiler.ops.base import element, is_tile, of_iterations
 from tilescale.errors import TileSyntaxError, TileTypeError
 

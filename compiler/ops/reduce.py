@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ops.base import Access, TileOp, emit, region, register, same_extent, show, squeeze
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze
 from tilescale.errors import TileTypeError, TileValueError
 
 OPS = ("sum", "max", "min", "abssum", "absmax", "prod", "bitand", "bitor", "bitxor")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, convert
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, convert
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.atomic import DTYPES, check_order, on_cpu
-from tilescale.compiler.ops.base import VOID, Access, TileOp, element, emit, is_tile, of_iterations, register
+from tilescale.compiler.ops.base import element, emit, is_tile, of_iterations
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
 

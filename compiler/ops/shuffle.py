@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, constant, dtype_of, index_expr
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import as_expr, dtype_of, index_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.scales import WARP, WIDTHS
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.alloc import alloc_var
-from tilescale.compiler.ops.base import Access, TileOp, emit, register
+from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import tirx
-from tilescale.compiler.widths import WARP, WIDTHS
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 EVERYONE = 0xFFFFFFFF
@@ -112,7 +115,7 @@ class Shuffle(TileOp):
         meet = cx.numbered_meeting(tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call))
         there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
         # Behind the first meeting all values are there, behind the second all have been read.
-        return bld.sequence([
+        return sequence([
             tirx.BufferStore(table, convert.encode(cx.scalar(call.args[1]), into.dtype), [thread]), meet,
             tirx.BufferStore(into.buf, tirx.BufferLoad(table, [there]), [into.offset]), meet,
         ])  # fmt: skip

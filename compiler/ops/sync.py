@@ -10,11 +10,15 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Buffer, Region, as_expr, binary, constant, convert
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region, as_expr, binary, convert
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.scales import REACHES
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops import team
-from tilescale.compiler.ops.base import Access, TileOp, element, emit, is_tile, region, register
+from tilescale.compiler.ops.base import element, emit, is_tile, region
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
@@ -109,10 +113,10 @@ def _agreement(call: Any, cx: Any) -> Any:
 
 def _fitting(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
     """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part and no launcher saw that."""
-    from tilescale.compiler.passes.participants import misfits
+    from tilescale.compiler.ops.participants import misfits
 
     tests = [tirx.IfThenElse(wrong, fail(text), None) for wrong, text in misfits(call, cx)]
-    return bld.sequence([*tests, met])
+    return sequence([*tests, met])
 
 
 def sync_grid() -> None:
@@ -167,7 +171,7 @@ class Barrier(TileOp):
     waits = True
 
     def meets(self, call: Any) -> str:
-        return str(call.attrs["reach"]) if str(call.attrs["reach"]) in bld.REACHES else ""
+        return str(call.attrs["reach"]) if str(call.attrs["reach"]) in REACHES else ""
 
     def effects(self, call: Any) -> list[Access]:
         return []
@@ -250,7 +254,7 @@ class Signal(TileOp):
     def lower_cpu(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
         site = cx.site("signal", cx.name_of(call.args[0]), call)
-        return bld.sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
+        return sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
 
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, False

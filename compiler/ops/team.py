@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.hooks import LoopNest, is_device
-from tilescale.compiler.frontend.values import as_expr, binary, compare, constant, difference, index_expr
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.constructs import LoopNest, is_device
+from tilescale.compiler.builder.values import as_expr, binary, compare, difference, index_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import register
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.assertion import Assert
-from tilescale.compiler.ops.base import emit, register
+from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -279,7 +282,7 @@ class Exists(Assert):
     in_lanes = False
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim.findings import Finding
+        from tilescale.compiler.findings import Finding
 
         holds, high, ranks, site = cx.scalar(call.args[0]), cx.scalar(call.args[4]), cx.scalar(call.args[5]), cx.site(call, "T.Scale")
 
@@ -312,7 +315,7 @@ def lowered_cpu(call: Any, cx: Any, executors: int, site: Any) -> Any:
     ranks = 0 if among.form == "range" else len(terms) - 1
     at = tirx.address_of(tirx.BufferLoad(frame, [as_expr(0)]))
     meet = cx.call("ts_meet_among", as_expr(executors), site, as_expr(ranks), at)
-    return bld.sequence([tirx.AllocBuffer(frame), *fill, cx.observed(meet, site)])
+    return sequence([tirx.AllocBuffer(frame), *fill, cx.observed(meet, site)])
 
 
 def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tuple[int, ...] | None]:

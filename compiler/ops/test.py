@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import as_expr, convert
-from tilescale.compiler.ops.base import Access, TileOp, register
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import as_expr, convert
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.sync import COMPARISONS, counter, is_global, not_in_parallel
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileValueError

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.ops.base import VOID, Access, TileOp, register
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, tirx
 
 #: ``attrs["wgmma"]`` of a product that no wait of its own follows

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.roles import (
     Unfit,
     calls,

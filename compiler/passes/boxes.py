@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilescale.compiler.advice import reason
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import is_multiple, spelt_out
 from tilescale.compiler.ir.nests import long_axes
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.layout.loops import bits_of
 
 #: axes of a tensor that TMA can copy, and what its rows and its coordinates along them come to a multiple of, in bytes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.products import flat, name_of, touched
 from tilescale.compiler.tvm_compat import tirx
 

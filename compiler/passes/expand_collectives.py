@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend.values import Buffer, Region, constant
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Buffer, Region
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.regions import Regions
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.collective import _Collective
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
@@ -26,12 +28,12 @@ def expand_collectives(program: Any) -> Any:
 
 
 def _is_collective(call: Any) -> bool:
-    return isinstance(base.find(call), _Collective)
+    return isinstance(find(call), _Collective)
 
 
 def _expanded(program: Any, stmt: Any, regions: Regions) -> Any:
     call = stmt.value
-    op = base.find(call)
+    op = find(call)
     assert isinstance(op, _Collective)
     b = bld.Builder(program.name)
     b.launch, b.fixed_span = program.launch, stmt.span
@@ -41,7 +43,7 @@ def _expanded(program: Any, stmt: Any, regions: Regions) -> Any:
     with bld.tracing(b):
         src, dst = (_region(b, r, call.attrs[side]) for r, side in zip(call.args[:2], ("src_dropped", "dst_dropped"), strict=True))
         op.expand(call, src, dst, regions)
-    return bld.sequence(b.bodies[0])
+    return sequence(b.bodies[0])
 
 
 def _region(b: bld.Builder, r: Any, dropped: Any) -> Region:

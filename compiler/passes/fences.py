@@ -18,20 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
-from tilescale.compiler.layout.infer import Executor, scalar_reads
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES, WARPGROUP, WIDTHS, Executor
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout.loops import choose, in_registers, own_buffers
 from tilescale.compiler.layout.match import Loop
 from tilescale.compiler.layout.matrices import matrices, writers
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.fence import fence
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
-from tilescale.compiler.widths import WARPGROUP, WIDTHS
 
 #: coordinates are packed into one number, so many bits each
 COORDINATE = 20
@@ -185,7 +184,7 @@ class _Walk:
                     by = stored_by(self.program, nest, loop, a) if a.mode == "write" else None
                     owners = owners_of(nest, loop, a, self.analyzer, by)
                     found.append((a.buffer, a.mode, owners, nest.what, False))
-        elif isinstance(s, tirx.Evaluate) and (op := base.find(s.value)) is not None:
+        elif isinstance(s, tirx.Evaluate) and (op := find(s.value)) is not None:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
@@ -245,7 +244,7 @@ class _Walk:
     def _arrival(self, call: Any) -> str | None:
         """What the meeting behind a wait for copies that run ahead is for; None for anything else. Each thread waited for its own copies
         of the round: now all see all of them; and all have read the stage of the round before, which the next copies overwrite."""
-        op = base.find(call)
+        op = find(call)
         if op is None or op.name != "ring_wait" or int(call.attrs["ring"]) not in self.ahead:
             return None
         return f"ring {int(call.attrs['ring'])}: this round's stage has arrived, the one before has been read"
@@ -261,7 +260,7 @@ class _Walk:
     def _ordered(self, s: Any, ex: Executor, tells: bool, hears: bool) -> Any:
         """What one thread does for its executor: the threads meet in front where it tells others of what they did, and behind where they
         may go on only because of what it heard."""
-        what = base.find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
+        what = find(s.value).name.replace("_", " ")  # type: ignore[union-attr]
         before, behind = self.meet(self.touches(s, ex), ex, whole=True), []
         if tells and ex.threads > 1 and not before and (self.pending or ex.name != "block"):
             before = [fence(ex.name, f"the {what} tells of what all threads did", s.span)]
@@ -348,7 +347,7 @@ class _Walk:
 
     def _all(self, s: Any, ex: Executor) -> list[Touch]:
         """Everything that is touched in a statement."""
-        from tilescale.compiler.layout.infer import walk
+        from tilescale.compiler.ir.walks import walk
 
         return [replace(t, owners=None) for inner, e in walk(s, ex) for t in self.touches(inner, e)]
 
@@ -356,7 +355,7 @@ class _Walk:
 def _meetings(s: Any) -> int:
     """How many meetings stand in a statement."""
     found: list[Any] = []
-    structural_walk(s, (ir.Call, lambda c: found.append(c) if base.find(c) is not None and c.op.name == "ts.sync" else None))
+    structural_walk(s, (ir.Call, lambda c: found.append(c) if find(c) is not None and c.op.name == "ts.sync" else None))
     return len(found)
 
 
@@ -368,7 +367,7 @@ def _publishes(a: Touch, b: Touch, seen: set[Any]) -> bool:
 
 def published(program: Any) -> set[Any]:
     """Tensors that a kernel both writes and reads: through those blocks can tell each other something."""
-    from tilescale.compiler.layout.infer import walk
+    from tilescale.compiler.ir.walks import walk
 
     bases: dict[Any, Any] = {}
     structural_walk(program.func.body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
@@ -386,7 +385,7 @@ def published(program: Any) -> set[Any]:
             for a in nest.accesses:
                 note(a.buffer, a.mode)
             continue
-        op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+        op = find(s.value) if isinstance(s, tirx.Evaluate) else None
         for access in op.effects(s.value) if op is not None else ():
             note(access.region.source, access.mode)
         for r in scalar_reads(s):
@@ -408,7 +407,7 @@ def _has_engines(program: Any) -> bool:
     found: list[Any] = []
 
     def look(c: Any) -> None:
-        op = base.find(c)
+        op = find(c)
         if op is not None and any(a.proxy == "async" for a in op.effects(c)):
             found.append(c)
 
@@ -430,7 +429,7 @@ def _by_hand(program: Any) -> set[Any]:
 
 def _order(s: Any) -> tuple[bool, bool]:
     """Whether a statement tells others what its executor did, and whether it hears of them."""
-    op = base.find(s.value) if isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)) else None
+    op = find(s.value) if isinstance(s, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)) else None
     return (False, False) if op is None else op.order(s.value)
 
 
@@ -441,7 +440,7 @@ def _orders(body: Any) -> tuple[bool, bool]:
 
 
 def _is_barrier(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name in ("ts.barrier", "ts.sync_threads")
+    return isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name in ("ts.barrier", "ts.sync_threads")
 
 
 def _defined(body: Any, index: Any) -> frozenset[Any]:

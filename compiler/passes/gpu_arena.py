@@ -11,12 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.layout.infer import Executor
+from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import TileValueError
 
 #: bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities")

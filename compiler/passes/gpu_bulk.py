@@ -23,20 +23,19 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import REGISTRY, VOID
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.layout.spread import replicated
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.puts import await_puts
 from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls, polls
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
-from tilescale.compiler.widths import WIDTHS
 
 #: bits that an engine moves at least, and of which a place is a multiple
 CHUNK = 128
@@ -149,7 +148,7 @@ def _check_hearing(body: Any) -> None:
         Unfit: something else tells them.
     """
     for call in calls(body):
-        op = base.REGISTRY[call.op.name]
+        op = REGISTRY[call.op.name]
         reach = str(call.attrs["reach"]) if "reach" in (call.attrs or {}) else "block"
         if op.name in ("wait", "signal", "team_sync") or op.name == "barrier" and reach in ("grid", "device") or polls(call):
             raise Unfit(f"T.{op.name} may tell a block what another has done")
@@ -281,7 +280,7 @@ def _marked(program: Any, puts: list[Any], left: bool) -> Any:
         """``agreed``: what a collective's participants must have alike; the first of the two barriers is their meeting."""
 
         def barrier(args: list[Any], attrs: dict[str, Any]) -> Any:
-            return tirx.Evaluate(ir.Call("ts.barrier", args, attrs=attrs, ret_ty=base.VOID, span=span), span)
+            return tirx.Evaluate(ir.Call("ts.barrier", args, attrs=attrs, ret_ty=VOID, span=span), span)
 
         counted = tirx.BufferStore(count, now + 1, [ZERO], span)
         second = {name: value for name, value in attrs.items() if name not in ("agreed", "names")}

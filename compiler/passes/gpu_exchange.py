@@ -6,15 +6,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.rewrite import rebuild
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.walks import scalar_reads
 from tilescale.compiler.layout import Fragment
-from tilescale.compiler.layout.infer import Executor, scalar_reads
 from tilescale.compiler.layout.loops import bits_of, choose, element_dtype, fragments_of, in_registers
 from tilescale.compiler.layout.match import is_replicated, seen_by
 from tilescale.compiler.layout.shared import strided
-from tilescale.compiler.ops import base
 from tilescale.compiler.passes.gpu_stage import copy_statement, whole
 from tilescale.compiler.passes.tile_owners import in_condition, spread
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -47,8 +48,8 @@ def gpu_exchange(program: Any) -> Any:
         nest = nest_of(s)
         if nest is not None:
             return _nest(s, nest, cx)
-        if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None:
-            op = base.find(s.value)
+        if isinstance(s, tirx.Evaluate) and find(s.value) is not None:
+            op = find(s.value)
             done = op.exchange(s.value, cx) if op is not None else None
             if done is not None:
                 return [*cx.made, *done]

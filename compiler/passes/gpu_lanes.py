@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.reduce import axis_of, digits_across
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.lanes import join_lanes
 from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
 from tilescale.compiler.passes.products import touched
@@ -38,7 +38,7 @@ class _Lanes:
         self.sums: dict[Any, tuple[int, ...]] = {}
 
     def look(self, s: Any) -> None:
-        op = base.find(s.value)
+        op = find(s.value)
         if op is None or op.name != "reduce":
             return
         tile, masks = s.value.args[1].source, self.masks(s.value)
@@ -86,7 +86,7 @@ class _Lanes:
 
 def _cleared(s: Any) -> Any:
     """The tile that a statement fills with zeros; None where it does not."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     if op is None or op.name != "fill" or not is_whole(s.value.args[0]):
         return None
     value = s.value.args[1]
@@ -96,13 +96,13 @@ def _cleared(s: Any) -> Any:
 
 def _adds(s: Any, tile: Any) -> bool:
     """Whether a statement adds a reduction to a tile; what is reduced is another one."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     return op is not None and op.name == "reduce" and bool(s.value.args[1].source.same_as(tile))
 
 
 def _computed_beside(s: Any, tile: Any) -> bool:
     """Whether a statement is a wait for products that only names a tile as what is computed beside them."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     if op is None or op.name != "await_products":
         return False
     return all(not r.source.same_as(tile) for r in s.value.args[: len(s.value.args) - int(s.value.attrs["behind"])])

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilescale.compiler.frontend.source import loc_of
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.shared import boxed, strided, widest_swizzle
-from tilescale.compiler.ops import base
 from tilescale.compiler.passes.annotated import layouts
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
@@ -33,7 +33,7 @@ def gpu_layouts(program: Any) -> Any:
         if b in viewed and b in shared and shared[b] != (plain := _row_major(b)):
             raise conflict(b, d, Demand(b, plain, "T.view", loc_of(viewed[b].span)))
     for use in uses.items:
-        op = base.find(use.call) if use.call is not None else None
+        op = find(use.call) if use.call is not None else None
         for b, layout in (op.shared_layouts(use.call) if op is not None else {}).items():
             if b in viewed:  # a view reads the same bytes in row-major order
                 continue

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.rewrite import rebuild
-from tilescale.compiler.layout.infer import Executor
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
@@ -22,7 +22,7 @@ def gpu_puts(program: Any) -> Any:
         attrs = dict(call.attrs)
         signalled = {"executor": attrs["executor"], "reach": attrs["reach"], "op": attrs["signal_op"]}
         copied = ir.Call(call.op, [src, dst, peer], attrs={**attrs, "signal_op": ""}, ret_ty=call.ty, span=call.span)
-        told = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=base.VOID, span=call.span)
+        told = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
         return [tirx.Evaluate(copied, s.span), tirx.Evaluate(told, s.span)]
 
     return program.with_body(rebuild(program.func.body, Executor("block", program.launch.threads), leaf))

@@ -19,17 +19,17 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.advice import Advice, note, reason
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.scales import SCALES, WARPGROUP
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.tokens import late_release
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
-from tilescale.compiler.ops.ring import late_release
 from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
@@ -43,7 +43,6 @@ from tilescale.compiler.passes.products_by_hand import products_by_hand
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
-from tilescale.compiler.widths import WARPGROUP
 
 ROWS = 64
 #: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
@@ -279,10 +278,10 @@ def _check_readers(program: Any) -> None:
     structural_walk(program.func.body, (tirx.AttrStmt, lambda s: scaled.append(s) if s.attr_key == "ts.scale" else None))
     for s in scaled:
         structural_walk(s, (ir.TensorLoad, lambda e: views.append(e) if e.source in rings else None))
-        if views or any(a.region.source in rings for c in splitting.calls(s) for a in base.REGISTRY[c.op.name].effects(c)):
+        if views or any(a.region.source in rings for c in splitting.calls(s) for a in REGISTRY[c.op.name].effects(c)):
             raise Unfit("a tile of a ring is read inside a T.Scale", s)
     for call in splitting.calls(program.func.body):
-        op = base.REGISTRY[call.op.name]
+        op = REGISTRY[call.op.name]
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or "ring" in call.attrs:
             continue

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.ir.rewrite import rebuild
-from tilescale.compiler.layout.infer import Executor
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
@@ -65,7 +65,7 @@ def copy_statement(src: Any, dst: Any, like: Any) -> Any:
     where = {"executor": "block", "reach": "block"}
     if isinstance(like, ir.Call) and like.attrs and "executor" in like.attrs:
         where = {k: str(like.attrs[k]) for k in ("executor", "reach")}
-    call = ir.Call("ts.copy", [src, dst, ZERO], attrs={**where, "side": "", "signal_op": ""}, ret_ty=base.VOID, span=like.span)
+    call = ir.Call("ts.copy", [src, dst, ZERO], attrs={**where, "side": "", "signal_op": ""}, ret_ty=VOID, span=like.span)
     return tirx.Evaluate(call, like.span)
 
 
@@ -85,7 +85,7 @@ def gpu_stage(program: Any, arch: str) -> Any:
             return _shared_result(s, staging)
         if not isinstance(s, tirx.Evaluate):
             return None
-        op = base.find(s.value)
+        op = find(s.value)
         done = op.stage(s.value, staging) if op is not None else None
         return None if done is None else [*staging.made, *done]
 
@@ -108,7 +108,7 @@ def _named(e: Any, node: Any, ex: Executor) -> tuple[list[Any], Any]:
 
 def _shared_result(s: Any, staging: Staging) -> list[Any] | None:
     """``prev = T.atomic_add(…)``: one thread adds, all threads read what was there."""
-    op = base.find(s.value)
+    op = find(s.value)
     if op is None or staging.executor.threads == 1:
         return None
     prev = staging.tile(s.var.name, (1,), str(s.value.ty), "shared", s.span)

@@ -24,11 +24,12 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import long_axes, nest_of
+from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.rewrite import rebuild
-from tilescale.compiler.layout.infer import Executor, scalar_reads, walk
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import widest_swizzle
 from tilescale.compiler.ops.bulk import await_stores, fence_writes

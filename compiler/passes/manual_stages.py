@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import buffer_uses
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes import schedule as rings
 from tilescale.compiler.passes.products import flat, name_of, touched
 from tilescale.compiler.passes.roles import calls

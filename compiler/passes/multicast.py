@@ -14,9 +14,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 AXES = "xyz"
@@ -126,7 +126,7 @@ class _Shares:
             self.visit(s.body)
         elif isinstance(s, tirx.BufferStore):
             self.decides(s.value)  # a variable of the producer: it may decide what follows
-        elif isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.copy":
+        elif isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name == "ts.copy":
             self.found[s.value] = self.differs([r.min for r in s.value.args[0].region])
 
     def decides(self, e: Any) -> None:

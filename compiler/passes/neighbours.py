@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.nests import is_nest
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.layout import asked
-from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 
 def neighbours(program: Any) -> Any:
     """The program with an iteration for each neighbour, where a nest does nothing but update neighbours."""
     found: list[Any] = []
-    structural_walk(program.func.body, (ir.Call, lambda c: found.append(c) if base.find(c) is not None and _count(c) > 1 else None))
+    structural_walk(program.func.body, (ir.Call, lambda c: found.append(c) if find(c) is not None and _count(c) > 1 else None))
     if not found:
         return program
     return program.with_body(structural_map(program.func.body, (tirx.For, lambda s: _rewritten(s) or s)))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import constant
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym
 from tilescale.errors import TileValueError
 
@@ -32,7 +32,7 @@ def operands_apart(program: Any) -> Any:
     calls: list[tuple[Any, Any]] = []
 
     def note(c: Any) -> None:
-        op = base.find(c)
+        op = find(c)
         if op is not None and op.name in OPERATIONS:
             calls.append((op, c))
 

@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.operations import REGISTRY, find
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
-from tilescale.compiler.ops import base
 from tilescale.compiler.ops.wgmma import FREE, await_products, turn
 from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
@@ -59,7 +59,7 @@ def operands_of(call: Any) -> list[Any]:
 
 def name_of(s: Any) -> str:
     """The operation that a statement is; empty where it is none."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     return "" if op is None else op.name
 
 
@@ -82,7 +82,7 @@ def touched(s: Any) -> tuple[set[Any], set[Any]]:
     structural_walk(s, (ir.TensorLoad, lambda x: read.add(x.source)))
     structural_walk(s, (tirx.BufferStore, lambda x: written.add(x.buffer)))
     for call in calls(s):
-        for a in base.REGISTRY[call.op.name].effects(call):
+        for a in REGISTRY[call.op.name].effects(call):
             (read if a.mode == "read" else written).add(a.region.source)
     return read, written
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.advice import note, reason
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import constant
 from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_map, sym, tirx
-from tilescale.compiler.widths import WARPGROUP, WIDTHS
 
 FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back to TMA"
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.gpu_stage import again
 from tilescale.compiler.passes.products import flat, name_of
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -59,7 +59,7 @@ def _marked(stmts: list[Any], every: set[int], ring_of: dict[Any, int]) -> list[
                 read = set()  # behind its own fence
             elif int(s.value.attrs["ring"]) in every:
                 s = again(s.value, list(s.value.args), {"fenced": 1})
-        elif not isinstance(s, tirx.Evaluate) or base.find(s.value) is not None:
+        elif not isinstance(s, tirx.Evaluate) or find(s.value) is not None:
             read |= read_by_threads(s, ring_of)
         out.append(s)
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
@@ -33,7 +33,7 @@ def _definition_count() -> int:
 
 def _pure(value: Any) -> bool:
     impure: list[Any] = []
-    structural_walk(value, (ir.Call, lambda c: impure.append(c) if base.find(c) is not None else None))
+    structural_walk(value, (ir.Call, lambda c: impure.append(c) if find(c) is not None else None))
     return not impure
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.layout.infer import Executor, walk
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
 from tilescale.language.dtypes import canonical
@@ -31,7 +32,7 @@ def residency(program: Any) -> Any:
         return program
     blocks, limit = prod(grid), resident_blocks(program)
     if blocks > limit:
-        from tilescale.compiler.frontend.source import loc_of
+        from tilescale.compiler.ir.source import loc_of
 
         raise TileValueError(
             f"blocks of {program.name} wait for others here, its grid has {blocks} blocks, and {limit} are resident at once "
@@ -48,7 +49,7 @@ def waits_for_blocks(body: Any) -> list[Any]:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        op = base.find(call)
+        op = find(call)
         if op is None:
             return
         if op.name == "team_sync" or op.name == "barrier" and str(call.attrs["reach"]) in ("grid", "device"):
@@ -71,7 +72,7 @@ def reaches_ranks(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        op = base.find(call)
+        op = find(call)
         if op is None or call.attrs is None or str(call.attrs.get("reach", "")) != "device":
             return
         if op.name in ("barrier", "team_sync") or any(a.owner is not None for a in op.effects(call)):

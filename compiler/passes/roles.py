@@ -28,12 +28,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.frontend.builder import EXECUTORS, sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import written_buffers
-from tilescale.compiler.ops import base
-from tilescale.compiler.ops.base import VOID
+from tilescale.compiler.ir.operations import REGISTRY, VOID, find
+from tilescale.compiler.ir.scales import EXECUTORS, SCALES
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ROLES = ("producer", "consumer")
@@ -55,7 +54,7 @@ class Unfit(Exception):
 def calls(stmt: Any) -> list[Any]:
     """The operations of the language in a statement."""
     found: list[Any] = []
-    structural_walk(stmt, (ir.Call, lambda c: found.append(c) if base.find(c) is not None else None))
+    structural_walk(stmt, (ir.Call, lambda c: found.append(c) if find(c) is not None else None))
     return found
 
 
@@ -81,7 +80,7 @@ def is_guard(stmt: Any) -> bool:
         return is_guard(stmt.then_case) and (stmt.else_case is None or is_guard(stmt.else_case))
     if isinstance(stmt, tirx.SeqStmt):
         return all(is_guard(s) for s in stmt.seq)
-    return isinstance(stmt, tirx.Evaluate) and base.find(stmt.value) is not None and stmt.value.op.name == "ts.wait"
+    return isinstance(stmt, tirx.Evaluate) and find(stmt.value) is not None and stmt.value.op.name == "ts.wait"
 
 
 def polls(call: Any) -> bool:
@@ -127,7 +126,7 @@ def writes_locally(stmt: Any, buffers: set[Any]) -> Any:
             found.append(whole)
 
     for call in calls(stmt):
-        for access in base.REGISTRY[call.op.name].effects(call):
+        for access in REGISTRY[call.op.name].effects(call):
             if access.mode != "read" and access.owner is None:
                 note(access.region.source)
     structural_walk(stmt, (tirx.BufferStore, lambda s: note(s.buffer)))
@@ -298,7 +297,7 @@ class _Cutter:
         if isinstance(s, tirx.BufferStore):
             return s if s.buffer in part.needed and s.buffer.ty.storage_scope == "local.var" else None
         if isinstance(s, tirx.Evaluate):
-            return s if base.find(s.value) is not None and self._produces(s.value) else None
+            return s if find(s.value) is not None and self._produces(s.value) else None
         if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in BELOW:
             if waits(s):
                 raise Unfit("an executor below the block waits here, which may guard copies behind it", s.span)
@@ -344,7 +343,7 @@ class _Cutter:
 
     def ring_of(self, s: Any, kind: str) -> int | None:
         """The ring of which a statement is this token; None where it is none."""
-        if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and self._token(s.value, (kind,)):
+        if isinstance(s, tirx.Evaluate) and find(s.value) is not None and self._token(s.value, (kind,)):
             return int(s.value.attrs["ring"])
         return None
 
@@ -364,7 +363,7 @@ def _stores(stmt: Any, variable: Any) -> int:
 
 def _operated(stmt: Any, variable: Any) -> bool:
     """Whether an operation writes a variable."""
-    effects = [a for c in calls(stmt) for a in base.REGISTRY[c.op.name].effects(c)]
+    effects = [a for c in calls(stmt) for a in REGISTRY[c.op.name].effects(c)]
     return any(a.mode != "read" and a.region.source.same_as(variable) for a in effects)
 
 

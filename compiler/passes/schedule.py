@@ -30,13 +30,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilescale.compiler.advice import reason
-from tilescale.compiler.frontend.builder import sequence
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import buffer_uses
-from tilescale.compiler.ops import base
-from tilescale.compiler.ops.base import VOID
-from tilescale.compiler.ops.ring import token
+from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.scales import SCALES
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.passes import ahead as prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -467,7 +466,7 @@ def _touches(stmt: Any) -> set[Any]:
 def filled_tile(stmt: Any) -> Any:
     """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else,
     and for copies that the author keeps where they stand."""
-    if not isinstance(stmt, tirx.Evaluate) or base.find(stmt.value) is None or stmt.value.op.name != "ts.copy":
+    if not isinstance(stmt, tirx.Evaluate) or find(stmt.value) is None or stmt.value.op.name != "ts.copy":
         return None
     call = stmt.value
     src, dst = call.args[:2]
@@ -487,7 +486,7 @@ def _writes(stmt: Any, buffer: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        op = base.find(call)
+        op = find(call)
         if op is not None and any(a.region.source.same_as(buffer) and a.mode != "read" for a in op.effects(call)):
             found.append(call)
 

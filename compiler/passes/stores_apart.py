@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.layout.infer import Executor, walk
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import WARPGROUP, Executor
+from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import choose
-from tilescale.compiler.ops import base
 from tilescale.compiler.passes.fences import COORDINATE, owners_of
 from tilescale.compiler.passes.gpu_stage import again
 from tilescale.compiler.tvm_compat import structural_map, tirx
-from tilescale.compiler.widths import WARPGROUP
 
 #: rows of a swizzle's pattern, which a warpgroup's share consists of
 PATTERN = 8
@@ -50,13 +50,13 @@ def stores_apart(program: Any) -> Any:
 
 def _outward(s: Any) -> bool:
     """Whether a statement stores a tile by TMA, or waits until that is read."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     return op is not None and (op.name == "await_stores" or op.name == "copy" and "bulk" in s.value.attrs)
 
 
 def _is_ordered(s: Any) -> bool:
     """Whether a statement is an update by TMA, or a wait for what stores wrote: the block's first thread does all of them then."""
-    op = base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     if op is None:
         return False
     return op.name == "await_stores" and bool(int(s.value.attrs["complete"])) or op.name == "atomic" and "bulk" in s.value.attrs

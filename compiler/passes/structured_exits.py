@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.frontend.builder import sequence
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 ZERO, ONE = tirx.IntImm("int32", 0), tirx.IntImm("int32", 1)

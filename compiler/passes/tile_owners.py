@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.nests import is_nest
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.infer import REPLICATED
-from tilescale.compiler.ops import base
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import Loc, TileSyntaxError, TileValueError
 
 
@@ -129,7 +128,7 @@ class _Owners:
         here = loc_of(getattr(s, "span", None))
 
         def call(c: Any) -> None:
-            op = base.find(c)
+            op = find(c)
             for a in op.effects(c) if op is not None else ():
                 found.append(Use(a.region.source, a.mode != "read", True, loc_of(c.span) or here))
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.findings import Where
 from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.sim import diagnose, numerics
-from tilescale.compiler.sim.findings import Where
 from tilescale.compiler.sim.memory import Site
 
 if TYPE_CHECKING:

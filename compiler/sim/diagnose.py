@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tilescale.compiler.findings import Finding, Fix, Where
+from tilescale.compiler.ir.scales import WIDTHS
 from tilescale.compiler.sim import fixes, flights, numerics, rings
-from tilescale.compiler.sim.findings import Finding, Fix, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
-from tilescale.compiler.widths import WIDTHS
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor, Machine, Meeting

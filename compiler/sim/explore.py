@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tilescale.compiler.findings import Report
 from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.sim.counters import COMPARE
-from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.interleave import Event, Interleaving, Process
 from tilescale.errors import InternalError
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.ops import base, team
+from tilescale.compiler.findings import Finding
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ops import team
 from tilescale.compiler.sim import nest, numerics
-from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET
 from tilescale.errors import InternalError
 
@@ -218,7 +219,7 @@ class Expressions:
             return self._chosen(*e.args)
         if name == "ts.scale_rank":
             return team.simulated_rank(self, e)
-        if (op := base.find(e)) is not None:
+        if (op := find(e)) is not None:
             return self.performed(op, e)  # type: ignore[attr-defined]
         args = [self.scalar(a) for a in e.args]
         source = str(e.args[0].ty)

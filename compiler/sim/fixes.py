@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from tilescale.compiler.sim.findings import Fix
+from tilescale.compiler.findings import Fix
 from tilescale.errors import Loc
 
 if TYPE_CHECKING:

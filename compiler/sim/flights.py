@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.findings import Finding, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe
 from tilescale.compiler.sim.rings import Engine, stages_of
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir import spec
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.passes.pipeline import gpu_scheduled
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.prepare import Prepared, prepare
 from tilescale.compiler.sim.run import STEPS, Launch, Result
 from tilescale.compiler.sim.schedule import Schedule
@@ -127,7 +127,7 @@ def _arithmetic(program: Any) -> tuple[bool, bool]:
     structural_walk(program.func.body, (ir.Call, lambda c: atomics.append(c) if getattr(c.op, "name", "") == "ts.atomic" else None))
     dtypes = [str(getattr(c.args[0].source.ty.dtype, "dtype", c.args[0].source.ty.dtype)) for c in atomics]
     sums = any("float" in dt and str(c.attrs["kind"]) == "add" for c, dt in zip(atomics, dtypes, strict=True))
-    return not sums, all(str(c.ty) == str(base.VOID) for c in atomics)
+    return not sums, all(str(c.ty) == str(VOID) for c in atomics)
 
 
 def _differ(want: Any, got: Any, dtype: str, exact: bool) -> Any:

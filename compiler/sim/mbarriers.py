@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim.findings import Finding
-from tilescale.compiler.widths import WARPGROUP, WIDTHS
+from tilescale.compiler.findings import Finding
+from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.memory import Site

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ops import base
+from tilescale.compiler.findings import Finding
+from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import fixes, numerics
-from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.sim.memory import Site, Storage, describe
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
@@ -262,8 +262,8 @@ def _diverges(body: Any, variables: set[Any]) -> bool:
         structural_walk(s.extent, (ir.TensorLoad, found.append))
 
     def call(c: Any) -> None:
-        op = base.find(c)
-        if op is not None and not (op.in_lanes and str(c.ty) == str(base.VOID) and _single(c)):
+        op = find(c)
+        if op is not None and not (op.in_lanes and str(c.ty) == str(VOID) and _single(c)):
             found.append(c)
 
     structural_walk(body, (tirx.For, loop))

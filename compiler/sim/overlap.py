@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.findings import Report
 from tilescale.compiler.sim import schedule
 from tilescale.compiler.sim.counters import Counters
-from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.machine import Executor, Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Site, Storage
 from tilescale.compiler.sim.run import Launch

@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import flights, nest, rings
 from tilescale.compiler.sim.expr import Expressions, Value
 from tilescale.compiler.sim.memory import Site
 from tilescale.compiler.sim.step import Step
 from tilescale.compiler.sim.view import BufferInfo, View
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
 
@@ -143,7 +142,7 @@ class Preparation(Expressions):
         """A place among a block's executors for whoever performs the asynchronous copies of a ring."""
 
         def look(call: Any) -> None:
-            op = base.find(call)
+            op = find(call)
             if op is None or not any(a.asynchronous for a in op.effects(call)):
                 return
             beside.append(call)
@@ -310,7 +309,7 @@ class Preparation(Expressions):
         return Step(lambda ex: ex.machine.fork(ex, parts, first, site), True)
 
     def _s_Evaluate(self, s: Any) -> Step:
-        op = base.find(s.value)
+        op = find(s.value)
         if op is None:
             return Step(self.scalar(s.value)) if isinstance(s.value, ir.Call) else Step(lambda ex: None)
         run = self.performed(op, s.value)
@@ -356,7 +355,7 @@ class Preparation(Expressions):
         self.current = None
         if not effects or op.completes:
             return simulate
-        nothing = None if call.ty is None or str(call.ty) == str(base.VOID) else 0
+        nothing = None if call.ty is None or str(call.ty) == str(VOID) else 0
 
         def run(ex: Any) -> Any:
             whose = None if owner is None else owner(ex)

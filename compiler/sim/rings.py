@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.sim.findings import Finding, Where
+from tilescale.compiler.findings import Finding, Where
 from tilescale.compiler.sim.memory import Site, Storage, describe
 
 if TYPE_CHECKING:

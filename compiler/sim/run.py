@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.frontend.launch import MOST_BLOCKS
+from tilescale.compiler.findings import Finding, Report, Where
+from tilescale.compiler.ir.scales import MOST_BLOCKS
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
 from tilescale.compiler.sim.counters import Counters
 from tilescale.compiler.sim.explore import exhaust
-from tilescale.compiler.sim.findings import Finding, Report, Where
 from tilescale.compiler.sim.interleave import Interleaving
 from tilescale.compiler.sim.machine import Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage

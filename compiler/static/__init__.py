@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from tilescale.compiler.findings import Finding
 from tilescale.compiler.passes.pipeline import tile_level
-from tilescale.compiler.sim.findings import Finding
 from tilescale.compiler.static.bounds import bounds, counters, parts, peers
 from tilescale.compiler.static.collect import Collector
 from tilescale.compiler.static.coverage import coverage

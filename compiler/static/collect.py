@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tilescale.compiler.frontend.launch import SCALES
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.static.prove import Clock
 from tilescale.compiler.static.reading import Reading
 from tilescale.compiler.static.terms import FALSE, ONE, ZERO, Cond, Poly, at_least, negation, number
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
-from tilescale.compiler.widths import WIDTHS
 from tilescale.errors import Loc
 from tilescale.language.symbolic import Sym, SymExpr, settle
 
@@ -486,7 +485,7 @@ def _acquires(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        op = base.find(call)
+        op = find(call)
         if op is None or op.name not in _ORDERING:
             return
         if op.name != "barrier" or str(call.attrs["reach"]) != "block":
@@ -519,7 +518,7 @@ def _names_ranks(body: Any) -> bool:
         if name in ("ts.scale_index", "ts.scale_count"):
             if str(call.args[0].value) == "device":
                 found.append(call)
-        elif base.find(call) is not None and call.attrs is not None and "reach" in call.attrs and str(call.attrs["reach"]) == "device":
+        elif find(call) is not None and call.attrs is not None and "reach" in call.attrs and str(call.attrs["reach"]) == "device":
             found.append(call)
 
     structural_walk(body, (ir.Call, look))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tilescale.compiler.sim.findings import STATIC, Finding, Where
+from tilescale.compiler.findings import STATIC, Finding, Where
 from tilescale.errors import Loc, TileValueError
 
 PROVEN, REFUTED, UNKNOWN = "proven", "refuted", "unknown"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.static.terms import TRUE, Cond, Poly, Terms, at_least, equals, negation, number
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir
 
@@ -148,7 +148,7 @@ class Reading:
         elif kind == "Select":
             yield from self._branches(e.condition, e.true_value, e.false_value)
         elif kind == "Call":
-            op = base.find(e)
+            op = find(e)
             if op is not None:
                 self.operation(op, e)
             elif getattr(e.op, "name", "") == IF_THEN_ELSE:

@@ -15,7 +15,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.language.test_words import NOTHING
-from tilescale.compiler.frontend import builder as bld
+from tilescale.compiler.builder import state as bld
 from tilescale.errors import TileError
 
 #: parameters that take tiles, counters or barriers, by name; and those of single words

@@ -83,7 +83,7 @@ def build(e: Any, env: dict[str, Any]) -> Any:
 
 
 def compared(op: str, a: Any, b: Any) -> Any:
-    from tilescale.compiler.frontend.values import compare
+    from tilescale.compiler.builder.values import compare
 
     if isinstance(a, int) and isinstance(b, int):
         return a == b if op == "==" else a != b
@@ -91,7 +91,7 @@ def compared(op: str, a: Any, b: Any) -> Any:
 
 
 def joined(op: str, a: Any, b: Any) -> Any:
-    from tilescale.compiler.frontend.values import as_expr
+    from tilescale.compiler.builder.values import as_expr
     from tilescale.compiler.tvm_compat import tirx
 
     return (tirx.And if op == "and" else tirx.Or)(as_expr(a, "bool"), as_expr(b, "bool"))

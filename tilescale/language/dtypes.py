@@ -92,7 +92,7 @@ def canonical(value: Any) -> dtype:
     if found is None:
         import difflib
 
-        from tilescale.compiler.frontend import source  # free of TVM, as this module is
+        from tilescale.compiler.ir import source
 
         close = difflib.get_close_matches(name, [*ALL, *_ALIASES], 1)
         raise TileTypeError(

@@ -30,7 +30,7 @@ class PrimFunc:
         return Loc(self.func.__code__.co_filename, self.func.__code__.co_firstlineno)
 
     def trace(self) -> Any:
-        """The kernel as tile IR (a :class:`tilescale.compiler.frontend.trace.TileProgram`)."""
+        """The kernel as tile IR (a :class:`tilescale.compiler.ir.program.TileProgram`)."""
         from tilescale.compiler.frontend.trace import trace
 
         return trace(self)

@@ -30,7 +30,7 @@ class SymExpr:
             return SymExpr(op, a, b)
         if isinstance(other, float):
             raise TileTypeError(f"a symbolic extent {op} a float", expected="an integer")
-        from tilescale.compiler.frontend.values import binary
+        from tilescale.compiler.builder.values import binary
 
         return binary(op, other, me) if swap else binary(op, me, other)
 
@@ -71,7 +71,7 @@ class SymExpr:
         me = _settle(self)
         if isinstance(me, int) and isinstance(other, int):
             return COMPARE[op](me, other)
-        from tilescale.compiler.frontend.values import compare
+        from tilescale.compiler.builder.values import compare
 
         return compare(op, me, other)
 

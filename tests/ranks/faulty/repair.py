@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.ranks.faulty.case import Case
-from tilescale.compiler.sim.findings import Fix
+from tilescale.compiler.findings import Fix
 
 
 def repaired(case: Case, fix: Fix, folder: Path) -> Case:

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilescale.compiler.frontend.source import loc_of
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ops.collective import _Collective
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -132,7 +132,7 @@ class _Mutations:
                 found.append(buffer)
 
         def call(c: Any) -> None:
-            op = base.find(c)
+            op = find(c)
             if op is not None and (op.waits or op.name == "signal"):
                 found.append(op)
 
@@ -144,7 +144,7 @@ class _Mutations:
     def _made(self, block: Any, seq: list[Any], what: str, s: Any) -> Mutant:
         new = tirx.SeqStmt(seq) if len(seq) > 1 else seq[0] if seq else tirx.Evaluate(tirx.IntImm("int32", 0))
         body = structural_map(self.body, (type(block), lambda b: new if b.same_as(block) else b))
-        op, loc = base.find(s.value), loc_of(s.span) or loc_of(s.value.span)
+        op, loc = find(s.value), loc_of(s.span) or loc_of(s.value.span)
         assert op is not None and loc is not None
         text = loc.excerpt().split("|")[1].split("#")[0].strip()
         name = SYNCHRONISES.get(op.name, "collective" if isinstance(op, _Collective) else "signal of")
@@ -157,7 +157,7 @@ class _Mutations:
 
 
 def _operation(s: Any) -> Any:
-    return base.find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return find(s.value) if isinstance(s, tirx.Evaluate) else None
 
 
 def _only(s: Any) -> Any:
@@ -172,10 +172,10 @@ def _apart(s: Any) -> tuple[Any, Any]:
     """A put with its signal as two statements."""
     call = s.value
     attrs = {key: call.attrs[key] for key in call.attrs.keys()}
-    copy = ir.Call(call.op, list(call.args)[:3], attrs={**attrs, "signal_op": ""}, ret_ty=base.VOID, span=call.span)
+    copy = ir.Call(call.op, list(call.args)[:3], attrs={**attrs, "signal_op": ""}, ret_ty=VOID, span=call.span)
     where = {key: attrs[key] for key in ("executor", "reach")}
     args = [call.args[3], call.args[4], call.args[2]]
-    signal = ir.Call("ts.signal", args, attrs={**where, "op": attrs["signal_op"]}, ret_ty=base.VOID, span=call.span)
+    signal = ir.Call("ts.signal", args, attrs={**where, "op": attrs["signal_op"]}, ret_ty=VOID, span=call.span)
     return tirx.Evaluate(copy, s.span), tirx.Evaluate(signal, s.span)
 
 
@@ -183,7 +183,7 @@ def _fewer(s: Any) -> Any:
     """A wait that asks for one less than it should."""
     call = s.value
     flag, value = call.args
-    less = ir.Call(call.op, [flag, value - 1], attrs={key: call.attrs[key] for key in call.attrs.keys()}, ret_ty=base.VOID, span=call.span)
+    less = ir.Call(call.op, [flag, value - 1], attrs={key: call.attrs[key] for key in call.attrs.keys()}, ret_ty=VOID, span=call.span)
     return tirx.Evaluate(less, s.span)
 
 

@@ -9,8 +9,9 @@ import numpy as np
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout import Fragment
-from tilescale.compiler.layout.infer import Executor, walk
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Slots, by_counting, by_digits, seen_by
 from tilescale.compiler.passes import pipeline

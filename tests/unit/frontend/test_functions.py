@@ -452,7 +452,7 @@ def test_a_runaway_python_loop_is_stopped():
             for k in range(10**9):
                 C[b] = k
 
-    import tilescale.compiler.frontend.builder as builder
+    import tilescale.compiler.builder.state as builder
 
     limit, builder.STATEMENT_LIMIT = builder.STATEMENT_LIMIT, 50
     try:

@@ -13,8 +13,9 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.ir.nests import nest_of
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout import Fragment, Piece, asked
-from tilescale.compiler.layout.infer import Executor, walk
 from tilescale.compiler.layout.loops import choose
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileSyntaxError, TileTypeError, TileValueError

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import tilescale.language as T
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.passes.roles import is_guard
 from tilescale.compiler.passes.schedule import schedule
@@ -232,7 +232,7 @@ def _with(program: Any, old: Any, items: list[Any]) -> Callable[[], Any]:
 
 def _kind(s: Any) -> str:
     """Which token a statement is; empty for any other statement."""
-    name = s.value.op.name if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None else ""
+    name = s.value.op.name if isinstance(s, tirx.Evaluate) and find(s.value) is not None else ""
     return name[len("ts.ring_") :] if name.startswith("ts.ring_") else ""
 
 
@@ -244,7 +244,7 @@ def with_args(s: Any, *args: Any, **attrs: Any) -> Any:
 
 
 def _fills(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and base.find(s.value) is not None and s.value.op.name == "ts.copy" and "ring" in s.value.attrs
+    return isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name == "ts.copy" and "ring" in s.value.attrs
 
 
 def _reads(program: Any, s: Any) -> bool:

@@ -10,7 +10,7 @@ import tilescale.language as T
 from tests.gpu.gemms import gemm
 from tests.unit.passes import seeded as rings
 from tests.unit.passes.seeded import Case, Edits, Fault, with_args
-from tilescale.compiler.ops import base
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.tvm_compat import structural_map, structural_walk, tirx
 
 HOPPER = {"arch": "sm_90a"}
@@ -121,7 +121,7 @@ def seeded(program: Any) -> Iterator[Fault]:
 
 
 def _name(s: Any) -> str:
-    return s.value.op.name[len("ts.") :] if isinstance(s, tirx.Evaluate) and base.find(s.value) is not None else ""
+    return s.value.op.name[len("ts.") :] if isinstance(s, tirx.Evaluate) and find(s.value) is not None else ""
 
 
 def _sequences(program: Any, *names: str) -> list[Any]:

@@ -10,7 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.passes.seeded import ag_gemm, gemm
 from tilescale.compiler.ir import spec
-from tilescale.compiler.ops.ring import token
+from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim.run import check

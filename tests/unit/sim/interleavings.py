@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tilescale.language as T
+from tilescale.compiler.findings import Report
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.sim.explore import exhaust
-from tilescale.compiler.sim.findings import Report
 from tilescale.compiler.sim.interleave import Interleaving, Process
 from tilescale.compiler.sim.prepare import prepare
 from tilescale.compiler.sim.run import Launch, Result, each_rank

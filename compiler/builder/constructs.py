@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
-from tilescale.compiler.frontend.values import Variable, as_expr, binary, to_expr
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.values import Variable, as_expr, binary, to_expr
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import is_expr, tirx
 from tilescale.errors import TileSyntaxError
 from tilescale.language.symbolic import SymExpr, settle
@@ -153,7 +154,7 @@ class LoopNest:
             self._check_names(targets, len(value) if isinstance(value, tuple) else 1)
             yield value
         b.pop(frame)
-        b.emit(self._stmt(variables, bld.sequence(body), span))
+        b.emit(self._stmt(variables, sequence(body), span))
 
     def _check_names(self, targets: tuple[str, ...], count: int) -> None:
         """One name takes all indices; more are one each.
@@ -181,7 +182,7 @@ class LoopNest:
                 start, extent, inner = zero, high, body
             else:  # loops count from zero in steps of one, so that every pass sees one form
                 counter = tirx.Var(v.name + "_n", v.ty)
-                inner = bld.sequence([tirx.Bind(v, counter * step + low, span), body])
+                inner = sequence([tirx.Bind(v, counter * step + low, span), body])
                 extent = binary("//", binary("+", binary("-", high, low), binary("-", step, 1)), step)
                 start, v = zero, counter
             notes = {"ts.kind": self.kind, **self.annotations} if depth == 0 else {}

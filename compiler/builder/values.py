@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.frontend import builder as bld
-from tilescale.compiler.frontend import source
+from tilescale.compiler.builder import state as bld
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.numbers import constant, simplify
 from tilescale.compiler.tvm_compat import guard_iteration, ir, is_expr, structural_map, structural_walk, tirx
 from tilescale.errors import Loc, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.dtypes import GREATEST, canonical, dtype
@@ -189,9 +190,7 @@ def _unsigned_constants(op: str, a: Any, b: Any) -> Any:
 
 def _float_modulo(a: Any, b: Any) -> Any:
     """Python's: the sign of the divisor."""
-    from tilescale.compiler.ops.math import fmod
-
-    r = fmod(a, b)
+    r = float_function("fmod", a, b)
     zero = const(0, str(r.ty))
     other = tirx.NE(tirx.LT(r, zero), compare("<", b, 0) if is_expr(b) else const(b < 0, "bool"))
     return tirx.if_then_else(tirx.And(tirx.NE(r, zero), other), r + b, r)
@@ -199,8 +198,6 @@ def _float_modulo(a: Any, b: Any) -> Any:
 
 def _power(a: Any, b: Any, ints: bool) -> Any:
     """By multiplication where the exponent is a small constant (so that integers stay exact), else ``T.pow``."""
-    from tilescale.compiler.ops.math import pow as power
-
     n = constant(b) if not isinstance(b, bool) else None
     if n is not None and 0 < n <= 64:
         result, square = None, a
@@ -214,7 +211,7 @@ def _power(a: Any, b: Any, ints: bool) -> Any:
         raise TileTypeError(
             f"{dtype_of(a)} ** {dtype_of(b)} is not defined", loc=source.current(), hint='T.pow(T.cast(a, "float32"), b)'
         )
-    return power(a, b)
+    return float_function("pow", a, b)
 
 
 def negative(value: Any) -> Any:
@@ -568,27 +565,10 @@ def _fits(value: int, dt: str) -> bool:
     return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 
 
-def constant(value: Any) -> int | None:
-    """The integer that an extent or an index is, where it is one."""
-    if isinstance(value, int):
-        return value
-    return int(value.value) if isinstance(value, tirx.IntImm) else None
 
 
-_analyzer: list[Any] = []
 
 
-def simplify(value: Any) -> Any:
-    """An expression simplified; Python ints stay."""
-    if isinstance(value, int):
-        return value
-    if not _analyzer:
-        from tilescale.compiler.tvm_compat import sym
-
-        _analyzer.append(sym.Analyzer())
-    e = _analyzer[0].simplify(value)
-    known = constant(e)
-    return known if known is not None else e
 
 
 def difference(a: Any, b: Any) -> Any:
@@ -606,3 +586,25 @@ def difference(a: Any, b: Any) -> Any:
         e = structural_map(e, (ir.Var, lambda v: known.get(v, v)))
     full = simplify(e)
     return full if isinstance(full, int) else plain
+
+
+def same_dtype(a: Any, b: Any, what: str) -> tuple[Any, Any, str]:
+    """Both operands as expressions of one dtype: the floating, then the wider one."""
+    a, b = to_expr(a, what), to_expr(b, what)
+    if not is_expr(a):
+        a = as_expr(a, str(dtype_of(b)) if not (isinstance(a, float) and "float" not in str(b.ty)) else "float32")
+    if not is_expr(b):
+        b = as_expr(b, str(a.ty) if not (isinstance(b, float) and "float" not in str(a.ty)) else "float32")
+    x, y = canonical(str(a.ty)), canonical(str(b.ty))
+    if x != y:
+        wide = x if (x.is_float, x.bits) >= (y.is_float, y.bits) else y
+        a, b = convert(a, wide), convert(b, wide)
+    return a, b, str(a.ty)
+
+
+def float_function(name: str, a: Any, b: Any) -> Any:
+    """A call of a function of two floats; integers become float32."""
+    a, b, dt = same_dtype(a, b, f"an argument of T.{name}")
+    if "float" not in dt:
+        a, b, dt = convert(a, "float32"), convert(b, "float32"), "float32"
+    return ir.Call(f"ts.math.{name}", [a, b], ret_ty=ir.PrimType(dt))

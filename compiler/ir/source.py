@@ -88,3 +88,8 @@ def loc_of(span: Any) -> Loc | None:
     col, end = int(span.column) - 1, int(span.end_column) - 1
     file = from_utf8(str(span.source_name.name))
     return Loc(file, int(span.line), col if col >= 0 else None, int(span.end_line), end if end >= 0 else None)
+
+
+def location(loc: Loc | None) -> list[Any] | None:
+    """A place as JSON, see tilescale.explain.place."""
+    return None if loc is None else [loc.file, loc.line, loc.col, loc.end_line, loc.end_col]

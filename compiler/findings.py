@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tilescale.errors import Loc
-
-if TYPE_CHECKING:
-    from tilescale.compiler.static.obligations import Obligations
 
 #: the schedule of what no run has met: a refutation of the static checks
 STATIC = "no run: at compile time"
@@ -34,6 +31,17 @@ KINDS = {
 
 #: told behind all others: says what is left over, not what goes wrong
 _LAST = ("unawaited",)
+
+
+class Checked(Protocol):
+    """What the static checks know of a program (`static.obligations.Obligations`)."""
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]: ...
+    @property
+    def summary(self) -> str: ...
+    def of(self, status: str) -> list[Any]: ...
+    def open_questions(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -164,7 +172,7 @@ class Report:
     complete: bool | None = None
     varying: set[str] = field(default_factory=set)
     unchecked: set[str] = field(default_factory=set)
-    static: Obligations | None = None
+    static: Checked | None = None
 
     def add(self, finding: Finding) -> None:
         """Keeps a finding unless the same fault is known. What a run has met says more than what the static checks say of the same
@@ -179,7 +187,7 @@ class Report:
             place = next((k for k, f in enumerate(self.findings) if first and f.kind in _LAST), len(self.findings))
             self.findings.insert(place, finding)
 
-    def add_static(self, found: Obligations) -> None:
+    def add_static(self, found: Checked) -> None:
         """What the static checks know, its refutations among the findings."""
         self.static = found
         for o in found.of("refuted"):

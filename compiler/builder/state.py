@@ -6,12 +6,15 @@ import contextlib
 import threading
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from tilescale.compiler.frontend import source
-from tilescale.compiler.tvm_compat import guard_equality, ir, tirx
+from tilescale.compiler.ir import source
+from tilescale.compiler.ir.program import Launch
+from tilescale.compiler.ir.scales import EXECUTORS, REACHES
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.tvm_compat import guard_equality, ir
 from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError, utf8
 
 #: More statements than this is a Python loop that was meant to be a device loop.
@@ -39,19 +42,6 @@ class Entry:
     kernel: bool
 
 
-@dataclass
-class Launch:
-    """What ``T.Kernel`` says: the grid and the shape of a block."""
-
-    grid: tuple[Any, ...]
-    threads: int
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    max_blocks: int = 0
-    ordered: bool = True
-    pdl: bool = False
-    loc: Loc | None = None
-    block_vars: list[Any] = field(default_factory=list)
-    hints: dict[str, Any] = field(default_factory=dict)
 
 
 class Builder:
@@ -75,7 +65,8 @@ class Builder:
         self.definitions: dict[Any, Any] = {}
         self.unnamed: set[Any] = set()
         self.renames: dict[Any, str] = {}
-        self.annotations: dict[str, Any] = {}
+        #: what an eager kernel's trace knows of its arguments (frontend/trace.py); None in a @T.prim_func
+        self.eager: Any = None
         self.returned: Any = None
         self.count = 0
         self.fixed_span: Any = None
@@ -184,15 +175,8 @@ class Builder:
         return self.teams[-1] if self.teams else None
 
 
-EXECUTORS = ("thread", "warp", "warpgroup", "block")
-REACHES = ("cta_cluster", "grid", "device")
 
 
-def sequence(stmts: list[Any]) -> Any:
-    """One statement out of many."""
-    if not stmts:
-        return tirx.Evaluate(tirx.IntImm("int32", 0))
-    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(stmts)
 
 
 _local = threading.local()

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.frontend.source import loc_of
-from tilescale.compiler.frontend.values import as_expr, constant
+from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import Loc
@@ -110,6 +111,6 @@ def _long(value: Any) -> Any:
 
 def as_meta(d: Demand) -> dict[str, Any]:
     """What a kernel object says of a launch that this demand refuses, as JSON."""
-    from tilescale.compiler.description import location
+    from tilescale.compiler.ir.source import location
 
     return {"root": d.kind == ROOT, "collective": d.collective, "whole": d.whole, "loc": location(d.loc)}

@@ -1,0 +1,122 @@
+"""What every operation is made of: a registered call in the IR, an effect table, lowerings by target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tilescale.compiler.tvm_compat import ir, register_op
+from tilescale.errors import InternalError
+
+VOID = ir.PrimType("void")
+
+
+@dataclass(frozen=True)
+class Access:
+    """One line of an operation's effect table.
+
+    region: what is touched (a TensorRegion). mode: "read", "write" or "update" (atomic read-modify-write).
+    owner: None where the executor's own memory is touched, else the rank or block index that owns it.
+    asynchronous: issued here, complete only at a later wait. when: None, or an expression: it happens only where that holds.
+    half: of an "update" that does one half alone, "load" or "store". proxy: "async" where not the threads themselves but an engine beside
+    them touches it (PTX ISA, "Async proxy"), so that a proxy fence must stand between their writes and this.
+    """
+
+    region: Any
+    mode: str
+    owner: Any = None
+    asynchronous: bool = False
+    when: Any = None
+    half: str = ""
+    proxy: str = ""
+
+
+class TileOp:
+    """An operation. Subclasses give ``name``, ``effects``, one ``lower_<target>`` a target and ``simulate``, its meaning; instances
+    have no state. On GPUs an operation that is a loop over elements gives ``nest`` instead of a lowering."""
+
+    name: ClassVar[str]
+    #: what ``simulate`` gives is a generator, which stops where it has to wait for others
+    waits: ClassVar[bool] = False
+    #: it touches nothing itself: its effects say what engines are done with behind it
+    completes: ClassVar[bool] = False
+    #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
+    in_lanes: ClassVar[bool] = False
+    #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
+    demands: ClassVar[bool] = False
+
+    def meets(self, call: Any) -> str:
+        """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where they need not."""
+        return ""
+
+    def stops(self, call: Any) -> bool:
+        """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
+        return self.waits
+
+    def effects(self, call: Any) -> list[Access]:
+        """What the call reads and writes."""
+        raise NotImplementedError
+
+    def lower_cpu(self, call: Any, cx: Any) -> Any:
+        """The call as thread IR for the CPU; ``cx`` is a :class:`tilescale.compiler.cpu.lower.Lowering`."""
+        raise NotImplementedError
+
+    def nest(self, call: Any) -> Any:
+        """The call as independent iterations over elements (a :class:`tilescale.compiler.ir.nests.Nest`); None where it is no such loop."""
+        return None
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        """On GPUs: the call as statements whose operands lie where the operation can reach them; None where they do. ``cx`` is a
+        :class:`tilescale.compiler.passes.gpu_stage.Staging`."""
+        return None
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given what ``cx.known`` has of
+        the other operands; ``cx`` is a :class:`tilescale.compiler.layout.infer.Solver`."""
+        return []
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        """On GPUs: tile → the Shared layout that the operation reads best."""
+        return {}
+
+    def insists(self, call: Any) -> bool:
+        """On GPUs: whether it works on tiles in shared memory under the layouts of `shared_layouts` alone."""
+        return False
+
+    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
+        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
+        :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
+        return None
+
+    def order(self, call: Any) -> tuple[bool, bool]:
+        """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads did comes before it), and
+        whether it hears of them (what all threads do comes behind it)."""
+        return False, False
+
+    def lower_cuda(self, call: Any, cx: Any) -> Any:
+        """The call as thread IR for a GPU; ``cx`` is a :class:`tilescale.compiler.cuda.lower.Lowering`."""
+        raise NotImplementedError
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        """The call as a function of the executor that performs it; ``cx`` is a :class:`tilescale.compiler.sim.prepare.Preparation`.
+        What it reads and writes by the effect table is recorded by then. Of an asynchronous call that goes into no ring the function takes
+        the engine that performs it as well (sim/flights.py)."""
+        raise NotImplementedError
+
+
+REGISTRY: dict[str, TileOp] = {}
+
+
+def register(cls: type[TileOp]) -> type[TileOp]:
+    """Class decorator: makes the operation known under ``ts.<name>``."""
+    key = f"ts.{cls.name}"
+    if key in REGISTRY:
+        raise InternalError(f"operation {key} is registered twice")
+    register_op(key)
+    REGISTRY[key] = cls()
+    return cls
+
+
+def find(call: Any) -> TileOp | None:
+    """The operation that a Call stands for; None for anything else."""
+    return REGISTRY.get(call.op.name) if isinstance(call, ir.Call) and hasattr(call.op, "name") else None

@@ -1,0 +1,66 @@
+"""A kernel as one record: its function, its parameters, its launch, and what passes have found out about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tilescale.compiler.ir.multiples import Promises
+from tilescale.compiler.tvm_compat import tirx
+from tilescale.errors import Loc
+
+
+@dataclass
+class Launch:
+    """What ``T.Kernel`` says: the grid and the shape of a block."""
+
+    grid: tuple[Any, ...]
+    threads: int
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    max_blocks: int = 0
+    ordered: bool = True
+    pdl: bool = False
+    loc: Loc | None = None
+    block_vars: list[Any] = field(default_factory=list)
+    hints: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Param:
+    """A parameter of the kernel as it is called. ``output``: allocated by the call (``T.empty`` in an eager kernel)."""
+
+    name: str
+    spec: Any
+    var: Any
+    loc: Loc | None = None
+    output: bool = False
+
+
+@dataclass
+class TileProgram:
+    """A kernel as tile IR. ``func``'s parameters are ``params`` followed by ``symbols``."""
+
+    name: str
+    func: Any
+    params: list[Param]
+    symbols: dict[str, Any]
+    launch: Launch
+    loc: Loc
+    hints: dict[str, Any] = field(default_factory=dict)
+    returns: list[int] = field(default_factory=list)
+    #: symbol → what its value is a multiple of in every call, which the launcher checks
+    multiples: Promises = field(default_factory=Promises)
+    schedule: Any = None
+    layouts: dict[Any, Any] = field(default_factory=dict)
+    #: the GPU architecture that a program is compiled for; empty on other targets
+    arch: str = ""
+    #: on GPUs: each tile's offset and size in the block's shared memory, in bytes, and how much that is
+    arena: dict[Any, tuple[int, int]] = field(default_factory=dict)
+    arena_bytes: int = 0
+    #: what passes did that the author may want to know (log level info)
+    notes: list[str] = field(default_factory=list)
+
+    def with_body(self, body: Any) -> TileProgram:
+        """The same kernel with another body."""
+        func = tirx.PrimFunc(list(self.func.params), body, attrs=self.func.attrs)
+        return replace(self, func=func)
