@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from tilescale import log, native
 from tilescale.cache import Entry
+from tilescale.compiler.cuda import targets
 from tilescale.explain import explain, failure
 from tilescale.kernel import Kernel
 
@@ -26,7 +27,7 @@ def architecture() -> str:
     from tilescale.compiler.cuda import toolchain
 
     found = native.cuda_capability()
-    return toolchain.DEFAULT_ARCH if found is None else toolchain.arch_of(*found)
+    return targets.DEFAULT_ARCH if found is None else toolchain.arch_of(*found)
 
 
 def code_key(target: str) -> tuple[str, ...]:

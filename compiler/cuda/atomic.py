@@ -52,7 +52,7 @@ def emit_neighbours(cx: Any, call: Any, count: int, at: Any, values: Any) -> Any
 def _suffix(cx: Any, call: Any, dtype: str) -> str:
     """Sums of 16-bit floats have an instruction (PTX ISA 9.0, "atom": float16 from sm_70 on, bfloat16 from sm_90 on), which rounds once as
     a sum in float32 does."""
-    own = str(call.attrs["kind"]) == "add" and (dtype == "float16" or dtype == "bfloat16" and cx.capability >= 90)
+    own = str(call.attrs["kind"]) == "add" and (dtype == "float16" or dtype == "bfloat16" and cx.target.wide_atomics)
     return f"_{NAMES[dtype]}" if own else ""
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tilescale.compiler import backend, description
 from tilescale.compiler.advice import Advice, listed
 from tilescale.compiler.backend import Lowered
-from tilescale.compiler.cuda import account, toolchain
+from tilescale.compiler.cuda import account, targets, toolchain
 from tilescale.compiler.cuda.describe import description as table
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
@@ -45,12 +45,13 @@ class Backend(backend.Backend):
     texts: ClassVar[tuple[str, ...]] = ("cuda", "ptx", "sass")
 
     def __init__(self, arch: str):
-        super().__init__(toolchain.check_arch(arch or toolchain.DEFAULT_ARCH))
+        super().__init__(targets.check_arch(arch or targets.DEFAULT_ARCH))
+        self.target = targets.target(self.arch)
 
     def lower(self, program: Any, *, instrument: bool, keep: bool) -> Lowered:
         _require_budget(program)
-        scheduled, trace = pipeline.run(program, keep=keep, passes=pipeline.gpu_passes(self.arch))
-        kernel = Lowering(scheduled, self.arch).run()
+        scheduled, trace = pipeline.run(program, self.target, keep=keep)
+        kernel = Lowering(scheduled).run()
         levels.verify(kernel.func, levels.THREAD, f"lowering of {kernel.name}")
         return Lowered(scheduled, kernel, {kernel.name: kernel.func}, trace)
 

@@ -19,6 +19,7 @@ from tilescale.compiler.cuda.places import InShared, widened
 from tilescale.compiler.cuda.rings import call as do
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.target import Target
 from tilescale.compiler.ops.sync import COMPARISONS
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
@@ -31,7 +32,7 @@ class Clusters:
 
     program: Any
     arch: str
-    capability: int
+    target: Target
     raw: Any
     tid: Any
     threads: int
@@ -172,9 +173,9 @@ class Clusters:
         from tilescale.compiler.cuda.expert import initialised
 
         # before sm_90 blocks of a cluster are blocks like others, unless they have to do with each other
-        call = next(iter(meets_cluster(self.program.func.body)), None) if self.capability < 90 else None
+        call = next(iter(meets_cluster(self.program.func.body)), None) if not self.target.clusters else None
         if call is not None:
-            raise TileSyntaxError(f"clusters need sm_90, and this is {self.arch}", loc=loc_of(call.span), hint='target="cpu"')
+            raise TileSyntaxError(f"clusters need sm_90, and this is {self.target.arch}", loc=loc_of(call.span), hint='target="cpu"')
         begins = initialised(self, self.by_hand)
         threads = self.threads + self.extra
         for buffer, words in self.zeroed:

@@ -536,11 +536,12 @@ def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0)
         EmulationError: what would go wrong on a GPU. TileError: what the target refuses.
     """
     from tilescale.compiler.cuda.lower import Lowering
+    from tilescale.compiler.cuda.targets import target
     from tilescale.compiler.passes import pipeline
 
     program = prim.trace() if hasattr(prim, "trace") else prim
-    scheduled, _ = pipeline.run(program, passes=pipeline.gpu_passes(arch))
-    return run(Lowering(scheduled, arch).run(), scheduled, args, seed)
+    scheduled, _ = pipeline.run(program, target(arch))
+    return run(Lowering(scheduled).run(), scheduled, args, seed)
 
 
 def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:

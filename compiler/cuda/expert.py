@@ -34,8 +34,8 @@ def tile_layout(node: Any) -> dict[Any, Any]:
 
 
 def _hopper(cx: Any, what: str) -> None:
-    if cx.capability < 90:
-        raise TileSyntaxError(f"T.{what} needs sm_90, and this is {cx.arch}", loc=cx.here)
+    if not cx.target.counting_barriers:
+        raise TileSyntaxError(f"T.{what} needs sm_90, and this is {cx.target.arch}", loc=cx.here)
 
 
 def _barrier(cx: Any, region: Any, node: Any) -> Any:
@@ -101,14 +101,14 @@ def tma_store_wait(cx: Any, node: Any) -> Any:
 
 
 def set_max_nreg(cx: Any, node: Any) -> Any:
-    if cx.capability < 90:
+    if not cx.target.moves_registers:
         return tirx.Evaluate(tirx.IntImm("int32", 0))
     cx.one_block = True  # PTX ISA, "setmaxnreg": the kernel must say how many registers its blocks may have
     return call(f"{'more' if int(node.attrs['more']) else 'fewer'}_registers<{int(node.attrs['count'])}>", span=node.span)
 
 
 def fence_proxy_async(cx: Any, node: Any) -> Any:
-    return call("fence_proxy_async", span=node.span) if cx.capability >= 90 else tirx.Evaluate(tirx.IntImm("int32", 0))
+    return call("fence_proxy_async", span=node.span) if cx.target.proxies else tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
 def wait_wgmma(cx: Any, node: Any) -> Any:

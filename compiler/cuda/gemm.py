@@ -21,6 +21,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout import Fragment, Piece, Shared
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.instructions import accumulator, mma_a, mma_accumulator, wgmma_operand
@@ -42,13 +43,12 @@ def extents(call: Any) -> tuple[int, int, int]:
     return m, n, rows if call.attrs["trans_a"] else cols
 
 
-def instruction(call: Any, threads: int, arch: str) -> str:
+def instruction(call: Any, threads: int, target: Target) -> str:
     """``"wgmma"`` (which passes/gpu_schedule.py decides), ``"mma"`` or ``"simt"``."""
     if "wgmma" in call.attrs:
         return "wgmma"
-    recent = int(arch.removeprefix("sm_").rstrip("af") or 0) >= 80
     whole_warps = threads % WARP == 0
-    return "mma" if recent and whole_warps and has_mma(call) else "simt"
+    return "mma" if target.matrix_products and whole_warps and has_mma(call) else "simt"
 
 
 # ---- staging and layouts
@@ -82,7 +82,7 @@ def _from_registers(call: Any, cx: Any) -> bool:
     """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats (for wgmma of 8 bits too), as deep as whole
     instructions, that no product writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
-    kind = instruction(call, cx.executor.threads, cx.program.arch)
+    kind = instruction(call, cx.executor.threads, cx.program.target)
     narrow = kind == "wgmma" and bits_of(a.source) == 8
     if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
         return False
@@ -96,7 +96,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     m, n, _ = extents(call)
     threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
     c, loc = call.args[2].source, loc_of(call.span)
-    if instruction(call, threads, cx.uses.arch) == "wgmma":
+    if instruction(call, threads, cx.uses.target) == "wgmma":
         out = []
         for f, down, across in wgmma_fragments(call, threads):
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
@@ -106,7 +106,7 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
                 held = replace(own, turn=f.turn)
                 out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
         return out
-    if instruction(call, threads, cx.uses.arch) == "mma":
+    if instruction(call, threads, cx.uses.target) == "mma":
         out = []
         for f, wm, wn in mma_fragments(m, n, threads, policy):
             what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
@@ -263,11 +263,11 @@ def emit_gemm(cx: Any, call: Any) -> Any:
     held = in_registers(call.args[0].source)
     a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))  # B's "rows" are the product's columns
-    if instruction(call, cx.executor.threads, cx.arch) == "wgmma":
+    if instruction(call, cx.executor.threads, cx.target) == "wgmma":
         return wgmma.emit(cx, call, a, b, (m, n, k))
     c = cx.places[call.args[2].source]
     dtype = element_dtype(c.buf)
-    mma = instruction(call, cx.executor.threads, cx.arch) == "mma"
+    mma = instruction(call, cx.executor.threads, cx.target) == "mma"
     inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
     slots = c.layout.slots
     acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)

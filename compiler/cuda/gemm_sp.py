@@ -18,6 +18,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.gemm_sp import COVERED, as_gemm, dense_shape
@@ -29,11 +30,11 @@ DEPTH = 32
 ZERO = tirx.IntImm("int32", 0)
 
 
-def _has_mma(call: Any, threads: int, arch: str) -> bool:
+def _has_mma(call: Any, threads: int, target: Target) -> bool:
     a, b, c, _, e = call.args
     kinds = element_dtype(a.source) == element_dtype(b.source) and element_dtype(a.source) in HALVES
     deep = dense_shape(call)[1] % DEPTH == 0 and dense_shape(call)[0] % 16 == 0
-    return int(arch.removeprefix("sm_").rstrip("af") or 0) >= 80 and threads % WARP == 0 and kinds and deep
+    return target.matrix_products and threads % WARP == 0 and kinds and deep
 
 
 def stage(call: Any, cx: Any) -> list[Any] | None:
@@ -42,7 +43,7 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
         return None
     a, b, c, clears, e = call.args
     m, k = dense_shape(call)
-    if not _has_mma(call, cx.executor.threads, cx.program.arch):
+    if not _has_mma(call, cx.executor.threads, cx.program.target):
         reads = [(r, cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span))
                  for r in (a, e) if in_registers(r.source)]  # fmt: skip
         held = {id(r): tile for r, tile in reads}

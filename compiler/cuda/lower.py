@@ -48,9 +48,8 @@ NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
     """One kernel on its way to thread IR."""
 
-    def __init__(self, program: Any, arch: str = "sm_90a"):
-        self.program, self.arch = program, arch
-        self.capability = int(arch.removeprefix("sm_").rstrip("af"))
+    def __init__(self, program: Any):
+        self.program, self.target = program, program.target
         self.analyzer = sym.Analyzer()
         self.variables: dict[Any, Any] = {}
         self.places: dict[Any, Any] = {}
@@ -91,7 +90,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.role: str | None = None
         self.maps: list[tuple[Any, TensorMap]] = []
         self.barriers: dict[int, Barriers] = {}
-        self.dependent = bool(program.launch.pdl) and self.capability >= 90
+        self.dependent = bool(program.launch.pdl) and self.target.dependent_launches
         #: where a failing thread says who it is; None where none can fail
         self.failure: Any = None
         #: the author's barriers → the block's
@@ -548,7 +547,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         func = tirx.PrimFunc([v for v, _ in params], whole)
         return ThreadKernel(
             func, symbol(self.program.name), tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
-            self.program.arena_bytes, launch.cluster if self.capability >= 90 else (1, 1, 1), maps=tuple(m for _, m in self.maps),
+            self.program.arena_bytes, launch.cluster if self.target.clusters else (1, 1, 1), maps=tuple(m for _, m in self.maps),
             cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites), dependent=self.dependent,
             min_blocks=1 if self.extra or self.one_block else None,
             device=self.device, ordered=launch.ordered,

@@ -17,7 +17,7 @@ def plan(cx: Any, nest: Nest, loop: Loop) -> Matrices | None:
     place = cx.places.get(nest.body.buffer) if isinstance(nest.body, tirx.BufferStore) else None
     if not isinstance(place, InShared) or place.base is not None or cx.remote is not None:
         return None
-    return matrices(nest, loop, place.layout, cx.capability)
+    return matrices(nest, loop, place.layout, cx.target)
 
 
 def lane_part(made: Matrices, lane: Any) -> tuple[dict[int, Any], dict[int, Any]]:

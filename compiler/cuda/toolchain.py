@@ -21,13 +21,11 @@ from pathlib import Path
 from tilescale import env
 from tilescale.compiler.cuda import cubin
 from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.cuda.targets import check_arch
 from tilescale.errors import InternalError, Loc, TileError
 
 INCLUDE = Path(__file__).resolve().parent / "include"
 FLAGS = ("-std=c++17", "-lineinfo")
-DEFAULT_ARCH = "sm_90a"
-#: the oldest architecture of CUDA 13's compilers
-OLDEST = 75
 #: architectures whose own instructions (wgmma, setmaxnreg …) need the feature set of exactly that chip
 _SPECIFIC = {90: "sm_90a", 100: "sm_100a", 103: "sm_103a", 120: "sm_120a"}
 
@@ -66,18 +64,6 @@ class Cubin:
 def arch_of(major: int, minor: int) -> str:
     """The architecture to compile for on a GPU of this compute capability."""
     return _SPECIFIC.get(major * 10 + minor, f"sm_{major}{minor}")
-
-
-def check_arch(arch: str) -> str:
-    """The architecture, if it looks like one. Raises TileError."""
-    if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
-        raise TileError(f"the architecture {arch!r}", expected="one such as sm_90a or sm_80")
-    if int(re.sub(r"\D", "", arch)) < OLDEST:
-        raise TileError(
-            f"{arch} is not compiled for: CUDA 13's nvcc and NVRTC begin at sm_{OLDEST}",
-            expected=f"sm_{OLDEST} or newer (tensor cores from sm_80 on, TMA and wgmma with sm_90a)",
-        )
-    return arch
 
 
 # ---- which compiler

@@ -91,7 +91,7 @@ def _added_at_once(cx: Any, place: Any, a: Element) -> int:
     if not isinstance(place, Global) or str(a.node.attrs["kind"]) != "add" or str(a.node.ty) != str(VOID):
         return 1
     dtype = element_dtype(a.buffer)
-    if cx.capability >= 90:
+    if cx.target.wide_atomics:
         return {"float32": 4, "float16": 8, "bfloat16": 8}.get(dtype, 1)
     return 2 if dtype == "float16" else 1
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilescale.compiler.ir.multiples import Promises
+from tilescale.compiler.ir.target import CPU, Target
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import Loc
 
@@ -52,8 +53,8 @@ class TileProgram:
     multiples: Promises = field(default_factory=Promises)
     schedule: Any = None
     layouts: dict[Any, Any] = field(default_factory=dict)
-    #: the GPU architecture that a program is compiled for; empty on other targets
-    arch: str = ""
+    #: what the program is compiled for; the CPU, until a pipeline says otherwise
+    target: Target = CPU
     #: on GPUs: each tile's offset and size in the block's shared memory, in bytes, and how much that is
     arena: dict[Any, tuple[int, int]] = field(default_factory=dict)
     arena_bytes: int = 0

@@ -18,6 +18,7 @@ from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.target import Target
 from tilescale.compiler.ir.walks import scalar_reads, walk
 from tilescale.compiler.layout import asked, loops
 from tilescale.compiler.layout.fragment import Fragment
@@ -63,7 +64,7 @@ class Uses:
     """Everything in a kernel that has a say about layouts."""
 
     threads: int
-    arch: str
+    target: Target
     owners: dict[Any, Executor] = field(default_factory=dict)
     items: list[Use] = field(default_factory=list)
     #: views of tiles in registers, each with what it views and its place
@@ -77,7 +78,7 @@ class Uses:
 def gather(program: Any) -> Uses:
     """The uses of a program's tiles."""
     threads = program.launch.threads
-    uses = Uses(threads, program.arch)
+    uses = Uses(threads, program.target)
     for s, ex in walk(program.func.body, Executor("block", threads)):
         if isinstance(s, tirx.AllocBuffer):
             uses.owners[s.buffer] = ex

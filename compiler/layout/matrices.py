@@ -22,6 +22,7 @@ import numpy as np
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout.loops import in_registers, plain_index
 from tilescale.compiler.layout.match import Loop, idle
 from tilescale.compiler.layout.shared import Shared
@@ -51,10 +52,10 @@ class Matrices:
         return made
 
 
-def matrices(nest: Nest, loop: Loop | None, layout: Any, capability: int) -> Matrices | None:
+def matrices(nest: Nest, loop: Loop | None, layout: Any, target: Target) -> Matrices | None:
     """How a nest goes by matrices into a tile of ``layout``; None where it does not."""
     s = nest.body
-    if capability < 90 or loop is None or nest.alone or not isinstance(s, tirx.BufferStore) or not isinstance(layout, Shared):
+    if not target.matrix_stores or loop is None or nest.alone or not isinstance(s, tirx.BufferStore) or not isinstance(layout, Shared):
         return None
     others = [a for a in nest.accesses if not a.node.same_as(s)]
     if layout.bits != 16 or len(s.indices) < 2 or any(not in_registers(a.buffer) or a.mode != "read" for a in others):

@@ -510,7 +510,7 @@ def _reason(first: Touch, second: Touch) -> str:
 
 def stored_by(program: Any, nest: Nest, loop: Loop | None, a: Element) -> Any:
     """The threads that write what a store's threads hold, where it may go by stmatrix (layout/matrices.py); None where it does not."""
-    made = matrices(nest, loop, program.layouts.get(a.buffer), int(program.arch.removeprefix("sm_").rstrip("af") or 0))
+    made = matrices(nest, loop, program.layouts.get(a.buffer), program.target)
     return None if made is None or loop is None else writers(loop, made)
 
 

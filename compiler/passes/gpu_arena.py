@@ -17,26 +17,11 @@ from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
 
-#: bytes of shared memory that a block may have, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities")
-LIMITS = {70: 96 << 10, 72: 96 << 10, 75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
-          100: 227 << 10, 120: 99 << 10}  # fmt: skip
 ALIGN = 16
 #: what TMA asks of a place in shared memory (PTX ISA, "cp.async.bulk.tensor")
 TMA_ALIGN = 128
 #: bytes up to which a tile keeps a place of its own
 SMALL = 1024
-
-
-def limit_of(arch: str) -> int:
-    """Shared memory of a block on ``sm_90a`` and its like.
-
-    Raises:
-        TileValueError: an architecture that is not known.
-    """
-    number = arch.removeprefix("sm_").rstrip("af")
-    if not number.isdigit() or int(number) not in LIMITS:
-        raise TileValueError(f"there is no architecture {arch!r}", expected="one of " + ", ".join(f"sm_{n}" for n in LIMITS if n >= 75))
-    return LIMITS[int(number)]
 
 
 @dataclass
@@ -148,11 +133,11 @@ class _Lifetimes:
         structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))
 
 
-def gpu_arena(program: Any, limit: int = LIMITS[90]) -> Any:
+def gpu_arena(program: Any) -> Any:
     """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
 
     Raises:
-        TileValueError: more than ``limit`` bytes; the text is a table of who uses what.
+        TileValueError: more than a block may have; the text is a table of who uses what.
     """
     tiles = list(_Lifetimes(program).tiles.values())
     placed: list[Resident] = []
@@ -166,8 +151,8 @@ def gpu_arena(program: Any, limit: int = LIMITS[90]) -> Any:
         for ring in program.schedule.rings:  # full and empty, a word of 8 bytes for each stage
             ring.barriers = program.arena_bytes
             program.arena_bytes += 2 * 8 * ring.depth
-    if program.arena_bytes > limit:
-        raise _too_much(program, tiles, limit)
+    if program.arena_bytes > program.target.shared_bytes:
+        raise _too_much(program, tiles, program.target.shared_bytes)
     return program
 
 

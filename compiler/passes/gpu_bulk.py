@@ -60,9 +60,9 @@ class Rows:
     count: int = 1
 
 
-def gpu_bulk(program: Any, arch: str) -> Any:
+def gpu_bulk(program: Any) -> Any:
     """The program with its copies between blocks of a cluster left to engines where they can do them."""
-    if arch != "sm_90a" or prod(program.launch.cluster) == 1:
+    if not program.target.tensor_copies or prod(program.launch.cluster) == 1:
         return program
     puts = [c for c in calls(program.func.body) if _is_put(c) and rows_of(c, program.layouts) is not None]
     if not puts:

@@ -34,7 +34,6 @@ from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
-from tilescale.compiler.passes.gpu_arena import limit_of
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
@@ -68,19 +67,19 @@ class Unfit(Exception):
         self.threads = threads
 
 
-def gpu_schedule(program: Any, arch: str) -> Any:
-    """The program at the scheduled level, for GPUs of an architecture."""
-    made = _formed(without_reach(replace(program, notes=list(program.notes))), arch)
+def gpu_schedule(program: Any) -> Any:
+    """The program at the scheduled level, as its target's copies and products allow."""
+    made = _formed(without_reach(replace(program, notes=list(program.notes))))
     if made.schedule.rings:  # else it has been said
         below = [k for k in made.schedule.kept if k.reason == BELOW]
         made.notes += [note(f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}", k.reason, k.loc) for k in below]
-    return products_by_hand(made) if arch == "sm_90a" else made
+    return products_by_hand(made) if program.target.group_products else made
 
 
-def _formed(program: Any, arch: str) -> Any:
+def _formed(program: Any) -> Any:
     stages = _stages(program.func.body)
-    limit = limit_of(arch)
-    if arch == "sm_90a" and stages:
+    limit = program.target.shared_bytes
+    if program.target.tensor_copies and program.target.group_products and stages:
         try:
             return _with_roles(program, limit)
         except Unfit as why:
@@ -92,8 +91,8 @@ def _formed(program: Any, arch: str) -> Any:
             said = f"{program.name} does without TMA and wgmma{_place(why.loc)}: {why}"
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
             program.notes.append(Advice(said, why.loc, hint) if hint else said)
-    if stages > 1 and int(arch.removeprefix("sm_").rstrip("af")) >= 80:
-        made, kept, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1), arch)))
+    if stages > 1 and program.target.async_copies:
+        made, kept, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1))))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))

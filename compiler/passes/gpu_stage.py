@@ -74,9 +74,9 @@ def again(call: Any, args: list[Any], attrs: dict[str, Any] | None = None) -> An
     return tirx.Evaluate(made, call.span)
 
 
-def gpu_stage(program: Any, arch: str) -> Any:
-    """The program, to run on ``arch``, with every operand where its operation can reach it."""
-    program = replace(program, arch=arch, notes=list(program.notes))
+def gpu_stage(program: Any) -> Any:
+    """The program with every operand where its operation can reach it."""
+    program = replace(program, notes=list(program.notes))
     staging = Staging(program)
 
     def leaf(s: Any, ex: Executor) -> list[Any] | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.ir import spec
+from tilescale.compiler.ir.target import CPU, Target
 from tilescale.compiler.ops.gemm_sp import written_out
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
-from tilescale.compiler.passes.gpu_arena import gpu_arena, limit_of
+from tilescale.compiler.passes.gpu_arena import gpu_arena
 from tilescale.compiler.passes.gpu_bulk import gpu_bulk
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_lanes import gpu_lanes
@@ -70,33 +70,31 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def gpu_passes(arch: str) -> tuple[Pass, ...]:
-    """The list for GPUs of an architecture (sm_90a, sm_80). What follows is compiler/cuda/lower.py."""
-    limit = limit_of(arch)
-    return (
-        *(p for p in PASSES if p.level == spec.TILE),
-        # A put is a copy like others to all that follows, and its signal a signal.
-        Pass("gpu_puts", gpu_puts, spec.TILE),
-        # Which copies run ahead, and who makes them, depends on what the architecture's copies and products can do.
-        Pass("schedule", partial(gpu_schedule, arch=arch), spec.SCHEDULED),
-        Pass("residency", residency, spec.SCHEDULED),
-        # Operands first: the tiles that this adds take part in everything below.
-        Pass("gpu_stage", partial(gpu_stage, arch=arch), spec.SCHEDULED),
-        Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
-        # Only layouts say which threads need what others hold.
-        Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
-        Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED),
-        # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
-        Pass("gpu_bulk", partial(gpu_bulk, arch=arch), spec.SCHEDULED),
-        # The arena before the fences: tiles that share bytes must be ordered too.
-        Pass("gpu_arena", partial(gpu_arena, limit=limit), spec.SCHEDULED),
-        # Who writes what is known now, and the fences follow from who stores it.
-        Pass("stores_apart", stores_apart, spec.SCHEDULED),
-        # Fences last: they order what all the others made.
-        Pass("fences", fences, spec.SCHEDULED),
-        # Behind them: whoever gives a stage back may have made a fence already.
-        Pass("release_fences", release_fences, spec.SCHEDULED),
-    )
+#: The list for GPUs. What follows is the target's lowering: compiler/cuda/lower.py.
+GPU_PASSES: tuple[Pass, ...] = (
+    *(p for p in PASSES if p.level == spec.TILE),
+    # A put is a copy like others to all that follows, and its signal a signal.
+    Pass("gpu_puts", gpu_puts, spec.TILE),
+    # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.
+    Pass("schedule", gpu_schedule, spec.SCHEDULED),
+    Pass("residency", residency, spec.SCHEDULED),
+    # Operands first: the tiles that this adds take part in everything below.
+    Pass("gpu_stage", gpu_stage, spec.SCHEDULED),
+    Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
+    # Only layouts say which threads need what others hold.
+    Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
+    Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED),
+    # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
+    Pass("gpu_bulk", gpu_bulk, spec.SCHEDULED),
+    # The arena before the fences: tiles that share bytes must be ordered too.
+    Pass("gpu_arena", gpu_arena, spec.SCHEDULED),
+    # Who writes what is known now, and the fences follow from who stores it.
+    Pass("stores_apart", stores_apart, spec.SCHEDULED),
+    # Fences last: they order what all the others made.
+    Pass("fences", fences, spec.SCHEDULED),
+    # Behind them: whoever gives a stage back may have made a fence already.
+    Pass("release_fences", release_fences, spec.SCHEDULED),
+)
 
 
 @dataclass
@@ -106,12 +104,17 @@ class Trace:
     steps: list[tuple[str, str, float]] = field(default_factory=list)
 
 
-def run(program: Any, *, keep: bool = False, passes: Sequence[Pass] | None = None) -> tuple[Any, Trace]:
+def passes_for(target: Target) -> tuple[Pass, ...]:
+    """The list for a target."""
+    return GPU_PASSES if target.gpu else PASSES
+
+
+def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any, Trace]:
     """A traced program at the scheduled level. Every step is verified; ``TILESCALE_DUMP=dir`` writes what each left behind.
 
     Args:
+        target: what it is compiled for.
         keep: keep the text of every step in the returned trace.
-        passes: the target's list; the CPU's without.
 
     Raises:
         InternalError: a pass left something that its level does not allow.
@@ -119,8 +122,9 @@ def run(program: Any, *, keep: bool = False, passes: Sequence[Pass] | None = Non
     trace = Trace()
     folder = DUMP.get()
     spec.verify(program.func, spec.TILE, "trace")
+    program = replace(program, target=target)
     _show(trace, program, "trace", 0.0, keep, folder)
-    for step in PASSES if passes is None else passes:
+    for step in passes_for(target):
         start = time.perf_counter()
         program = step.run(program)
         took = (time.perf_counter() - start) * 1e3
@@ -140,10 +144,11 @@ def tile_level(kernel: Any) -> Any:
     return program
 
 
-def gpu_scheduled(program: Any, arch: str) -> Any:
+def gpu_scheduled(program: Any, target: Target) -> Any:
     """A program of the tile level behind those of a GPU's passes that leave the order of arithmetic as it is, so that the simulator may
     compare to the bit: roles, rings, engines, and where operands lie. Reductions across warps come behind (gpu_exchange)."""
-    for step in gpu_passes(arch):
+    program = replace(program, target=target)
+    for step in GPU_PASSES:
         if step.name in ("schedule", "gpu_stage"):
             program = step.run(program)
             spec.verify(program.func, step.level, step.name)

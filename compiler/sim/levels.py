@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.operations import VOID
@@ -55,7 +56,7 @@ class Plan:
         if program.schedule is not None:
             return program
         if self.arch:
-            return gpu_scheduled(program, self.arch)
+            return gpu_scheduled(program, target(self.arch))
         made = schedule(program, self.depth, self.roles, self.ahead)
         spec.verify(made.func, spec.SCHEDULED, "schedule")
         return made

@@ -15,6 +15,7 @@ from tests.unit.cuda import thread_kernels
 from tests.unit.cuda.emulated import data, same
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim.run import launch
 
@@ -53,8 +54,8 @@ KERNELS_OF_TILES = [vector_add, softmax, gemm]
 @pytest.mark.parametrize("kernel", KERNELS_OF_TILES, ids=lambda k: k.name)
 def test_lowered(kernel, golden: Callable[[str, str], None]):
     """Layouts, fences, vectors and instructions of whole kernels: what an author sees of them."""
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_80"))
-    golden(f"{kernel.name}.cu", print_kernel(Lowering(program, "sm_80").run()).text)
+    program, _ = pipeline.run(kernel.trace(), target("sm_80"))
+    golden(f"{kernel.name}.cu", print_kernel(Lowering(program).run()).text)
 
 
 def attention() -> Any:
@@ -72,9 +73,9 @@ def sparse() -> Any:
 @pytest.mark.parametrize("name, build", [("gemm", lambda: gemm), ("attention", attention), ("sparse_gemm", sparse)])
 def test_on_hopper(name: str, build: Callable[[], Any], golden: Callable[[str, str], None]):
     """Roles, barriers, TMA and wgmma; without the comments that name lines, which other tests' kernels share."""
-    program, _ = pipeline.run(build().trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program, _ = pipeline.run(build().trace(), target("sm_90a"))
     assert not program.notes
-    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    text = print_kernel(Lowering(program).run()).text
     kept = [line for line in text[text.index('extern "C"') :].splitlines() if not re.match(r"\s*// \w+\.py:\d+", line)]
     golden(f"{name}.sm_90a.cu", "\n".join(kept))
 

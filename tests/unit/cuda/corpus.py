@@ -14,8 +14,8 @@ from tilescale.compiler.advice import Advice
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.passes.gpu_arena import limit_of
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 #: the examples of one rank, and for which constants they are compiled
@@ -96,7 +96,7 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
         made.setdefault((factory, str(constants)), factory(**constants))
 
     monkeypatch.setattr(host, "launch", launch)
-    monkeypatch.setattr(host, "shared_memory", lambda device: limit_of(arch))
+    monkeypatch.setattr(host, "shared_memory", lambda device: target(arch).shared_bytes)
     monkeypatch.setattr(host, "has_clusters", lambda device: arch == "sm_90a")
     with nullcontext() if case.small else FakeTensorMode():  # tensors without memory: a benchmark's are large
         op.run(**op.draw(**case.shape))
@@ -106,6 +106,6 @@ def kernels_of_case(op: Any, case: Any, monkeypatch: Any, arch: str = "sm_90a") 
 def compiled(prim: Any, arch: str) -> Any:
     """A kernel's cubin, by nvcc. What is compiled here is as fast as its author could write it: nothing advises otherwise, but to pad the
     rows of a case that has odd ones on purpose."""
-    program, _ = pipeline.run(prim.trace(), passes=pipeline.gpu_passes(arch))
+    program, _ = pipeline.run(prim.trace(), target(arch))
     assert not [n for n in program.notes if isinstance(n, Advice) and "padded to rows" not in n.hint], program.notes
-    return toolchain.compile_cubin(print_kernel(Lowering(program, arch).run()), arch)
+    return toolchain.compile_cubin(print_kernel(Lowering(program).run()), arch)

@@ -8,6 +8,7 @@ import numpy as np
 
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
@@ -34,9 +35,9 @@ def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str =
 
 def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, Any]:
     """A launch on the emulated threads, its layouts counted first."""
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    program, _ = pipeline.run(kernel.trace(), target(arch))
     check_layouts(program)
-    return emulate.run(Lowering(program, arch).run(), program, args, seed)
+    return emulate.run(Lowering(program).run(), program, args, seed)
 
 
 def check_layouts(program: Any) -> None:
@@ -112,9 +113,9 @@ def empty(shape: tuple[int, ...], dtype: str) -> Any:
 def agree_on_ranks(kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch: str = "sm_90a") -> None:
     """Runs a launch of several ranks on both, the emulated threads under several orders; ``args``: one entry a rank."""
     want = launch(kernel, len(args), {name: [a[name] for a in args] for name in args[0]}).arrays
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
+    program, _ = pipeline.run(kernel.trace(), target(arch))
     check_layouts(program)
-    lowered = Lowering(program, arch).run()
+    lowered = Lowering(program).run()
     for seed in range(seeds):
         for rank, arrays in enumerate(emulate.run_ranks(lowered, program, args, seed)):
             for name, array in arrays.items():

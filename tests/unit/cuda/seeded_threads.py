@@ -15,6 +15,7 @@ from tests.unit.cuda.emulated import data, empty
 from tilescale.compiler.cuda import emulate, engines
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 
@@ -189,8 +190,8 @@ class Judge:
 
     def __init__(self, case: Case, arch: str = "sm_90a"):
         self.case, self.args = case, case.args()
-        self.program, _ = pipeline.run(case.build().trace(), passes=pipeline.gpu_passes(arch))
-        self.kernel = Lowering(self.program, arch).run()
+        self.program, _ = pipeline.run(case.build().trace(), target(arch))
+        self.kernel = Lowering(self.program).run()
         self.right = emulate.run(self.kernel, self.program, self.args)
 
     def judge(self, kernel: ThreadKernel, seeds: int = 12) -> Verdict:

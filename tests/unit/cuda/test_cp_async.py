@@ -14,6 +14,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate, engines, toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.layout.shared import bank_conflicts
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.schedule import AHEAD
@@ -36,8 +37,8 @@ CASES = [
 
 
 def lowered(kernel: Any, arch: str = "sm_80") -> tuple[Any, Any]:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
-    return Lowering(program, arch).run(), program
+    program, _ = pipeline.run(kernel.trace(), target(arch))
+    return Lowering(program).run(), program
 
 
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tilescale.compiler.cuda.describe import DEPENDENT, description
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.description import parameter_words
 from tilescale.compiler.passes import pipeline
 
@@ -72,8 +73,8 @@ def test_the_text_and_the_launch():
 
 
 def test_older_architectures_wait_as_ever():
-    program, _ = pipeline.run(scaled().trace(), passes=pipeline.gpu_passes("sm_80"))
-    made = Lowering(program, "sm_80").run()
+    program, _ = pipeline.run(scaled().trace(), target("sm_80"))
+    made = Lowering(program).run()
     assert not made.dependent and "launches" not in print_kernel(made).text
 
 

@@ -11,6 +11,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import tirx
 
@@ -199,8 +200,8 @@ def lowered_text(kernel, arch):
     from tilescale.compiler.cuda.printer import print_kernel
     from tilescale.compiler.passes import pipeline
 
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
-    return print_kernel(Lowering(program, arch).run()).text
+    program, _ = pipeline.run(kernel.trace(), target(arch))
+    return print_kernel(Lowering(program).run()).text
 
 
 @pytest.mark.parametrize("policy", list(T.GemmWarpPolicy))
@@ -349,7 +350,7 @@ def test_numbers_that_all_threads_have_leave_a_loop_to_memory():
             for i, j in T.Parallel(1, 8192):
                 B[i * 8192 + j] = T.cast(A[j] - top[i], "float16")
 
-    program = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
-    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    program = pipeline.run(kernel.trace(), target("sm_90a"))[0]
+    text = print_kernel(Lowering(program).run()).text
     assert text.count("(uint4*)") >= 3, text
     agree(kernel, {"A": data((8192,), "float16"), "B": empty((8192,), "float16")})

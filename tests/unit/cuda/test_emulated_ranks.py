@@ -13,6 +13,7 @@ from tests.unit.cuda.emulated import agree_on_ranks, data, empty
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
@@ -58,7 +59,7 @@ def test_slots_taken_by_atomic_updates(seed: int):
               "count": np.zeros(local, np.int32), "inbox": empty((local, n * tokens, 8), "float32"),
               "origin": np.zeros((local, n * tokens), np.int32)} for r in range(n)]  # fmt: skip
     kernel = example("13_expert_slots", "dispatch", tokens, topk, 8, local, n * tokens, blocks=3)
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     seen = []
     for rank, out in enumerate(emulate.run_ranks(Lowering(program).run(), program, given, seed)):
         for e in range(local):
@@ -121,7 +122,7 @@ def arguments(ranks: int = 2) -> list[dict[str, Any]]:
 
 
 def run(kernel: Any, args: Any, change: Any = None, seed: int = 0) -> Any:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     program = program if change is None else program.with_body(structural_map(program.func.body, (tirx.Evaluate, change)))
     return emulate.run_ranks(Lowering(program).run(), program, args, seed)
 
@@ -207,7 +208,7 @@ def test_a_product_of_tma_and_wgmma_is_put_by_its_consumers():
                 T.wait(s[0])
                 T.copy(C, D)
 
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     assert Lowering(program).run().maps, "the operands come by TMA"
     args = [{"A": data((64, 128), "float16", r), "B": data((128, 64), "float16", 7 + r), "C": f32((64, 64)), "s": zeros(1), "D": f32((64, 64))}
             for r in range(2)]  # fmt: skip

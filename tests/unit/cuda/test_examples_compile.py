@@ -12,6 +12,7 @@ from tests.unit.cuda.emulated import agree, data
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 
 
@@ -71,7 +72,7 @@ def everything() -> Any:
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_75"])
 def test_every_instruction_compiles(arch: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TILESCALE_CUDA_COMPILER", "nvcc")
-    program, _ = pipeline.run(everything().trace(), passes=pipeline.gpu_passes(arch))
-    text = print_kernel(Lowering(program, arch).run())
+    program, _ = pipeline.run(everything().trace(), target(arch))
+    text = print_kernel(Lowering(program).run())
     assert ("mma_m16n8k32_u8_s8" in text.text) == (arch == "sm_90a") and "publishing_add" in text.text
     assert toolchain.compile_cubin(text, arch).code

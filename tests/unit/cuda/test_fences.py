@@ -8,12 +8,13 @@ import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
 def scheduled(kernel):
-    return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_80"))[0]
+    return pipeline.run(kernel.trace(), target("sm_80"))[0]
 
 
 def reasons(program):

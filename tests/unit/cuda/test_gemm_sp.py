@@ -16,6 +16,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.run import check, launch
@@ -75,8 +76,8 @@ def test_on_hopper(shape: tuple[int, int, int], options: dict[str, Any]):
     """On emulated threads, which have the places of each instruction as PTX defines them, and the schedule on the simulator."""
     args, whole = arguments(shape, options)
     kernel = sparse_gemm(*shape, **options)
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
-    text = print_kernel(Lowering(program, "sm_90a").run()).text
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
+    text = print_kernel(Lowering(program).run()).text
     assert not program.notes or program.notes[0].startswith(f"{program.name} has ")
     assert "ts::wgmma_sp_m64" in text and "E_map" in text
     b = numerics.decode(args["B"], str(args["B"].dtype)).astype(np.float64)
@@ -100,8 +101,8 @@ def test_on_the_cpu(case: int):
 
 def test_the_tensor_cores_do_it():
     for arch in ("sm_80", "sm_90a"):
-        program, _ = pipeline.run(sparse_gemm(1024, 1024, 1024, BM=128, BN=128, BK=64, threads=128).trace(), passes=pipeline.gpu_passes(arch))
-        printed = print_kernel(Lowering(program, arch).run())
+        program, _ = pipeline.run(sparse_gemm(1024, 1024, 1024, BM=128, BN=128, BK=64, threads=128).trace(), target(arch))
+        printed = print_kernel(Lowering(program).run())
         assert "ts::mma_sp_m16n8k32_f16" in printed.text and "ts::cp_async<16>" in printed.text
         if toolchain.find_nvcc() is not None:
             made = toolchain.compile_cubin(printed, arch)
@@ -114,8 +115,8 @@ def test_the_tensor_cores_do_it():
 def test_products_stay_in_flight(options: dict[str, Any]):
     """Nothing awaits each product, and no register of places is written while a product may read it."""
     kernel = sparse_gemm(1024, 1024, 1024, **{"BM": 128, "BK": 128, "threads": 256, "trans_b": True, **options})
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
-    made = toolchain.compile_cubin(print_kernel(Lowering(program, "sm_90a").run()), "sm_90a")
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
+    made = toolchain.compile_cubin(print_kernel(Lowering(program).run()), "sm_90a")
     text = sass.disassembled(made.code)
     assert not made.serialised and made.resources.spill_stores == 0 and "GMMA.SP.64x" in text
     assert sass.faults(text) == []
@@ -128,7 +129,7 @@ def test_products_stay_in_flight(options: dict[str, Any]):
 def test_what_keeps_to_one_role_is_said(options: dict[str, Any], why: str):
     options = {"BK": 128, "threads": 128, **options}
     kernel = sparse_gemm(64, 64, 256, **options)
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     assert any("without TMA and wgmma" in note and why in note for note in program.notes), program.notes
 
 

@@ -11,6 +11,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.shared import boxed, strided
 from tilescale.compiler.layout.spread import best, candidates, replicated, spread
@@ -19,7 +20,7 @@ from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 
 def scheduled(kernel, arch="sm_90a"):
-    return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))[0]
+    return pipeline.run(kernel.trace(), target(arch))[0]
 
 
 def layout_of(program, name):
@@ -239,7 +240,7 @@ def test_a_loop_that_changes_its_own_extent():
 
     args = {"C": empty((8,), "int32")}
     assert agree(kernel, args)["C"].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
-    text = print_kernel(Lowering(scheduled(kernel), "sm_90a").run()).text
+    text = print_kernel(Lowering(scheduled(kernel)).run()).text
     assert "const int value = n;" in text and "i < value;" in text
 
 

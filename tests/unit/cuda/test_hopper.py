@@ -15,6 +15,7 @@ from tilescale.compiler.cuda import emulate, engines, toolchain
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 
@@ -40,8 +41,8 @@ CASES = [
 
 
 def lowered(kernel: Any) -> tuple[ThreadKernel, Any]:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
-    return Lowering(program, "sm_90a").run(), program
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
+    return Lowering(program).run(), program
 
 
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -307,12 +308,12 @@ def test_stages_that_do_not_fit_are_said():
 
 
 def test_what_tma_cannot_do_is_said():
-    program = pipeline.run(gemm(100, 100, 100).trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    program = pipeline.run(gemm(100, 100, 100).trace(), target("sm_90a"))[0]
     assert any("without TMA and wgmma" in note and "16 bytes" in note for note in program.notes), program.notes
     agree(gemm(100, 100, 100, BM=64, BN=64, threads=128), arguments(100, 100, 100, {}))
-    program = pipeline.run(gemm(128, 128, 128, dtype="float32").trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    program = pipeline.run(gemm(128, 128, 128, dtype="float32").trace(), target("sm_90a"))[0]
     assert any("T.gemm of float32" in note for note in program.notes)
-    assert pipeline.run(gemm(128, 128, 128).trace(), passes=pipeline.gpu_passes("sm_80"))[0].notes == []
+    assert pipeline.run(gemm(128, 128, 128).trace(), target("sm_80"))[0].notes == []
 
 
 @pytest.mark.parametrize("dtype, sums", [("float8_e4m3fn", "float32"), ("int8", "int32"), ("bfloat16", "float32")])

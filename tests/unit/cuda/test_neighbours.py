@@ -15,6 +15,7 @@ from tests.unit.cuda.test_hopper import lowered
 from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.run import launch
@@ -53,8 +54,8 @@ def test_tiles_are_added_in_vectors(dtype: str):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
 def test_what_ampere_has(dtype: str):
     """Pairs of float16, and nothing else."""
-    made = pipeline.run(tiles(dtype).trace(), passes=pipeline.gpu_passes("sm_80"))[0]
-    text = print_kernel(Lowering(made, "sm_80").run()).text
+    made = pipeline.run(tiles(dtype).trace(), target("sm_80"))[0]
+    text = print_kernel(Lowering(made).run()).text
     assert ("ts::red_add2_f16(" in text) == (dtype == "float16") and text.count("ts::red_add") == text.count("ts::red_add2_f16(")
     assert ("ts::atomic_add(" in text) == (dtype != "float16") and "add_bf16" not in text
     agree(tiles(dtype), {"A": data((64, 64), dtype, 1), "C": data((5, 64, 64), dtype, 2)}, arch="sm_80")
@@ -93,8 +94,8 @@ def several(count: int, dtype: str = "float32") -> Any:
 def test_two_and_four_at_once(count: int, arch: str):
     args = {"A": data((32, 64), "float32", 1), "C": data((6, 32, 64), "float32", 2)}
     agree(several(count), args, arch=arch)
-    program = pipeline.run(several(count).trace(), passes=pipeline.gpu_passes(arch))[0]
-    text = print_kernel(Lowering(program, arch).run()).text
+    program = pipeline.run(several(count).trace(), target(arch))[0]
+    text = print_kernel(Lowering(program).run()).text
     assert text.count("ts::red_add") == (4 if arch == "sm_90a" else 0), text
     assert "f_shared" not in text, "a fragment is read where it lies"
 
@@ -137,8 +138,8 @@ def single(dtype: str) -> Any:
                                                ("float16", "sm_80", "atomic_add_f16("), ("bfloat16", "sm_80", "atomic_add(")])  # fmt: skip
 def test_sums_of_small_floats_have_an_instruction(dtype: str, arch: str, name: str):
     """Of whole numbers, so that their order does not matter."""
-    program = pipeline.run(single(dtype).trace(), passes=pipeline.gpu_passes(arch))[0]
-    assert print_kernel(Lowering(program, arch).run()).text.count(f"ts::{name}") == 3
+    program = pipeline.run(single(dtype).trace(), target(arch))[0]
+    assert print_kernel(Lowering(program).run()).text.count(f"ts::{name}") == 3
     got = emulate.launch(single(dtype), whole_numbers(dtype), arch)
     check_single(dtype, got)
 

@@ -15,13 +15,14 @@ from tests.gpu.gemms import gemm
 from tilescale import PerformanceWarning, advice
 from tilescale.compiler.advice import Advice
 from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 
 WIDE = {"M": 768, "N": 512, "K": 256, "BM": 128, "BN": 256, "BK": 64}
 
 
 def advised(kernel: Any, arch: str = "sm_90a") -> list[Advice]:
-    program, _ = pipeline.run(kernel.trace(), keep=False, passes=pipeline.gpu_passes(arch))
+    program, _ = pipeline.run(kernel.trace(), target(arch))
     return [n for n in program.notes if isinstance(n, Advice)]
 
 

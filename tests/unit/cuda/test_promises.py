@@ -14,6 +14,7 @@ from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir import multiples
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileTypeError, TileValueError
@@ -47,8 +48,8 @@ def args(m: int = 100, n: int = 72, k: int = 88) -> dict[str, Any]:
 
 
 def printed(kernel: Any, arch: str) -> tuple[Any, str]:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
-    return program, print_kernel(Lowering(program, arch).run()).text
+    program, _ = pipeline.run(kernel.trace(), target(arch))
+    return program, print_kernel(Lowering(program).run()).text
 
 
 def test_hoppers_engines_take_promised_rows():
@@ -125,8 +126,8 @@ def test_the_checker_refuses_them():
 def test_promises_live_as_long_as_their_program():
     gc.collect()
     before = dict(multiples._promised)
-    program, _ = pipeline.run(product(8).trace(), passes=pipeline.gpu_passes("sm_90a"))
-    lowered = Lowering(program, "sm_90a")
+    program, _ = pipeline.run(product(8).trace(), target("sm_90a"))
+    lowered = Lowering(program)
     lowered.run()
     assert len(multiples._promised) == len(before) + 4  # n and k, in the program and in the lowering
     del program, lowered

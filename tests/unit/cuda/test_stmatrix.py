@@ -12,6 +12,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.layout.shared import bank_conflicts, boxed
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
@@ -51,8 +52,8 @@ def stored(m: int = 64, n: int = 64, threads: int = 64, dtype: str = "float16", 
 
 
 def printed(kernel: Any, arch: str = "sm_90a") -> Any:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
-    return print_kernel(Lowering(program, arch).run())
+    program, _ = pipeline.run(kernel.trace(), target(arch))
+    return print_kernel(Lowering(program).run())
 
 
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -111,8 +112,8 @@ def test_those_who_read_it_have_met():
 
     args = {"A": data((16, 16), "float16"), "C": empty((16, 16), "float16")}
     agree(kernel, args)
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
-    assert "ts::stmatrix" in print_kernel(Lowering(program, "sm_90a").run()).text
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
+    assert "ts::stmatrix" in print_kernel(Lowering(program).run()).text
     syncs: list[Any] = []
 
     def drop(s: Any) -> Any:
@@ -125,7 +126,7 @@ def test_those_who_read_it_have_met():
     without = program.with_body(structural_map(program.func.body, (tirx.Evaluate, drop)))
     assert len(syncs) >= 2
     with pytest.raises(emulate.EmulationError, match="race"):
-        emulate.run(Lowering(without, "sm_90a").run(), without, args)
+        emulate.run(Lowering(without).run(), without, args)
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="needs nvcc")

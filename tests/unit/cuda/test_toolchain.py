@@ -11,7 +11,7 @@ import tilescale
 from tests.gpu.gemms import gemm
 from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.test_printer import CASES, STORED, math, printer
-from tilescale.compiler.cuda import nvrtc, toolchain
+from tilescale.compiler.cuda import nvrtc, targets, toolchain
 from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.printer import CudaPrinter, print_kernel
 from tilescale.compiler.cuda.toolchain import Resources
@@ -124,14 +124,14 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path:
 @pytest.mark.parametrize("arch", ["90a", "sm_70", "sm90", "gfx942"])
 def test_architectures_that_are_none(arch: str):
     with pytest.raises(TileError):
-        toolchain.check_arch(arch)
+        targets.check_arch(arch)
 
 
 def test_the_oldest_architecture():
     """CUDA 13's nvcc has none older (`nvcc --list-gpu-arch`); there products are computed by the threads themselves."""
     with pytest.raises(TileError, match="sm_70 is not compiled for: CUDA 13's nvcc and NVRTC begin at sm_75") as refused:
-        toolchain.check_arch("sm_70")
-    assert "sm_75 or newer" in str(refused.value) and toolchain.check_arch("sm_75") == "sm_75"
+        targets.check_arch("sm_70")
+    assert "sm_75 or newer" in str(refused.value) and targets.check_arch("sm_75") == "sm_75"
 
 
 @needs_nvcc

@@ -13,6 +13,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.advice import Advice
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 
 #: (M, N, K), options, threads that compute, seed of the schedule
@@ -30,8 +31,8 @@ CASES = [
 
 
 def scheduled(kernel: Any) -> tuple[Any, Any, str]:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
-    made = Lowering(program, "sm_90a").run()
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
+    made = Lowering(program).run()
     return program, made, print_kernel(made).text
 
 

@@ -24,6 +24,7 @@ from tests.kernels import refused
 from tilescale.compiler import driver
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileValueError
 from tilescale.language.dtypes import ALL as DTYPES
@@ -428,7 +429,7 @@ def cuda(text: str) -> str:
     if isinstance(made, str):
         return made
     try:
-        printed = print_kernel(Lowering(pipeline.run(made, passes=pipeline.gpu_passes("sm_90a"))[0]).run()).text
+        printed = print_kernel(Lowering(pipeline.run(made, target("sm_90a"))[0]).run()).text
     except TileError as error:
         return error.message
     return re.sub(r"//.*", "", printed)

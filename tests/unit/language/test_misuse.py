@@ -12,6 +12,8 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.ir.target import CPU
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileError, TileSyntaxError, TileTypeError, TileValueError
 
@@ -98,9 +100,9 @@ def test_a_condition_that_is_computed_anew_reads_no_fragment():
             while f[n] > 0:
                 n += 1
 
-    for passes in (pipeline.PASSES, pipeline.gpu_passes("sm_90a")):
+    for where in (CPU, target("sm_90a")):
         with refused(TileSyntaxError, "the condition of this while reads f, which is spread over threads", write="a T.alloc_var"):
-            pipeline.run(kernel.trace(), passes=passes)
+            pipeline.run(kernel.trace(), where)
 
 
 # ---- an element that another thread holds

@@ -14,6 +14,7 @@ from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileTypeError, TileValueError
 
@@ -65,7 +66,7 @@ def unrolled(**words: Any) -> Any:
 @pytest.mark.parametrize(("words", "pragma"), [({}, "#pragma unroll\n"), ({"explicit": True}, "#pragma unroll\n"), ({"unroll_factor": 4}, "#pragma unroll 4\n")])
 def test_loops_are_unrolled_as_asked(words: dict[str, Any], pragma: str):
     kernel = unrolled(**words)
-    text = print_kernel(Lowering(pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))[0]).run()).text
+    text = print_kernel(Lowering(pipeline.run(kernel.trace(), target("sm_90a"))[0]).run()).text
     loop = text.index("for (int k ")
     assert text[:loop].rstrip(" ").endswith(pragma), text
     agree(kernel, {"A": data((64,), "float32"), "C": empty((64,), "float32")}, exact=True)

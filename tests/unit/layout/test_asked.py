@@ -12,6 +12,7 @@ from tests.kernels import refused
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
@@ -26,7 +27,7 @@ TWICE = T.Fragment((64, 64), lambda i, j, c: (c * 64 + j, i), replicate=2)
 
 
 def scheduled(kernel: Any) -> Any:
-    return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))[0]
+    return pipeline.run(kernel.trace(), target("sm_90a"))[0]
 
 
 def every_loop(program: Any) -> list[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.layout import instructions
 from tilescale.compiler.layout.shared import boxed, strided
 from tilescale.compiler.passes import pipeline
@@ -161,8 +162,8 @@ def attention_like() -> Any:
 
 
 def printed(kernel: Any, arch: str) -> tuple[Any, str]:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))
-    return program, print_kernel(Lowering(program, arch).run()).text
+    program, _ = pipeline.run(kernel.trace(), target(arch))
+    return program, print_kernel(Lowering(program).run()).text
 
 
 def test_what_agrees_with_the_hardware_keeps_it():
@@ -232,7 +233,7 @@ def test_both_demands_on_a_shared_tile_are_shown():
 
     for kernel, word in ((by_hand, "T.tma_copy"), (seen, "T.view")):
         with refused(TileValueError, f"s is wanted in two layouts: {word} here wants (64, 64)", expected="one layout for a tile") as error:
-            pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+            pipeline.run(kernel.trace(), target("sm_90a"))
         assert "T.annotate_layout at" in error.text and "→ offset ×" in error.text and word in error.text.splitlines()[1]
 
 
@@ -248,7 +249,7 @@ def test_what_annotations_refuse():
                 T.copy(f, B)
 
         with refused(kind, message, **more):
-            pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+            pipeline.run(kernel.trace(), target("sm_90a"))
 
     full = make_full_bank_swizzled_layout(64, 64, 16)
     rows = T.Fragment((64, 64), lambda i, j: (i * 2 + j // 32, j % 32))

@@ -12,6 +12,7 @@ from tests.kernels import refused
 from tests.unit.cuda.emulated import agree_on_ranks
 from tests.unit.ops.test_signals import by_name
 from tilescale.compiler.cuda import toolchain
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.driver import backend, lower
 from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileError
@@ -55,7 +56,7 @@ def emulated(kernel: Any, args: list[dict[str, Any]], seed: int = 0) -> list[dic
     from tilescale.compiler.cuda.lower import Lowering
     from tilescale.compiler.passes import pipeline
 
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
+    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     return emulate.run_ranks(Lowering(program).run(), program, args, seed)
 
 

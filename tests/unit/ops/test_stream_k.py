@@ -9,6 +9,7 @@ import torch
 
 import tilescale.ops
 from tests.unit.cuda.emulated import data
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
@@ -38,7 +39,7 @@ def test_who_shares_a_tile_agrees_on_it_under_any_schedule(level: str):
     assert report, report
     assert "C" not in {str(name).partition(" ")[0] for name in report.varying}
     if level == "both":
-        assert [r.form for r in gpu_scheduled(tile_level(kernel(*shape)), "sm_90a").schedule.rings] == ["roles"]
+        assert [r.form for r in gpu_scheduled(tile_level(kernel(*shape)), target("sm_90a")).schedule.rings] == ["roles"]
 
 
 def test_a_block_that_does_not_wait_is_found():

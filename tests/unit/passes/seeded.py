@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import tilescale.language as T
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.passes.roles import is_guard
@@ -529,7 +530,7 @@ class Judge:
         assert all(r.report for r in self.tile.values()), next(str(r.report) for r in self.tile.values() if not r.report)
 
     def scheduled(self, plan: dict[str, Any]) -> Any:
-        return gpu_scheduled(self.program, plan["arch"]) if "arch" in plan else schedule(self.program, **plan)
+        return gpu_scheduled(self.program, target(plan["arch"])) if "arch" in plan else schedule(self.program, **plan)
 
     def judge(self, program: Any, *, thorough: bool = False) -> Verdict:
         """``thorough``: beyond the first finding, also what is found without the rules of tokens."""

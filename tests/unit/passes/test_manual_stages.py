@@ -12,6 +12,7 @@ from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.products import flat, name_of
@@ -71,7 +72,7 @@ SUMS = {"A": data((8, 128), "float32", 1), "B": data((8, 128), "float32", 2), "C
 
 
 def scheduled(kernel: Any, arch: str) -> Any:
-    return pipeline.run(kernel.trace(), passes=pipeline.gpu_passes(arch))[0]
+    return pipeline.run(kernel.trace(), target(arch))[0]
 
 
 def body_of(kernel: Any) -> list[Any]:
@@ -105,7 +106,7 @@ def test_copies_of_an_earlier_stage_run_ahead(words: dict[str, Any], depth: int,
 def test_copies_are_issued_where_the_order_has_them():
     """On sm_80, where the threads that compute issue them: in front of the product, or behind it."""
     for order, behind in (([0, 1, 2], False), ([1, 2, 0], True)):
-        text = print_kernel(Lowering(scheduled(product(order=order, stage=[0, 0, 1]), "sm_80"), "sm_80").run()).text
+        text = print_kernel(Lowering(scheduled(product(order=order, stage=[0, 0, 1]), "sm_80")).run()).text
         loop = text[text.index("cp_async_wait<") :]
         assert (loop.index("mma") < loop.index("cp_async<")) == behind, text
 
@@ -148,7 +149,7 @@ def test_one_stage_runs_nothing_ahead():
     kernel = scaled(order=[0, 1, 2, 3, 4], stage=[0] * 5, num_stages=3)
     for arch in ("sm_90a", "sm_80"):
         program = scheduled(kernel, arch)
-        assert not program.schedule.rings and "cp_async" not in print_kernel(Lowering(program, arch).run()).text
+        assert not program.schedule.rings and "cp_async" not in print_kernel(Lowering(program).run()).text
         agree(kernel, SUMS, arch=arch, exact=True)
 
 

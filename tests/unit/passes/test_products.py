@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.cuda.emulated import empty
 from tests.unit.cuda.test_attention import arguments, chained, kernel
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.passes.products import name_of
 from tilescale.compiler.passes.schedule import schedule
@@ -66,7 +67,7 @@ def test_a_tile_that_is_filled_once():
 def test_the_overlap_keeps_the_meaning(between: bool, fresh: bool):
     """Both levels leave the same bits, whatever runs first, for no round and more."""
     made = chained(None, between, fresh)
-    order = [n for n in names(gpu_scheduled(tile_level(made), "sm_90a")) if n in ("gemm", "await_products")]
+    order = [n for n in names(gpu_scheduled(tile_level(made), target("sm_90a"))) if n in ("gemm", "await_products")]
     assert order.count("gemm") == (2 if between or fresh else 4), "the overlapped loop has its first and its last product once more"
     for n in (0, 1, 3):
         report = check(made, 1, inputs(n), level="both", arch="sm_90a", seeds=2)
@@ -93,7 +94,7 @@ def test_turns(parts: int, round_: list[str]):
             texts = {"gemm": lambda: "gemm", "turn": lambda: str(attrs["what"]), "await_products": lambda: f"await {int(attrs['pending'])}"}
             found.append(texts[name_of(s)]())
 
-    body = gpu_scheduled(tile_level(made), "sm_90a").func.body
+    body = gpu_scheduled(tile_level(made), target("sm_90a")).func.body
     structural_walk(body, (tirx.Evaluate, look))
     assert found == ["first", "take", *round_, "last"]
     found.clear()

@@ -17,6 +17,7 @@ from tests.unit.cuda.test_hopper import CASES, arguments
 from tests.unit.passes.seeded import with_args
 from tests.unit.passes.seeded_gpu import HOPPER, seeded, two_products
 from tilescale.arrays import as_numpy
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.sim.run import check, launch
 from tilescale.compiler.tvm_compat import structural_map, tirx
@@ -31,7 +32,7 @@ def equal(kernel: Any, args: dict[str, Any], arch: str = "sm_90a", seeds: int = 
     """The scheduled program, which has been compared."""
     report = check(kernel, 1, args, level="both", seeds=seeds, arch=arch)
     assert report, report
-    return gpu_scheduled(tile_level(kernel), arch)
+    return gpu_scheduled(tile_level(kernel), target(arch))
 
 
 @pytest.mark.parametrize("shape, options, seed", CASES, ids=str)
@@ -91,7 +92,7 @@ def test_operations(op: Op, case: Case, arch: str, monkeypatch: pytest.MonkeyPat
 
 def findings(name: str, build: Callable[[], Any] = two_products, nth: int = 0, order: str = "round_robin") -> list[Any]:
     """What is found of a seeded fault."""
-    program = gpu_scheduled(tile_level(build()), HOPPER["arch"])
+    program = gpu_scheduled(tile_level(build()), target(HOPPER["arch"]))
     made = [f for f in seeded(program) if f.name == name][nth]
     return launch(made.program(), 1, order=order, limit=20_000).report.findings
 
@@ -127,7 +128,7 @@ def test_a_tile_that_is_written_while_a_store_reads_it():
 
 def test_data_moves_when_it_is_awaited_and_not_before():
     """Against the adversary an accumulator that is read early is what it was before."""
-    program = gpu_scheduled(tile_level(two_products()), HOPPER["arch"])
+    program = gpu_scheduled(tile_level(two_products()), target(HOPPER["arch"]))
     args = {"A": data((64, 320), "float16", 1), "B": data((320, 64), "float16", 2)}
     right = launch(program, 1, args, order="adversary").arrays[0]["C"]
 

@@ -1,0 +1,46 @@
+"""What a program is compiled for, as data: what passes and lowerings ask of a machine. A program carries its target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine. The tables are the targets' own (compiler/cuda/targets.py).
+
+    name: what people write, and what lowerings register for. arch: of several that a target has, the one; "" where it has one.
+    gpu: blocks are threads that share registers and shared memory. shared_bytes: what a block may have of it.
+    async_copies: threads copy from global to shared memory beside what they compute (PTX ISA, "cp.async").
+    tensor_copies: one thread has boxes of tensors copied, which tell a barrier (PTX ISA, "cp.async.bulk.tensor").
+    matrix_products: a warp multiplies fragments (PTX ISA, "mma"; of sparse operands "mma.sp").
+    group_products: warpgroups multiply tiles in shared memory beside what they compute (PTX ISA, "wgmma").
+    counting_barriers: barriers in shared memory count bytes that come (PTX ISA, "mbarrier.expect_tx"). proxies: what units beside
+    the threads touch takes a fence (PTX ISA, "Async proxy"). moves_registers: warpgroups give registers to each other ("setmaxnreg").
+    clusters: blocks of a cluster reach each other's shared memory. dependent_launches: a kernel may begin before the one before it ends.
+    matrix_stores: a warp stores 8 × 8 matrices at once (PTX ISA, "stmatrix"). wide_atomics: a pair of
+    bfloat16, or 16 bytes of float32, is added at once.
+    """
+
+    name: str
+    arch: str = ""
+    gpu: bool = False
+    shared_bytes: int = 0
+    async_copies: bool = False
+    tensor_copies: bool = False
+    matrix_products: bool = False
+    group_products: bool = False
+    counting_barriers: bool = False
+    proxies: bool = False
+    moves_registers: bool = False
+    clusters: bool = False
+    dependent_launches: bool = False
+    matrix_stores: bool = False
+    wide_atomics: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.arch}" if self.arch else self.name
+
+
+#: the processor that the compiler runs on
+CPU = Target("cpu")
