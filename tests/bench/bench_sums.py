@@ -1,7 +1,7 @@
 """``python -m tests.bench.bench_sums``: tiles that many blocks add to one tensor, in vectors and element by element.
 
 Eight blocks add each a tile of a 2048² tensor. Both kernels are of the same program; the second has vectors left out (cuda/vectors.py).
-Written: tests/bench/results/sums.json.
+Writes tests/bench/results/sums.json.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class Config:
 
 
 def choose(M: int, N: int, fast: bool, blocks: bool, units: int = 132) -> Config:
-    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors (docs/PERFORMANCE.md says what else was measured)."""
+    """The configuration for a class of shapes on a GPU of ``units`` multiprocessors (docs/history/fp8.md says what else was measured)."""
     if M <= 64:
         return Config(BM=64, BN=64 if ceil_div(N, 128) < units else 128, stages=8, threads=128)
     if ceil_div(M, 128) * ceil_div(N, 192) < units:

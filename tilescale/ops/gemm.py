@@ -82,7 +82,7 @@ WIDENING, WIDENED = 2.5, {1: 2.6e6, 2: 2.6e6, 4: 3.5e6}
 
 def choose(M: int, N: int, K: int, dtype: str, units: int = 132, trans_a: bool = False, trans_b: bool = False) -> Config:
     """The configuration for a class of shapes on a GPU of ``units`` multiprocessors: of tiles of several widths, whole or in shares of k,
-    those that take the least time by what was measured on an H200 (docs/PERFORMANCE.md). Blocks that share tiles (`Config.stream`) were
+    those that take the least time by what was measured on an H200 (docs/history/gemm.md). Blocks that share tiles (`Config.stream`) were
     never the fastest there."""
     if dtype == "float32":
         return Config(BM=64 if M <= 64 else 128, BN=64 if N <= 64 else 128, BK=32, stages=3, panel=0)

@@ -73,8 +73,8 @@ def shared(columns: int, dtype: str, rows: int, units: int) -> int:
     """How many blocks share a row in a cluster, each with its part in registers; 1: none do. Of rows of more than 16384 columns as many as
     it takes for parts of 10240, eight at most; more where multiprocessors would be idle and parts are no less than 4096 columns. Where
     there are more rows than every other multiprocessor could take, those alone are shared that begin anywhere; where there are more than
-    multiprocessors, of 16-bit ones those of 40960 columns at most: others go as fast in several turns (docs/PERFORMANCE.md). What is longer
-    than eight blocks of 1024 threads hold is no such row. (Of float64 half as many columns.)"""
+    multiprocessors, of 16-bit ones those of 40960 columns at most: others go as fast in several turns (docs/history/rows.md). What is
+    longer than eight blocks of 1024 threads hold is no such row. (Of float64 half as many columns.)"""
     scale = 1 if dtype == "float64" else 2
     if columns > scale * (CLUSTER * MOST * EACH // 2 - 16):
         return 1

@@ -42,7 +42,7 @@ def fits(M: int, N: int, K: int, *tensors: torch.Tensor) -> bool:
 
 def cut(long: int, few: int, K: int, along: bool, units: int) -> Thin:
     """How a product of ``long`` rows is cut. ``along``: rows of k lie one behind another. Blocks enough to fill the GPU several times, by
-    shares of k where one block would otherwise walk for longer than it takes to add them (tests/bench/results/thin.json)."""
+    shares of k where one block would otherwise walk for longer than it takes to add them (docs/history/shapes.md)."""
     if along:
         lanes = 128 if K >= 512 and long < 64 * units else min(32, 1 << (ceil_div(K, WORD) - 1).bit_length())
         rows = next((r for r in (4, 2) if long >= 8 * r * units), 1)
