@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import cp_async
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.passes import roles
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
 
@@ -37,7 +37,7 @@ def _how(program: Any, kernel: ThreadKernel, call: Any) -> str:
     if form == ROLES:
         return "by TMA"
     if form == AHEAD:
-        return f"by cp.async, {cp_async.chunk(call, cp_async.integer_names(program.func.body))} bytes at a time"
+        return f"by cp.async, {chunk(call, integer_names(program.func.body))} bytes at a time"
     width = kernel.widths.get(call, 0)
     return f"by threads, {width} bytes at a time" if width else "by threads, element by element"
 

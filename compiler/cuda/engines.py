@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
 from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
+from tilescale.compiler.layout.tensor_cores import KINDS
 from tilescale.compiler.ops.gemm_sp import expanded
 from tilescale.compiler.sim import numerics, tiles
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilescale.compiler.cuda import dtypes, wgmma
-from tilescale.compiler.cuda.dtypes import HALVES, KINDS, cut, has_mma, kind_of
+from tilescale.compiler.cuda import wgmma
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.vectors import multiple, spelt_out
 from tilescale.compiler.ir.nests import matrix_axes
@@ -22,12 +21,13 @@ from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.target import Target
-from tilescale.compiler.layout import Fragment, Piece, Shared
+from tilescale.compiler.layout import Fragment, Piece, Shared, tensor_cores
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.instructions import accumulator, mma_a, mma_accumulator, wgmma_operand
+from tilescale.compiler.layout.instructions import mma_a, wgmma_operand
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.layout.shared import boxed, widest_swizzle
+from tilescale.compiler.layout.products import extents, mma_fragments, operands_of, swizzled, wgmma_fragments
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
+from tilescale.compiler.layout.tensor_cores import HALVES, cut, has_mma, kind_of
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
@@ -35,12 +35,6 @@ from tilescale.errors import InternalError
 ZERO = tirx.IntImm("int32", 0)
 
 
-def extents(call: Any) -> tuple[int, int, int]:
-    """M, N, K."""
-    a, _, c = call.args[:3]
-    rows, cols = (int(a.region[k].extent) for k in matrix_axes(a))
-    m, n = (int(c.region[k].extent) for k in matrix_axes(c))
-    return m, n, rows if call.attrs["trans_a"] else cols
 
 
 def instruction(call: Any, threads: int, target: Target) -> str:
@@ -87,7 +81,7 @@ def _from_registers(call: Any, cx: Any) -> bool:
     if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
-    deep = extents(call)[2] % dtypes.depth(bits_of(a.source)) == 0
+    deep = extents(call)[2] % tensor_cores.depth(bits_of(a.source)) == 0
     return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
@@ -126,46 +120,8 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
     return own.copied(wn).copied(warps // (wm * wn))
 
 
-def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
-    part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to some
-    of the warpgroups (from the call's ``turn`` on), and the rows of the others are padding."""
-    m, n, _ = extents(call)
-    policy = int(call.attrs["policy"])
-    groups, found = threads // 128, []
-    held = in_registers(call.args[0].source)
-    a, b = (swizzled(r, along) for r, along in operands_of(call))
-    if a is None and not held or b is None:
-        return []
-    widths = dtypes.widths(element_dtype(call.args[0].source))
-    for down in divisors(groups):
-        across = groups // down
-        rows = ceil_div(m, 64 * down) * 64 * down if policy == 1 and m % 64 == 0 and across == 1 else m
-        if rows % (64 * down) or n % across or n // across not in widths:
-            continue
-        a_fits = a is None or not call.attrs["trans_a"] or 64 * a.bits % (8 * a.swizzle) == 0
-        b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
-        if a_fits and b_fits:
-            made = accumulator(rows, n, (down, across))
-            found.append((replace(made, turn=int(call.attrs.get("turn", 0))) if rows > m else made, down, across))
-    found.sort(key=lambda f: f[1] if policy == 2 else f[2])
-    return found[:1] if policy == 1 else found
 
 
-def mma_fragments(m: int, n: int, threads: int, policy: int) -> list[tuple[Fragment, int, int]]:
-    """Every way to cut an accumulator among the warps: padding is dearest, then the policy, then how much the warps read."""
-    warps, found = threads // WARP, []
-    for used in divisors(warps):
-        for wm in divisors(used):
-            wn = used // wm
-            down, across = ceil_div(m, 16 * wm), ceil_div(n, 8 * wn)
-            waste = (16 * wm * down) * (8 * wn * across) * warps / used
-            shape = {0: 0, 1: wn, 2: wm}[policy]  # FullRow: warps below one another; FullCol: side by side
-            reads = 16 * down + 8 * across
-            fragment = mma_accumulator().repeated(1, across).repeated(0, down).repeated(0, wm, "thread").repeated(1, wn, "thread")
-            found.append(((waste, shape, reads), fragment.copied(warps // used), wm, wn))
-    found.sort(key=lambda f: f[0])
-    return [(f, wm, wn) for _, f, wm, wn in found]
 
 
 def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, int]]:
@@ -182,9 +138,6 @@ def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, in
     return [(f, tm, tn) for _, f, tm, tn in found[:16]]
 
 
-def operands_of(call: Any) -> list[tuple[Any, bool]]:
-    """A and B, each with whether its rows run along k."""
-    return [(call.args[0], not call.attrs["trans_a"]), (call.args[1], bool(call.attrs["trans_b"]))]
 
 
 def shared_layouts(call: Any) -> dict[Any, Shared]:
@@ -193,22 +146,6 @@ def shared_layouts(call: Any) -> dict[Any, Shared]:
     return {b: layout for b, layout in made.items() if layout is not None}
 
 
-def swizzled(region: Any, along: bool) -> Shared | None:
-    """The swizzled layout of an operand's tile, stages in front; None where its rows are no whole chunks, or do not run along k though
-    their elements are none of 16 bits."""
-    var = region.source
-    dtype = element_dtype(var)
-    if in_registers(var) or dtype not in KINDS or (dtype not in HALVES and not along):
-        return None
-    shape = [int(e) for e in var.ty.shape]
-    axes = matrix_axes(region)
-    if axes != (len(shape) - 2, len(shape) - 1) or len(shape) > 3:
-        return None
-    width = widest_swizzle(shape[-1], bits_of(var))
-    if not width or shape[-2] % 8:
-        return None
-    made = boxed(tuple(shape[-2:]), bits_of(var), width)
-    return made.staged(shape[0]) if len(shape) == 3 else made
 
 
 # ---- thread IR

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda import gemm, wgmma_sp
-from tilescale.compiler.cuda.dtypes import HALVES, KINDS
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
@@ -21,7 +20,10 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
-from tilescale.compiler.ops.gemm_sp import COVERED, as_gemm, dense_shape
+from tilescale.compiler.layout.products import mma_fragments, operands_of, swizzled
+from tilescale.compiler.layout.sparse import COVERED, dense_shape, sparse_fragments
+from tilescale.compiler.layout.tensor_cores import HALVES, KINDS
+from tilescale.compiler.ops.gemm_sp import as_gemm
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.tvm_compat import tirx
 
@@ -74,14 +76,14 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
     threads = cx.executor_of(call).threads
     if "wgmma" in call.attrs:
-        made = wgmma_sp.fragments(call, threads)
+        made = sparse_fragments(call, threads)
         return [[Demand(call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span))] for f, wm, wn in made]
-    cuts = gemm.mma_fragments(m, n, threads, int(call.attrs["policy"]))
+    cuts = mma_fragments(m, n, threads, int(call.attrs["policy"]))
     return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]
 
 
 def shared_layouts(call: Any) -> dict[Any, Any]:
-    made = {r.source: gemm.swizzled(r, along) for r, along in gemm.operands_of(call)}
+    made = {r.source: swizzled(r, along) for r, along in operands_of(call)}
     return {b: layout for b, layout in made.items() if layout is not None}
 
 

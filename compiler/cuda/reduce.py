@@ -11,9 +11,9 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.places import digit
-from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment, Piece
+from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
@@ -59,8 +59,6 @@ def part(op: str, value: Any, dtype: str) -> Any:
     return tirx.abs(value) if op.startswith("abs") and not dtype.startswith("uint") else value
 
 
-def axis_of(call: Any) -> int:
-    return int(call.attrs["axis"]) % len(call.args[0].region)
 
 
 # ---- staging, layouts, exchange
@@ -117,22 +115,6 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
 
 
-def digits_across(held: Fragment, axis: int) -> tuple[list[Piece], list[Piece]]:
-    """The digits of an axis that are folded by shuffles, and those that go through shared memory."""
-    mine = [p for p in held.pieces if p.axis == axis and p.to == "thread"]
-    power = lambda n: n & (n - 1) == 0  # noqa: E731
-    near, far = [], []
-    for p in sorted(mine, key=lambda p: p.stride):
-        whole_warps = held.threads % WARP == 0 or held.threads < WARP and power(held.threads)
-        if not whole_warps or not power(p.stride) or not power(p.extent) or p.stride >= WARP:
-            far.append(p)
-        elif p.stride * p.extent > WARP:
-            low, high = p.split(WARP // p.stride)
-            near.append(low)
-            far.append(high)
-        else:
-            near.append(p)
-    return near, far
 
 
 def exchange(call: Any, cx: Any) -> list[Any] | None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
 
 ROWS = 64

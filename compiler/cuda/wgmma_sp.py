@@ -27,7 +27,6 @@ import itertools
 from typing import Any
 
 from tilescale.compiler.cuda import gemm
-from tilescale.compiler.cuda.dtypes import depth, kind_of
 from tilescale.compiler.cuda.kernel import placed
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, plain, wait_asked
@@ -35,35 +34,10 @@ from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.ops.gemm_sp import COVERED, dense_shape
+from tilescale.compiler.layout.loops import bits_of, element_dtype
+from tilescale.compiler.layout.sparse import COVERED, HELD, dense_shape
+from tilescale.compiler.layout.tensor_cores import depth, kind_of
 from tilescale.compiler.tvm_compat import tirx
-
-#: steps of k that one register says the places of
-HELD = 64
-
-
-def unfit(call: Any) -> str | None:
-    """Why a product whose dtypes wgmma.sp has is none of its; None where it is one."""
-    a, b, _, _, e = call.args
-    if any(in_registers(r.source) for r in (a, b, e)):
-        return "T.gemm_sp of operands in registers"
-    last = matrix_axes(e)[1]
-    if constant(e.region[last].min) != 0 or constant(e.region[last].extent) != int(e.source.ty.shape[last]):
-        return f"T.gemm_sp with a part of {e.source.name}'s columns"
-    k = dense_shape(call)[1]
-    if k % HELD:
-        return f"T.gemm_sp of {k} steps along k, of which wgmma.sp's places come in {HELD}"
-    layout = gemm.swizzled(b, bool(call.attrs["trans_b"]))
-    if call.attrs["trans_b"] and (layout is None or layout.swizzle < 64):
-        return f"T.gemm_sp of {b.source.name}, whose rows are shorter than the 64 bytes of one product"
-    return None
-
-
-def fragments(call: Any, threads: int) -> list[tuple[Any, int, int]]:
-    """Every way to cut an accumulator among the warpgroups, each of which has rows of its own."""
-    m = dense_shape(call)[0]
-    return [f for f in gemm.wgmma_fragments(call, threads) if f[0].shape[0] == m and not f[0].turn]
 
 
 def emit(cx: Any, call: Any) -> Any:

@@ -12,13 +12,11 @@ from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.ops.gemm import GemmWarpPolicy, accumulated, check_operands, warp_policy
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileTypeError, TileValueError
-
-#: dtype of the places → how many elements of a row one number says the places in
-COVERED = {"uint8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32}
 
 
 def gemm_sp(
@@ -182,10 +180,6 @@ def _element(region: Any, row: Any, column: Any) -> Any:
     return tirx.BufferLoad(region.source, [r.min + at[k] if k in at else r.min for k, r in enumerate(region.region)])
 
 
-def dense_shape(call: Any) -> tuple[int, int]:
-    """M and K."""
-    rows, columns = (int(call.args[0].region[k].extent) for k in matrix_axes(call.args[0]))
-    return (columns, 2 * rows) if call.attrs["trans_a"] else (rows, 2 * columns)
 
 
 def written_out(program: Any) -> Any:

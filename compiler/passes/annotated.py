@@ -9,6 +9,7 @@ from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.layout.products import wgmma_fragments
 from tilescale.compiler.layout.shared import CHUNK_BYTES, boxed, strided, widest_swizzle
 from tilescale.compiler.passes import roles as splitting
 
@@ -34,7 +35,6 @@ def of_rings(program: Any) -> Iterator[tuple[Any, Shared, Any]]:
 
 def unfit(program: Any) -> tuple[str, Any] | None:
     """Why TMA and wgmma cannot work on tiles as they were laid, and where; None where they can."""
-    from tilescale.compiler.cuda.gemm import wgmma_fragments
 
     if not program.hints.get("layouts"):
         return None

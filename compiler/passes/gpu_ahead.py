@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.advice import reason
+from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes import annotated
 from tilescale.compiler.passes import roles as splitting
@@ -14,7 +15,6 @@ from tilescale.compiler.passes.schedule import AHEAD, schedule
 def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
     """``(the program at the scheduled level, "", None)`` with at most ``depth`` stages; None, why not, and the place where some copy of a
     ring is none of cp.async's."""
-    from tilescale.compiler.cuda.cp_async import chunk, integer_names
 
     if depth < 2:
         return None, reason("shared memory has no room for a second stage", "smaller tiles in shared memory"), program.launch

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.reduce import axis_of, digits_across
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
+from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.ops.lanes import join_lanes
 from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
 from tilescale.compiler.passes.products import touched

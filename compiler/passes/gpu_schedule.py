@@ -27,8 +27,11 @@ from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import late_release
+from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.fragment import Fragment
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
+from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.ops.wgmma import FREE, await_products
 from tilescale.compiler.passes import annotated, boxes
@@ -302,13 +305,12 @@ def _no_wgmma(call: Any, program: Any) -> str | None:
 
 def _unfit_product(call: Any, program: Any) -> str | None:
     """The same, whatever the number of threads."""
-    from tilescale.compiler.cuda import dtypes, wgmma_sp
 
     a, b, c = call.args[:3]
     rings = program.schedule.ring_of
     sparse = call.op.name == "ts.gemm_sp"
     what = "T.gemm_sp" if sparse else "T.gemm"
-    if why := dtypes.no_wgmma(call):
+    if why := tensor_cores.no_wgmma(call):
         return why
     if str(call.attrs["executor"]) != "block":
         return f"{what} inside a T.Scale"
@@ -317,7 +319,7 @@ def _unfit_product(call: Any, program: Any) -> str | None:
         return reason(f"{what} with a condition for clear_accum", hint)
     if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
         return reason(f"{what} into what is no whole fragment", "an accumulator that is a T.alloc_fragment of two axes, whole")
-    if sparse and (why := wgmma_sp.unfit(call)):
+    if sparse and (why := unfit_sparse(call)):
         return why
     for r in (a, b):
         shape = r.source.ty.shape
@@ -330,17 +332,15 @@ def _unfit_product(call: Any, program: Any) -> str | None:
         if in_registers(r.source) and bits_of(r.source) not in (8, 16):
             hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
             return reason(f"T.gemm of {element_dtype(r.source)} from registers", hint)
-    k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), dtypes.depth(bits_of(a.source))
+    k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), tensor_cores.depth(bits_of(a.source))
     return reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k") if k % step else None
 
 
 def _unfit_parts(call: Any, threads: int) -> str | None:
     """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they can."""
-    from tilescale.compiler.cuda import wgmma_sp
-    from tilescale.compiler.cuda.gemm import extents, wgmma_fragments
 
     sparse = call.op.name == "ts.gemm_sp"
-    if (wgmma_sp.fragments if sparse else wgmma_fragments)(call, threads):
+    if (sparse_fragments if sparse else wgmma_fragments)(call, threads):
         return None
     m, n, k = extents(call)
     return f"{'T.gemm_sp' if sparse else 'T.gemm'} of {m} × {n} × {k} on {threads} threads"
@@ -349,7 +349,6 @@ def _unfit_parts(call: Any, threads: int) -> str | None:
 def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
     """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
     the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
-    from tilescale.compiler.cuda.gemm import swizzled
 
     first, count = constant(part.min), constant(part.extent)
     if first == 0 and count == extent:

@@ -12,7 +12,9 @@ from tilescale.compiler.ir.multiples import bound_in, multiple, spelt_out
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, in_registers
+from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_map, sym, tirx
@@ -55,12 +57,10 @@ def _is_plain(call: Any) -> bool:
 
 def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
     """Why a product is none of wgmma's; None where it is."""
-    from tilescale.compiler.cuda import dtypes
-    from tilescale.compiler.cuda.gemm import extents, swizzled, wgmma_fragments
 
     a, b, c = call.args[:3]
     threads = WIDTHS.get(str(call.attrs["executor"]), program.launch.threads)
-    if why := dtypes.no_wgmma(call):
+    if why := tensor_cores.no_wgmma(call):
         return why
     if threads % WARPGROUP:
         return reason(f"{threads} threads are no whole warpgroups", f"whole warpgroups ({-(-threads // WARPGROUP) * WARPGROUP} threads)")
@@ -80,6 +80,6 @@ def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:
             return f"its part of {r.source.name} is not known to begin and end with the swizzle's pattern"
     m, n, k = extents(call)
     cuts = wgmma_fragments(call, threads)
-    if k % dtypes.depth(bits_of(a.source)) or m % 64 or not cuts or cuts[0][0].shape[0] != m:
+    if k % tensor_cores.depth(bits_of(a.source)) or m % 64 or not cuts or cuts[0][0].shape[0] != m:
         return f"wgmma has no {m} × {n} × {k} for {threads} threads"
     return None
