@@ -135,8 +135,6 @@ def expression(value: Any) -> Any:
     return int(known)
 
 
-
-
 def written_parameters(program: Any) -> set[int]:
     """Parameters that the kernel may write."""
     touched = written_buffers(program)

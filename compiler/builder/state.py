@@ -42,8 +42,6 @@ class Entry:
     kernel: bool
 
 
-
-
 class Builder:
     """The trace of one kernel."""
 
@@ -173,10 +171,6 @@ class Builder:
     def team(self) -> Any:
         """The innermost open team; None where ranks are the launch's."""
         return self.teams[-1] if self.teams else None
-
-
-
-
 
 
 _local = threading.local()

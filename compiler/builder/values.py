@@ -565,12 +565,6 @@ def _fits(value: int, dt: str) -> bool:
     return -(1 << (bits - 1)) <= value < 1 << (bits - 1)
 
 
-
-
-
-
-
-
 def difference(a: Any, b: Any) -> Any:
     """``a - b``, an int where it is one once named values are put in: ``low = i * 64; high = low + 64; A[low:high]``."""
     plain = simplify(a - b)

@@ -23,6 +23,7 @@ from tilescale.compiler.cpu.scales import Scales, any_fork
 from tilescale.compiler.cpu.tile import Tile, const
 from tilescale.compiler.cpu.view import View, widened
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.source import loc_of
@@ -363,12 +364,11 @@ class Lowering(Scalars, ParallelLoops, Scales):
         return seq([self.stmt(x) for x in s.seq])
 
     def _s_Evaluate(self, s: Any) -> Any:
-        op = find(s.value)
-        if op is None:
+        if find(s.value) is None:
             return tirx.Evaluate(self.scalar(s.value)) if isinstance(s.value, ir.Call) else tirx.Evaluate(lit(0, "int32"))
         self._scratches: list[tuple[Any, str, int]] = []
         self.scratch_used = 0
-        done = op.lower_cpu(s.value, self)
+        done = lowering(s.value, self.program.target).lower(s.value, self)
         for buf, dtype, offset in self._scratches:
             self.header_late.append((buf, dtype, offset))
         return done

@@ -6,6 +6,7 @@ from typing import Any
 
 from tilescale.compiler.cpu import convert
 from tilescale.compiler.cpu.expr import is_nan, let, lit, select
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ops import team
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
@@ -26,6 +27,7 @@ class Scalars:
     """Mixed into the lowering: ``scalar(e)`` maps an expression of tile IR to one of thread IR in its compute dtype."""
 
     _hoist: list[Any] | None
+    program: Any
 
     def scalar(self, e: Any) -> Expr:
         method = getattr(self, "_x_" + type(e).__name__, None)
@@ -152,8 +154,8 @@ class Scalars:
         if name == REINTERPRET:
             value, src = e.args[0], str(e.args[0].ty)
             return convert.decode(tirx.reinterpret(convert.storage_dtype(dt), convert.encode(self.scalar(value), src)), dt)
-        if (op := find(e)) is not None:
-            return op.lower_cpu(e, self)
+        if find(e) is not None:
+            return lowering(e, self.program.target).lower(e, self)
         if name.startswith("ts."):
             raise InternalError(f"{name} is no scalar on the CPU")
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=ir.PrimType(convert.compute_dtype(dt)))

@@ -170,7 +170,7 @@ class Clusters:
 
     def cluster_ends(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: counters are zero, and the cluster meets where its blocks reach each other."""
-        from tilescale.compiler.cuda.expert import initialised
+        from tilescale.compiler.cuda.ops.mbarrier import initialised
 
         # before sm_90 blocks of a cluster are blocks like others, unless they have to do with each other
         call = next(iter(meets_cluster(self.program.func.body)), None) if not self.target.clusters else None

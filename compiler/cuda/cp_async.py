@@ -22,12 +22,6 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-
-
-
-
-
-
 def load(cx: Any, copy: Any) -> Any:
     """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros, of which nothing is read."""
     src, dst = copy.args[:2]

@@ -25,6 +25,7 @@ from tilescale.compiler.cuda.tidy import tidied
 from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
@@ -416,7 +417,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         op = find(s.value)
         if op is None:
             return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
-        made = op.lower_cuda(s.value, self)
+        made = lowering(s.value, self.program.target).lower(s.value, self)
         mine = [a for a in op.effects(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
         self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
         return made

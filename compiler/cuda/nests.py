@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda import packed, stmatrix
-from tilescale.compiler.cuda.atomic import emit_neighbours
+from tilescale.compiler.cuda.ops.atomic import emit_neighbours
 from tilescale.compiler.cuda.places import Global, Registers, digit, widened
 from tilescale.compiler.cuda.vectors import Plan, plan
 from tilescale.compiler.ir.multiples import bound_in, spelt_out

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ops import team
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
@@ -21,6 +22,7 @@ class Scalars:
     variables: dict[Any, Any]
     #: the variables that count a ring's rounds
     rounds: set[Any]
+    program: Any
     load: Any
     given: Any
     scale_value: Any
@@ -70,7 +72,6 @@ class Scalars:
             return self._chosen(*e.args)
         if name == "ts.scale_rank":
             return team.checked_rank(self, e)
-        op = find(e)
-        if op is not None:
-            return op.lower_cuda(e, self)
+        if find(e) is not None:
+            return lowering(e, self.program.target).lower(e, self)
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=e.ty, span=e.span)

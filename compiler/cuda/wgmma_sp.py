@@ -26,8 +26,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tilescale.compiler.cuda import gemm
 from tilescale.compiler.cuda.kernel import placed
+from tilescale.compiler.cuda.ops import gemm
 from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, plain, wait_asked
 from tilescale.compiler.ir.nests import matrix_axes

@@ -369,14 +369,6 @@ def _in_ir(value: Any) -> bool:
     return is_device(value) and not isinstance(value, SymExpr)
 
 
-
-
-
-
-
-
-
-
 _PY_MEMBERSHIP: dict[str, Callable[[Any, Any], Any]] = {
     "Is": lambda a, b: a is b,
     "IsNot": lambda a, b: a is not b,

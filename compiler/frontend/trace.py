@@ -29,10 +29,6 @@ SCOPES = {"tensor": "global", "symm": "global.symm", "signal": "global.signal"}
 _hooks = Hooks()
 
 
-
-
-
-
 class _Eager:
     """What is known of an eager kernel's arguments while it is traced, and the parameters declared so far."""
 

@@ -1,4 +1,4 @@
-"""What every operation is made of: a registered call in the IR, an effect table, lowerings by target."""
+"""What every operation is made of: a registered call in the IR, an effect table, a meaning."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Access:
 
 
 class TileOp:
-    """An operation. Subclasses give ``name``, ``effects``, one ``lower_<target>`` a target and ``simulate``, its meaning; instances
-    have no state. On GPUs an operation that is a loop over elements gives ``nest`` instead of a lowering."""
+    """An operation. Subclasses give ``name``, ``effects`` and ``simulate``, its meaning; instances have no state. How targets do it is
+    registered with them (ir/lowerings.py). An operation that is a loop over elements gives ``nest``: GPUs need no more."""
 
     name: ClassVar[str]
     #: what ``simulate`` gives is a generator, which stops where it has to wait for others
@@ -42,8 +42,6 @@ class TileOp:
     completes: ClassVar[bool] = False
     #: what ``simulate`` gives also works in the lanes of a T.Parallel nest, where the regions are single elements
     in_lanes: ClassVar[bool] = False
-    #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
-    demands: ClassVar[bool] = False
 
     def meets(self, call: Any) -> str:
         """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where they need not."""
@@ -57,45 +55,14 @@ class TileOp:
         """What the call reads and writes."""
         raise NotImplementedError
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        """The call as thread IR for the CPU; ``cx`` is a :class:`tilescale.compiler.cpu.lower.Lowering`."""
-        raise NotImplementedError
-
     def nest(self, call: Any) -> Any:
         """The call as independent iterations over elements (a :class:`tilescale.compiler.ir.nests.Nest`); None where it is no such loop."""
-        return None
-
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        """On GPUs: the call as statements whose operands lie where the operation can reach them; None where they do. ``cx`` is a
-        :class:`tilescale.compiler.passes.gpu_stage.Staging`."""
-        return None
-
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
-        """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given what ``cx.known`` has of
-        the other operands; ``cx`` is a :class:`tilescale.compiler.layout.infer.Solver`."""
-        return []
-
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        """On GPUs: tile → the Shared layout that the operation reads best."""
-        return {}
-
-    def insists(self, call: Any) -> bool:
-        """On GPUs: whether it works on tiles in shared memory under the layouts of `shared_layouts` alone."""
-        return False
-
-    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
-        :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
         return None
 
     def order(self, call: Any) -> tuple[bool, bool]:
         """On GPUs, of what one thread does for all of its executor: whether it tells others (what all threads did comes before it), and
         whether it hears of them (what all threads do comes behind it)."""
         return False, False
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        """The call as thread IR for a GPU; ``cx`` is a :class:`tilescale.compiler.cuda.lower.Lowering`."""
-        raise NotImplementedError
 
     def simulate(self, call: Any, cx: Any) -> Any:
         """The call as a function of the executor that performs it; ``cx`` is a :class:`tilescale.compiler.sim.prepare.Preparation`.

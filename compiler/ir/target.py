@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Target:
     """A machine. The tables are the targets' own (compiler/cuda/targets.py).
 
-    name: what people write, and what lowerings register for. arch: of several that a target has, the one; "" where it has one.
+    name: what people write, and what lowerings register for, in the package ``lowerings``. arch: which of several; "" where there is one.
     gpu: blocks are threads that share registers and shared memory. shared_bytes: what a block may have of it.
     async_copies: threads copy from global to shared memory beside what they compute (PTX ISA, "cp.async").
     tensor_copies: one thread has boxes of tensors copied, which tell a barrier (PTX ISA, "cp.async.bulk.tensor").
@@ -23,6 +23,7 @@ class Target:
     """
 
     name: str
+    lowerings: str
     arch: str = ""
     gpu: bool = False
     shared_bytes: int = 0
@@ -43,4 +44,4 @@ class Target:
 
 
 #: the processor that the compiler runs on
-CPU = Target("cpu")
+CPU = Target("cpu", "tilescale.compiler.cpu.ops")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import Executor
@@ -34,8 +35,6 @@ from tilescale.errors import Loc, TileValueError
 REPLICATED = 16
 #: combinations of the operations' choices that are tried
 TRIES = 64
-
-
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,6 @@ class Uses:
     items: list[Use] = field(default_factory=list)
     #: views of tiles in registers, each with what it views and its place
     views: list[tuple[Any, Any, Loc | None]] = field(default_factory=list)
-
-
-
-
 
 
 def gather(program: Any) -> Uses:
@@ -162,8 +157,7 @@ class Solver:
                 if u.nest is not None:
                     self._through_nest(u)
                 elif u.call is not None:
-                    op = find(u.call)
-                    for choice in op.layouts(u.call, self) if op is not None else ():
+                    for choice in lowering(u.call, self.uses.target).layouts(u.call, self):
                         for d in choice:
                             self.known.setdefault(d.buffer, d.layout)
                         break
@@ -271,8 +265,8 @@ def infer(program: Any, annotated: Mapping[Any, Demand] | None = None) -> dict[A
     choices: list[list[list[Demand]]] = []
     asking = Solver(uses, fixed)
     for u in uses.items:
-        op = find(u.call) if u.call is not None else None
-        ranked = list(op.layouts(u.call, asking)) if op is not None and op.demands else []
+        how = lowering(u.call, uses.target)
+        ranked = list(how.layouts(u.call, asking)) if how.demands else []
         if ranked:
             choices.append(ranked)
     found: Solver | None = None

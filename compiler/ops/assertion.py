@@ -8,7 +8,7 @@ from tilescale.compiler.builder.values import dtype_of, to_expr, truth
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit
-from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import TileTypeError
 
 
@@ -38,14 +38,6 @@ class Assert(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return []
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        site = cx.site("assert", "", call, str(call.args[1].value))
-        return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), cx.call("ts_fail", site), None)
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        failed = cx.fail("assert", call, str(call.args[1].value))
-        return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.findings import Finding

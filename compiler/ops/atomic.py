@@ -171,20 +171,6 @@ def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
     _atomic("store", dst, value, False)
 
 
-def on_cpu(v: Any, kind: str, target: Any, operand: Any) -> Any:
-    """The update of the element ``target`` of a view, as thread IR for the CPU: the value before, as it lies in memory. All of them are
-    sequentially consistent (native/atomics.c), also on memory that another process maps."""
-    from tilescale.compiler.cpu import convert as conversions
-
-    storage = conversions.storage_dtype(v.dtype)
-    passed = "uint16" if storage == "float16" else storage  # half has no one calling convention in C
-    stored = conversions.encode(operand, v.dtype)
-    stored = stored if passed == storage else tirx.reinterpret(passed, stored)
-    where = tirx.address_of(tirx.BufferLoad(v.buf, [target]))
-    raw = tirx.call_extern(passed, f"ts_atomic_{kind}_{v.dtype}", where, stored)
-    return raw if passed == storage else tirx.reinterpret(storage, raw)
-
-
 @register
 class Atomic(TileOp):
     name = "atomic"
@@ -212,37 +198,6 @@ class Atomic(TileOp):
             return tirx.Evaluate(ir.Call(call.op, [where, operand], attrs=dict(call.attrs), ret_ty=VOID, span=call.span), call.span)
 
         return element_nest([dst.region[k].extent for k in kept], one, call, f"T.atomic_{call.attrs['kind']}")
-
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        from tilescale.compiler.cuda.tma import stored
-
-        return {call.args[1].source: stored(call.args[1])} if "bulk" in call.attrs else {}
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import tma
-        from tilescale.compiler.cuda.atomic import emit_atomic
-
-        if "bulk" in call.attrs:
-            return tma.combine(cx, call)
-        return emit_atomic(cx, call)
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu import convert as conversions
-        from tilescale.compiler.cpu import move
-
-        v = cx.view(call.args[0])
-        value = call.args[1]
-        frm = cx.view(value) if isinstance(value, ir.TensorRegion) else None
-        fixed = None if frm is not None else cx.scalar(value)
-
-        def one(target: Any, source_index: Any) -> Any:
-            operand = fixed if frm is None else conversions.load(frm.buf, source_index, frm.dtype)
-            return on_cpu(v, str(call.attrs["kind"]), target, operand)
-
-        if str(call.ty) != str(VOID):
-            cx._require_inside(v, call.args[0])
-            return conversions.decode(one(v.offset, None), v.dtype)
-        return move.each(cx, v, frm, lambda target, src: tirx.Evaluate(one(target, src)))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import atomics

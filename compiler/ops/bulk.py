@@ -29,11 +29,6 @@ class AwaitStores(TileOp):
         # The thread that issued the stores waits for them. To everyone else they are its reads: who writes the tile behind this meets it.
         return [Access(call.args[0], "read")]
 
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.tma import await_stores
-
-        return await_stores(cx, call)
-
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights
 
@@ -47,9 +42,6 @@ class FenceWrites(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return []
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return tirx.Evaluate(tirx.call_extern("void", "ts::fence_proxy_async_global"), call.span)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None  # one statement of an executor follows the other there

@@ -10,7 +10,6 @@ from tilescale.compiler.builder.values import Region, as_expr, index_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops import base, by_hand
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
@@ -181,37 +180,6 @@ class Copy(TileOp):
 
     def stops(self, call: Any) -> bool:
         return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu import move
-
-        side, reach = call.attrs["side"], call.attrs["reach"]
-        peer = cx.scalar(call.args[2])
-        site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call, "pull" if side == "src" else "")
-        src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
-        dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
-        if not side and cx.forward(call.args[1], src):
-            return sequence([])  # the products behind it read the tensor itself
-        body = [move.copy(cx, src, dst)]
-        if side:
-            body = cx.transferred(body, src if side == "src" else dst, peer, site)
-        if len(call.args) > 3:
-            body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
-        return sequence(body)
-
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        from tilescale.compiler.cuda.tma import stored
-
-        return {call.args[0].source: stored(call.args[0])} if "bulk" in call.attrs else {}
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import bulk, cp_async, tma
-
-        if "put" in call.attrs:
-            return bulk.put(cx, call)
-        if "bulk" in call.attrs:
-            return tma.store(cx, call)
-        return cp_async.load(cx, call) if cx.role is None else tma.load(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, rings, tiles

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cuda.ops.cumsum import ZERO
 from tilescale.compiler.ir import source
+from tilescale.compiler.ir.folds import accumulator, fold, identity
+from tilescale.compiler.ir.nests import Nest, indexed
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.base import emit, region, require_same_shape
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 
 
@@ -43,23 +49,10 @@ class CumSum(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        from tilescale.compiler.cuda.scan import stage
-
-        return stage(call, cx)
-
     def nest(self, call: Any) -> Any:
-        from tilescale.compiler.cuda.scan import lines
+        from tilescale.compiler.ops.cumsum import lines
 
         return lines(call)
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu.reduce import emit_cumsum
-        from tilescale.compiler.cpu.view import like
-
-        src, dst = cx.tile(call.args[0]), cx.tile(call.args[1])
-        axis = int(call.attrs["axis"]) + len(src.shape)
-        return emit_cumsum(cx, src, like(dst, src.shape), axis, bool(call.attrs["reverse"]), str(call.attrs["op"]))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import tiles
@@ -67,3 +60,45 @@ class CumSum(TileOp):
         src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
         axis, op, reverse = int(call.attrs["axis"]), str(call.attrs["op"]), bool(call.attrs["reverse"])
         return lambda ex: dst.write(ex, tiles.scan(src.read(ex), axis, op, reverse, (src.dtype, dst.dtype)))
+
+
+def lines(call: Any) -> Nest:
+    """One iteration a line: a loop along the axis that carries the total."""
+    src, dst = call.args
+    if in_registers(src.source) or in_registers(dst.source):
+        return None  # type: ignore[return-value]  # not staged yet
+    op, reverse = str(call.attrs["op"]), bool(call.attrs["reverse"])
+    rank = len(src.region)
+    axis = int(call.attrs["axis"]) % rank
+    extents = [int(r.extent) for r in src.region]
+    others = [k for k in range(rank) if k != axis and extents[k] != 1]
+    names = tuple(tirx.Var("ijkl"[k % 4], "int32") for k in range(len(others)))
+    along = tirx.Var("s", "int32")
+    at = tirx.IntImm("int32", extents[axis] - 1) - along if reverse else along
+    source = dict(zip(others, names, strict=True)) | {axis: at}
+    kept = sorted(source)
+    to_axes = _same_axes(src, dst, kept)
+    acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
+    total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
+    now = tirx.BufferLoad(total, [ZERO])
+    element = tirx.BufferLoad(src.source, indexed(src, [source[k] for k in kept], kept))
+    cast = lambda v, dt: v if str(v.ty) == dt else tirx.Cast(dt, v)  # noqa: E731
+    put = tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), indexed(dst, [source[k] for k in kept], to_axes), call.span)
+    step = sequence([tirx.BufferStore(total, fold(op, now, cast(element, acc)), [ZERO], call.span), put])
+    body = sequence(
+        [
+            tirx.AllocBuffer(total, {}, call.span),
+            tirx.BufferStore(total, identity(op, acc), [ZERO], call.span),
+            tirx.For(along, ZERO, tirx.IntImm("int32", extents[axis]), tirx.ForKind.SERIAL, step, span=call.span),
+        ]
+    )
+    return Nest(names, tuple(extents[k] for k in others), body, call, f"T.cum{op}", alone=True)
+
+
+def _same_axes(src: Any, dst: Any, kept: list[int]) -> list[int]:
+    """The axes of ``dst`` that the axes ``kept`` of ``src`` are, both without axes of extent one; a scanned axis of extent one is any."""
+    long = [k for k, r in enumerate(dst.region) if int(r.extent) != 1]
+    if len(long) == len(kept):
+        return long
+    spare = [k for k in range(len(dst.region)) if k not in long]
+    return sorted([*long, *spare[: len(kept) - len(long)]])

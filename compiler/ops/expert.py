@@ -92,16 +92,6 @@ class _Hint(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.tvm_compat import tirx
-
-        return tirx.Evaluate(as_expr(0))
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import expert
-
-        return getattr(expert, self.name)(cx, call)
-
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None
 

@@ -25,8 +25,5 @@ class Sync(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.sync(str(call.attrs["scope"]), str(call.attrs["why"]), bool(int(call.attrs["proxy"])))
-
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None  # one statement of an executor follows the other there

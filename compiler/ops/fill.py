@@ -36,11 +36,6 @@ class Fill(TileOp):
         put = lambda at: tirx.BufferStore(dst.source, value, indexed(dst, at, kept), call.span)  # noqa: E731
         return element_nest([dst.region[k].extent for k in kept], put, call, "T.fill")
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu import move
-
-        return move.fill(cx, cx.view(call.args[0]), cx.scalar(call.args[1]))
-
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import numerics
 

@@ -131,7 +131,6 @@ def accumulated(c: Any, clears: Any, later: bool = False) -> list[Access]:
 @register
 class Gemm(TileOp):
     name = "gemm"
-    demands = True
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c = call.args[:3]
@@ -140,45 +139,6 @@ class Gemm(TileOp):
         engines = ["async" if later and r.source.ty.storage_scope.startswith("shared") else "" for r in (a, b)]
         reads = [Access(r, "read", asynchronous=later, proxy=engine) for r, engine in zip((a, b), engines, strict=True)]
         return [*reads, *accumulated(c, clears, later)]
-
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        from tilescale.compiler.cuda.gemm import stage
-
-        return stage(call, cx)
-
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
-        from tilescale.compiler.cuda.gemm import layouts
-
-        return layouts(call, cx)
-
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        from tilescale.compiler.cuda.gemm import shared_layouts
-
-        return shared_layouts(call)
-
-    def insists(self, call: Any) -> bool:
-        return "wgmma" in call.attrs
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.gemm import emit_gemm
-
-        return emit_gemm(cx, call)
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu.gemm import emit_gemm
-        from tilescale.compiler.cpu.view import matrix
-
-        tiles = cx.tile(call.args[0]), cx.whole(cx.operand(call.args[1]), call.args[1]), cx.tile(call.args[2])
-        a, b, c = (matrix(tile) for tile in tiles)
-        trans = {"trans_a": bool(call.attrs["trans_a"]), "trans_b": bool(call.attrs["trans_b"])}
-        known = constant(call.args[3])
-        if known is not None:
-            done = emit_gemm(cx, a, b, c, clear=bool(known), **trans)
-        else:
-            fresh, more = emit_gemm(cx, a, b, c, clear=True, **trans), emit_gemm(cx, a, b, c, clear=False, **trans)
-            done = tirx.IfThenElse(cx.scalar(call.args[3]), fresh, more)
-        # instrumented kernels log their products too: what computing overlaps with is half of a timeline
-        return cx.observed(done, cx.site("gemm", cx.name_of(call.args[2]), call)) if cx.instrument else done
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, tiles

@@ -77,33 +77,12 @@ def gemm_sp(
 @register
 class GemmSp(TileOp):
     name = "gemm_sp"
-    demands = True
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args
         later = "wgmma" in call.attrs  # by wgmma, which has the places in registers: complete where it is awaited
         reads = [Access(r, "read", asynchronous=later, proxy="async" if later else "") for r in (a, b)]
         return [*reads, Access(e, "read"), *accumulated(c, clears, later)]
-
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        from tilescale.compiler.cuda.gemm_sp import stage
-
-        return stage(call, cx)
-
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
-        from tilescale.compiler.cuda.gemm_sp import layouts
-
-        return layouts(call, cx)
-
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        from tilescale.compiler.cuda.gemm_sp import shared_layouts
-
-        return shared_layouts(call)
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.gemm_sp import emit_gemm_sp
-
-        return emit_gemm_sp(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, tiles
@@ -178,8 +157,6 @@ def _element(region: Any, row: Any, column: Any) -> Any:
     """An element of a matrix."""
     at = dict(zip(matrix_axes(region), (row, column), strict=True))
     return tirx.BufferLoad(region.source, [r.min + at[k] if k in at else r.min for k, r in enumerate(region.region)])
-
-
 
 
 def written_out(program: Any) -> Any:

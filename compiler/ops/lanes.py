@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
@@ -21,11 +20,6 @@ class JoinLanes(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[0], "write")]
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.reduce import emit_join
-
-        return emit_join(cx, call) if cx.has(call.args[0]) else sequence([])  # another warpgroup's
 
     def simulate(self, call: Any, cx: Any) -> Any:
         raise NotImplementedError  # made for GPUs alone, behind everything that the simulator runs

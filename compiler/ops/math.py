@@ -90,10 +90,6 @@ for _name in ("pow", "fmod", "atan2", "copysign", "hypot", "fma", "ieee_add", "i
     register_op(f"ts.math.{_name}", pure=True)
 
 
-
-
-
-
 def _python(*values: Any) -> bool:
     return not any(is_expr(to_expr(v)) for v in values)
 

@@ -145,17 +145,6 @@ class _Expert(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "update")] if call.args else []
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        raise TileSyntaxError(
-            f"T.{self.name} is not there on the cpu target: it is an instruction of GPUs", loc=source.loc_of(call.span),
-            hint="T.Pipelined, T.copy and T.signal say the same for all targets",
-        )  # fmt: skip
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import expert
-
-        return getattr(expert, self.name)(cx, call)
-
 
 @register
 class MBarrierArrive(_Expert):
@@ -206,14 +195,6 @@ class TmaCopy(_Expert):
         mode = "update" if str(call.attrs["reduce"]) else "write"
         made = [Access(src, "read", proxy="async" if len(call.args) == 2 else ""), Access(dst, mode)]
         return [*made, *(Access(r, "update") for r in call.args[2:])]
-
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        from tilescale.compiler.cuda.expert import tile_layout
-
-        return tile_layout(call)
-
-    def insists(self, call: Any) -> bool:
-        return True
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import mbarriers

@@ -6,13 +6,14 @@ whose parts are a number or a symbol of a shape. All others look for themselves,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import Loc
@@ -114,3 +115,11 @@ def as_meta(d: Demand) -> dict[str, Any]:
     from tilescale.compiler.ir.source import location
 
     return {"root": d.kind == ROOT, "collective": d.collective, "whole": d.whole, "loc": location(d.loc)}
+
+
+def behind_misfits(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
+    """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part and no launcher saw that."""
+    from tilescale.compiler.ops.participants import misfits
+
+    tests = [tirx.IfThenElse(wrong, fail(text), None) for wrong, text in misfits(call, cx)]
+    return sequence([*tests, met])

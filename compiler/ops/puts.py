@@ -22,7 +22,3 @@ class AwaitPuts(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.bulk import await_puts
-
-        return await_puts(cx, call)

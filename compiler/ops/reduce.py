@@ -84,35 +84,6 @@ class Reduce(TileOp):
         out = [Access(src, "read"), Access(dst, "write")]
         return out if call.attrs["clear"] else [*out, Access(dst, "read")]
 
-    def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        from tilescale.compiler.cuda.reduce import stage
-
-        return stage(call, cx)
-
-    def layouts(self, call: Any, cx: Any) -> list[Any]:
-        from tilescale.compiler.cuda.reduce import layouts
-
-        return layouts(call, cx)
-
-    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        from tilescale.compiler.cuda.reduce import exchange
-
-        return exchange(call, cx)
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.reduce import emit_reduce
-
-        return emit_reduce(cx, call)
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu.reduce import emit_reduce
-        from tilescale.compiler.cpu.view import like
-
-        src, dst = cx.tile(call.args[0]), cx.tile(call.args[1])
-        axis = int(call.attrs["axis"]) + len(src.shape)
-        dst = like(dst, [e for k, e in enumerate(src.shape) if k != axis])
-        return emit_reduce(cx, src, dst, axis, str(call.attrs["op"]), bool(call.attrs["clear"]))
-
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import tiles
 
@@ -134,11 +105,6 @@ class ReducePart(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.reduce import emit_part
-
-        return emit_part(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         raise NotImplementedError  # made for GPUs alone, behind everything that the simulator runs

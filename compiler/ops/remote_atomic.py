@@ -12,8 +12,8 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, convert
 from tilescale.compiler.ir import source
-from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
-from tilescale.compiler.ops.atomic import DTYPES, check_order, on_cpu
+from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ops.atomic import DTYPES, check_order
 from tilescale.compiler.ops.base import element, emit, is_tile, of_iterations
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
@@ -66,21 +66,6 @@ class RemoteAtomic(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         kind = str(call.attrs["kind"])
         return kind != "load", kind != "store"
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu import convert as conversions
-        from tilescale.compiler.cpu import move
-
-        site = cx.site("atomic", cx.name_of(call.args[0]), call)
-        v = cx.view(call.args[0], peer=cx.scalar(call.args[2]), reach="device", site=site)
-        kind, operand = str(call.attrs["kind"]), cx.scalar(call.args[1])
-        if str(call.ty) != str(VOID):
-            cx._require_inside(v, call.args[0])
-            return conversions.decode(on_cpu(v, kind, v.offset, operand), v.dtype)
-        return move.each(cx, v, None, lambda target, _: tirx.Evaluate(on_cpu(v, kind, target, operand)))
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.remote_atomic(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import atomics

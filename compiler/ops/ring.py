@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.tvm_compat import tirx
 
 
 class _Token(TileOp):
@@ -19,16 +17,6 @@ class _Token(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return []
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        return tirx.Evaluate(as_expr(0))
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda import cp_async, rings
-
-        if cx.role is None:
-            return cp_async.token(cx, call)
-        return getattr(rings, self.name[len("ring_") :])(cx, call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import rings

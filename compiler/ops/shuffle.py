@@ -15,7 +15,6 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import WARP, WIDTHS
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.alloc import alloc_var
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import tirx
@@ -104,29 +103,6 @@ class Shuffle(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "write")]
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cpu import convert
-
-        into = cx.view(call.args[0])
-        kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
-        thread, lanes = cx.thread_number(), _lanes(cx)
-        lane = tirx.floormod(thread, as_expr(WARP))
-        table = cx.exchange_table(convert.storage_dtype(into.dtype))
-        meet = cx.numbered_meeting(tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call))
-        there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
-        # Behind the first meeting all values are there, behind the second all have been read.
-        return sequence([
-            tirx.BufferStore(table, convert.encode(cx.scalar(call.args[1]), into.dtype), [thread]), meet,
-            tirx.BufferStore(into.buf, tirx.BufferLoad(table, [there]), [into.offset]), meet,
-        ])  # fmt: skip
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        dst, value, by = call.args
-        buf, flat, _, _ = cx.access(dst.source, [r.min for r in dst.region], call, True)
-        width = tirx.IntImm("int32", int(call.attrs["width"]))
-        made = tirx.call_extern(str(buf.ty.dtype), f"ts::lane_{call.attrs['kind']}", cx.scalar(value), cx.scalar(by), width)
-        return tirx.BufferStore(buf, made, [flat], call.span)
-
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import numerics
 
@@ -141,19 +117,6 @@ class Shuffle(TileOp):
             into.write(ex, numerics.encode(values[there], into.dtype))
 
         return run
-
-
-def _lanes(cx: Any) -> int:
-    return min(WARP, int(cx.program.launch.threads))
-
-
-def _taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:
-    """`taken_from` as an expression."""
-    first = tirx.floordiv(lane, as_expr(width)) * width
-    if kind == "from":
-        return first + tirx.floormod(by, as_expr(width))
-    there = {"xor": lambda: tirx.bitwise_xor(lane, by), "up": lambda: lane - by, "down": lambda: lane + by}[kind]()
-    return tirx.if_then_else(there >= first if kind == "up" else there < first + width, there, lane)
 
 
 # ---- meetings by number
@@ -224,16 +187,6 @@ class SyncThreads(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return []
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
-        where: Any = as_expr(number)
-        if number == OF_WARPS:
-            where, count = tirx.floordiv(cx.thread_number(), as_expr(WARP)) + OF_WARPS, _lanes(cx)
-        return cx.numbered_meeting(where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call))
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.numbered_meeting(int(call.attrs["barrier"]), int(call.attrs["count"]))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         number, count, wide = int(call.attrs["barrier"]), int(call.attrs["count"]), WIDTHS[str(call.attrs["executor"])]

@@ -16,10 +16,8 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import REACHES
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops import team
 from tilescale.compiler.ops.base import element, emit, is_tile, region
-from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
 #: what a signal makes of a counter, and a number of it
@@ -111,14 +109,6 @@ def _agreement(call: Any, cx: Any) -> Any:
     return agreed
 
 
-def _fitting(call: Any, cx: Any, fail: Callable[[str], Any], met: Any) -> Any:
-    """``met``, the meeting, behind what fails the launch where a collective does not fit those who take part and no launcher saw that."""
-    from tilescale.compiler.ops.participants import misfits
-
-    tests = [tirx.IfThenElse(wrong, fail(text), None) for wrong, text in misfits(call, cx)]
-    return sequence([*tests, met])
-
-
 def sync_grid() -> None:
     """All blocks of this rank meet."""
     not_in_parallel("T.sync_grid")
@@ -176,27 +166,6 @@ class Barrier(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        reach = str(call.attrs["reach"])
-        if reach == "block":
-            return tirx.Evaluate(as_expr(0))  # an executor's threads are one thread here: program order is enough
-        cx.waits = True
-        if reach == "device":
-            cx.device = True
-        site = cx.site("barrier", reach, call)
-        met = team.lowered_cpu(call, cx, cx.executor_count(), site)
-        if met is None:
-            met = cx.observed(cx.call("ts_barrier", as_expr(SCALE_CODES[reach]), as_expr(cx.executor_count()), site), site)
-        return _fitting(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        reach = str(call.attrs["reach"])
-        if reach in ("grid", "device"):
-            return cx.barrier(call)
-        if reach == "cta_cluster":
-            return _fitting(call, cx, lambda text: cx.fail("collective", call, text), cx.cluster_barrier(call))
-        return cx.sync(str(call.attrs["executor"]), "T.barrier")
-
     def order(self, call: Any) -> tuple[bool, bool]:
         outward = str(call.attrs["reach"]) in ("grid", "device")
         return outward, outward
@@ -218,19 +187,8 @@ class TeamSync(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return []
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        cx.waits = cx.device = True
-        site = cx.site("collective", "", call)
-        met = team.lowered_cpu(call, cx, 0, site)
-        if met is None:
-            met = cx.observed(cx.call("ts_team_sync", site), site)
-        return _fitting(call, cx, lambda text: cx.call("ts_fail", cx.site("collective", "", call, text)), met)
-
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, True
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return _fitting(call, cx, lambda text: cx.fail("collective", call, text), cx.team_sync(call))
 
     def simulate(self, call: Any, cx: Any) -> Any:
         site, agreed, ranks = cx.site(call, "the collective"), _agreement(call, cx), team.ranks_of(call, cx)
@@ -251,16 +209,8 @@ class Signal(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "update", call.args[2] if len(call.args) > 2 else None)]
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
-        site = cx.site("signal", cx.name_of(call.args[0]), call)
-        return sequence(cx.signalled(call, call.args[0], call.args[1], str(call.attrs["op"]), peer, site))
-
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, False
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.signal(call) if is_global(call.args[0]) else cx.shared_signal(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
@@ -276,18 +226,8 @@ class Wait(TileOp):
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]
 
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        cx.waits = True
-        site = cx.site("wait", cx.name_of(call.args[0]), call, cx.counter_of(call.args[0], str(call.attrs["reach"])))
-        code = COMPARISONS.index(str(call.attrs["cmp"]))
-        waiting = cx.call("ts_wait", cx.address(call.args[0]), cx.scalar(call.args[1]), as_expr(code), site)
-        return cx.observed(waiting, site)
-
     def order(self, call: Any) -> tuple[bool, bool]:
         return False, True
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.wait(call) if is_global(call.args[0]) else cx.shared_wait(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])

@@ -19,7 +19,6 @@ from tilescale.compiler.builder.values import as_expr, binary, compare, differen
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import register
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.assertion import Assert
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir, register_op, structural_walk, tirx
@@ -301,21 +300,6 @@ def checked_rank(cx: Any, call: Any) -> Any:
     if cx.proven(there):
         return rank
     return tirx.if_then_else(there, rank, as_expr(OUTSIDE) + tirx.floormod(index, as_expr(1 << 16)))
-
-
-def lowered_cpu(call: Any, cx: Any, executors: int, site: Any) -> Any:
-    """A meeting of a team inside the kernel on the CPU (``ts_meet_among``); None where ``call`` is everyone's. executors: of each block,
-    0: the same block of each member."""
-    among, _ = team_of_call(call)
-    if among is None:
-        return None
-    terms = [cx.scalar(t) for t in among.operands()]
-    frame = tirx.decl_buffer((len(terms),), "int32", "team", data_alignment=8, layout=None, scope="local")
-    fill = [tirx.BufferStore(frame, t, [as_expr(k)]) for k, t in enumerate(terms)]
-    ranks = 0 if among.form == "range" else len(terms) - 1
-    at = tirx.address_of(tirx.BufferLoad(frame, [as_expr(0)]))
-    meet = cx.call("ts_meet_among", as_expr(executors), site, as_expr(ranks), at)
-    return sequence([tirx.AllocBuffer(frame), *fill, cx.observed(meet, site)])
 
 
 def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tuple[int, ...] | None]:

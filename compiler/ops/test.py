@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
-from tilescale.compiler.builder.values import as_expr, convert
+from tilescale.compiler.builder.values import convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ops.sync import COMPARISONS, counter, is_global, not_in_parallel
+from tilescale.compiler.ops.sync import COMPARISONS, counter, not_in_parallel
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileValueError
 
@@ -44,14 +44,6 @@ class Test(TileOp):
 
     def order(self, call: Any) -> tuple[bool, bool]:
         return False, True
-
-    def lower_cpu(self, call: Any, cx: Any) -> Any:
-        cx.waits = True  # a loop that looks lets the other blocks of its thread go on
-        code = as_expr(COMPARISONS.index(str(call.attrs["cmp"])))
-        return tirx.call_extern("int32", "ts_test", cx.ctx, cx.address(call.args[0]), cx.scalar(call.args[1]), code)
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        return cx.test(call) if is_global(call.args[0]) else cx.shared_test(call)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         flag, value, cmp = cx.view(call.args[0], call), cx.scalar(call.args[1]), str(call.attrs["cmp"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, tirx
 
 #: ``attrs["wgmma"]`` of a product that no wait of its own follows
@@ -39,17 +38,6 @@ class AwaitProducts(TileOp):
         made = [Access(tile, mode) for tile in call.args[:count] for mode in ("read", "write")]
         return [*made, *(Access(o, "read") for o in call.args[count:])]  # until here they must stay as they are
 
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.wgmma import awaited
-
-        apart = len(call.args) - int(call.attrs["behind"])
-        straight = bool(int(call.attrs["straight"]))
-        pending = cx.await_own(int(call.attrs["pending"]))
-        if pending is None:
-            return sequence([])
-        tiles, behind = ([t for t in part if cx.has(t)] for part in (call.args[:apart], call.args[apart:]))
-        return awaited(cx, tiles, pending, call.span, behind, straight)
-
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights
 
@@ -67,11 +55,6 @@ class Turn(TileOp):
 
     def effects(self, call: Any) -> list[Access]:
         return []
-
-    def lower_cuda(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.cuda.wgmma import turned
-
-        return turned(cx, str(call.attrs["what"]), call.span)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         return lambda ex: None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tilescale.compiler.advice import reason
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.products import wgmma_fragments
@@ -48,7 +48,7 @@ def unfit(program: Any) -> tuple[str, Any] | None:
     for call in splitting.calls(program.func.body):
         if call.op.name != "ts.gemm":
             continue
-        for var, layout in REGISTRY["ts.gemm"].shared_layouts(call).items():
+        for var, layout in lowering(call, program.target).shared_layouts(call).items():
             asked.setdefault(var, [layout])
         asked[call.args[2].source] = [f for f, *_ in wgmma_fragments(call, program.launch.threads)]
         asked.setdefault(call.args[0].source, [])

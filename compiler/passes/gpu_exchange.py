@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import nest_of
-from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.source import loc_of
@@ -48,9 +48,8 @@ def gpu_exchange(program: Any) -> Any:
         nest = nest_of(s)
         if nest is not None:
             return _nest(s, nest, cx)
-        if isinstance(s, tirx.Evaluate) and find(s.value) is not None:
-            op = find(s.value)
-            done = op.exchange(s.value, cx) if op is not None else None
+        if isinstance(s, tirx.Evaluate):
+            done = lowering(s.value, program.target).exchange(s.value, cx)
             if done is not None:
                 return [*cx.made, *done]
         return _scalar(s, cx)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Fragment, Shared
 from tilescale.compiler.layout.infer import Demand, conflict, gather, infer
@@ -33,12 +33,12 @@ def gpu_layouts(program: Any) -> Any:
         if b in viewed and b in shared and shared[b] != (plain := _row_major(b)):
             raise conflict(b, d, Demand(b, plain, "T.view", loc_of(viewed[b].span)))
     for use in uses.items:
-        op = find(use.call) if use.call is not None else None
-        for b, layout in (op.shared_layouts(use.call) if op is not None else {}).items():
+        how = lowering(use.call, program.target)
+        for b, layout in how.shared_layouts(use.call).items():
             if b in viewed:  # a view reads the same bytes in row-major order
                 continue
-            if b in annotated and shared[b] != layout and op is not None and op.insists(use.call):
-                raise conflict(b, annotated[b], Demand(b, layout, f"T.{op.name}", loc_of(use.call.span)))
+            if b in annotated and shared[b] != layout and how.insists(use.call):
+                raise conflict(b, annotated[b], Demand(b, layout, use.call.op.name.replace("ts.", "T.", 1), loc_of(use.call.span)))
             shared.setdefault(b, layout)
     for b in uses.owners:
         if not in_registers(b):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import VOID, find
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
@@ -85,8 +86,7 @@ def gpu_stage(program: Any) -> Any:
             return _shared_result(s, staging)
         if not isinstance(s, tirx.Evaluate):
             return None
-        op = find(s.value)
-        done = op.stage(s.value, staging) if op is not None else None
+        done = lowering(s.value, program.target).stage(s.value, staging)
         return None if done is None else [*staging.made, *done]
 
     return program.with_body(rebuild(program.func.body, staging.executor, leaf, _named))

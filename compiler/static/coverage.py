@@ -167,4 +167,3 @@ def _beyond(judge: Judge, w: Access, axis: int, e: Poly) -> list[Cond]:
     return out
 
 
-

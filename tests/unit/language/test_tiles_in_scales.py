@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree
+from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import shared_bytes
@@ -211,9 +213,9 @@ def test_a_pipelined_loop_below_the_block_copies_in_turn_and_says_so(scale: str,
     kernel = product(scale, rows, ring=ring)
     everywhere(kernel, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)}, {"C": want})
     for arch in ("sm_90a", "sm_80"):
-        notes = gpu_schedule(tile_level(kernel), arch).notes
+        notes = gpu_schedule(replace(tile_level(kernel), target=target(arch))).notes
         assert any("copies in turn, not ahead (line" in n and BELOW in n for n in notes), notes
-    level = gpu_schedule(tile_level(kernel), "sm_80")
+    level = gpu_schedule(replace(tile_level(kernel), target=target("sm_80")))
     found = launch(level, 1, {"A": a, "B": b, "C": np.zeros((128, 64), np.float32)})
     assert not found.report.findings and np.array_equal(found.arrays[0]["C"], want)
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import gemm, wgmma_sp
+from tilescale.compiler.cuda import wgmma_sp
+from tilescale.compiler.cuda.ops import gemm
+from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
@@ -168,3 +170,23 @@ def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down
     upper = tirx.shift_left(sixteen(row0 + t * 16 + lane // 4 + 8), tirx.const(16, "uint32"))
     made = tirx.bitwise_or(sixteen(row0 + t * 16 + lane // 4), upper)
     return gemm.unrolled(t, down, tirx.BufferStore(into, made, [t], call.span))
+
+
+# ---- what is registered
+
+
+@lowers("cuda", "gemm_sp")
+class GemmSp(Lowering):
+    demands = True
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        return stage(call, cx)
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        return layouts(call, cx)
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        return shared_layouts(call)
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return emit_gemm_sp(cx, call)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
@@ -103,3 +104,15 @@ def _number(value: Any, form: str) -> tuple[Any, str]:
 
 def _printf(text: str, *args: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("int32", "printf", ir.StringImm(utf8(text)), *args))
+
+
+# ---- what is registered
+
+
+@lowers("cuda", "print")
+class Print(Lowering):
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        return stage(call, cx)
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return emit_print(cx, call)

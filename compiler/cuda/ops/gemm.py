@@ -15,6 +15,7 @@ from typing import Any
 from tilescale.compiler.cuda import wgmma
 from tilescale.compiler.cuda.places import Registers, digit
 from tilescale.compiler.cuda.vectors import multiple, spelt_out
+from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
@@ -33,8 +34,6 @@ from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
 
 ZERO = tirx.IntImm("int32", 0)
-
-
 
 
 def instruction(call: Any, threads: int, target: Target) -> str:
@@ -120,10 +119,6 @@ def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
     return own.copied(wn).copied(warps // (wm * wn))
 
 
-
-
-
-
 def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among threads, the cheapest in registers and in reads of shared memory first."""
     found = []
@@ -138,14 +133,10 @@ def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, in
     return [(f, tm, tn) for _, f, tm, tn in found[:16]]
 
 
-
-
 def shared_layouts(call: Any) -> dict[Any, Shared]:
     """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
     made = {r.source: swizzled(r, along) for r, along in operands_of(call) if element_dtype(r.source) != "float32" or cut(call)}
     return {b: layout for b, layout in made.items() if layout is not None}
-
-
 
 
 # ---- thread IR
@@ -422,3 +413,26 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     if not isinstance(o.place.layout, Shared):
         raise InternalError("ldmatrix from elsewhere than shared memory")
     return unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))
+
+
+# ---- what is registered
+
+
+@lowers("cuda", "gemm")
+class Gemm(Lowering):
+    demands = True
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        return stage(call, cx)
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        return layouts(call, cx)
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        return shared_layouts(call)
+
+    def insists(self, call: Any) -> bool:
+        return "wgmma" in call.attrs
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return emit_gemm(cx, call)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cuda import tma
 from tilescale.compiler.cuda.places import Global
+from tilescale.compiler.cuda.tma import stored
+from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.tvm_compat import tirx
@@ -59,3 +62,17 @@ def _suffix(cx: Any, call: Any, dtype: str) -> str:
 def _operand(cx: Any, value: Any, dtype: str) -> Any:
     made = cx.scalar(value)
     return made if str(made.ty) == dtype else tirx.Cast(dtype, made)
+
+
+# ---- what is registered
+
+
+@lowers("cuda", "atomic")
+class Atomic(Lowering):
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        return {call.args[1].source: stored(call.args[1])} if "bulk" in call.attrs else {}
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        if "bulk" in call.attrs:
+            return tma.combine(cx, call)
+        return emit_atomic(cx, call)

@@ -11,6 +11,8 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.ir.folds import accumulator, fold, identity
+from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment, Piece
 from tilescale.compiler.layout.folds import axis_of, digits_across
@@ -22,43 +24,12 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
 WAYS = 4
-_FLOATS = ("float", "bfloat")
-
-
-def accumulator(source: str, target: str) -> str:
-    """What a reduction is folded in: floats in float32, float64 where a side is; integers in the result's dtype."""
-    if not target.startswith(_FLOATS):
-        return target
-    return "float64" if "float64" in (source, target) else "float32"
-
-
-def identity(op: str, dtype: str) -> Any:
-    """What changes nothing."""
-    kind = op.removeprefix("abs")
-    if kind in ("sum", "prod") or kind in ("bitor", "bitxor"):
-        return tirx.const(1 if kind == "prod" else 0, dtype)
-    if kind == "bitand":
-        return tirx.const(-1 if not dtype.startswith(("uint", "bool")) else (1 if dtype == "bool" else 2 ** int(dtype[4:]) - 1), dtype)
-    if dtype.startswith("float"):
-        return tirx.const(float("-inf") if kind == "max" else float("inf"), dtype)
-    return tirx.min_value(dtype) if kind == "max" else tirx.max_value(dtype)
-
-
-def fold(op: str, a: Any, b: Any) -> Any:
-    kind = op.removeprefix("abs")
-    if kind in ("max", "min"):
-        return (tirx.max if kind == "max" else tirx.min)(a, b)
-    if kind in ("sum", "prod"):
-        return a + b if kind == "sum" else a * b
-    return {"bitand": tirx.bitwise_and, "bitor": tirx.bitwise_or, "bitxor": tirx.bitwise_xor}[kind](a, b)
 
 
 def part(op: str, value: Any, dtype: str) -> Any:
     """An element as it enters the fold."""
     value = value if str(value.ty) == dtype else tirx.Cast(dtype, value)
     return tirx.abs(value) if op.startswith("abs") and not dtype.startswith("uint") else value
-
-
 
 
 # ---- staging, layouts, exchange
@@ -113,8 +84,6 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     if not isinstance(held, Fragment) or dst in cx.known:
         return []
     return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
-
-
 
 
 def exchange(call: Any, cx: Any) -> list[Any] | None:
@@ -344,3 +313,26 @@ def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Pi
     for p, v in slots:
         total = total + v * p.unit
     return cx.analyzer.simplify(total)
+
+
+# ---- what is registered
+
+
+@lowers("cuda", "reduce")
+class Reduce(Lowering):
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        return stage(call, cx)
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        return layouts(call, cx)
+
+    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
+        return exchange(call, cx)
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return emit_reduce(cx, call)
+
+
+@lowers("cuda", "reduce_part")
+def lower_reduce_part(call: Any, cx: Any) -> Any:
+    return emit_part(cx, call)

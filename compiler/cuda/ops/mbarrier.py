@@ -9,13 +9,13 @@ from typing import Any
 from tilescale.compiler.cuda import tma
 from tilescale.compiler.cuda.places import widened
 from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
-from tilescale.compiler.ops.wgmma import FREE
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileValueError
 
 
@@ -46,24 +46,27 @@ def _barrier(cx: Any, region: Any, node: Any) -> Any:
     return at(buf, flat)
 
 
-def mbarrier_arrive(cx: Any, node: Any) -> Any:
+@lowers("cuda", "mbarrier_arrive")
+def mbarrier_arrive(node: Any, cx: Any) -> Any:
     _hopper(cx, "mbarrier_arrive")
     return call("mbarrier_arrive", _barrier(cx, node.args[0], node), span=node.span)
 
 
-def mbarrier_expect_tx(cx: Any, node: Any) -> Any:
+@lowers("cuda", "mbarrier_expect_tx")
+def mbarrier_expect_tx(node: Any, cx: Any) -> Any:
     _hopper(cx, "mbarrier_expect_tx")
     count = widened(cx.scalar(node.args[1]), "int32")
     return cx.once(call("mbarrier_expect_tx", _barrier(cx, node.args[0], node), count, span=node.span))
 
 
-def mbarrier_wait_parity(cx: Any, node: Any) -> Any:
+@lowers("cuda", "mbarrier_wait_parity")
+def mbarrier_wait_parity(node: Any, cx: Any) -> Any:
     _hopper(cx, "mbarrier_wait_parity")
     parity = widened(cx.scalar(node.args[1]), "int32")
     return call("mbarrier_wait", _barrier(cx, node.args[0], node), parity, span=node.span)
 
 
-def tma_copy(cx: Any, node: Any) -> Any:
+def tma_copy(node: Any, cx: Any) -> Any:
     """One instruction a box, all by one thread."""
     _hopper(cx, "tma_copy")
     src, dst = node.args[:2]
@@ -89,40 +92,17 @@ def tma_copy(cx: Any, node: Any) -> Any:
     return cx.once(sequence(out))
 
 
-def tma_store_arrive(cx: Any, node: Any) -> Any:
+@lowers("cuda", "tma_store_arrive")
+def tma_store_arrive(node: Any, cx: Any) -> Any:
     _hopper(cx, "tma_store_arrive")
     return cx.once(call("bulk_commit", span=node.span))
 
 
-def tma_store_wait(cx: Any, node: Any) -> Any:
+@lowers("cuda", "tma_store_wait")
+def tma_store_wait(node: Any, cx: Any) -> Any:
     _hopper(cx, "tma_store_wait")
     name = "bulk_wait_read" if int(node.attrs["read_only"]) else "bulk_wait"
     return cx.once(call(f"{name}<{int(node.attrs['count'])}>", span=node.span))
-
-
-def set_max_nreg(cx: Any, node: Any) -> Any:
-    if not cx.target.moves_registers:
-        return tirx.Evaluate(tirx.IntImm("int32", 0))
-    cx.one_block = True  # PTX ISA, "setmaxnreg": the kernel must say how many registers its blocks may have
-    return call(f"{'more' if int(node.attrs['more']) else 'fewer'}_registers<{int(node.attrs['count'])}>", span=node.span)
-
-
-def fence_proxy_async(cx: Any, node: Any) -> Any:
-    return call("fence_proxy_async", span=node.span) if cx.target.proxies else tirx.Evaluate(tirx.IntImm("int32", 0))
-
-
-def wait_wgmma(cx: Any, node: Any) -> Any:
-    """``wait_group``, and all accumulators that products may be writing named behind it."""
-    from tilescale.compiler.cuda.wgmma import awaited
-
-    found: dict[Any, Any] = {}
-
-    def look(c: Any) -> None:
-        if c.op.name == "ts.gemm" and int((c.attrs or {}).get("wgmma", 0)) == FREE and c.args[2].source in cx.places:
-            found.setdefault(c.args[2].source, c.args[2])
-
-    structural_walk(cx.program.func.body, (ir.Call, look))
-    return awaited(cx, list(found.values()), int(node.attrs["count"]), node.span)
 
 
 def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
@@ -132,3 +112,18 @@ def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
     number = lambda n: tirx.IntImm("int32", n)  # noqa: E731
     made = [call("mbarrier_init", at(buffer, number(k)), number(n)) for buffer, counts in barriers for k, n in enumerate(counts)]
     return [tirx.IfThenElse(tirx.EQ(cx.tid, tirx.IntImm("int32", 0)), sequence([*made, call("fence_mbarrier_init")]), None)]
+
+
+# ---- what is registered
+
+
+@lowers("cuda", "tma_copy")
+class TmaCopy(Lowering):
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        return tile_layout(call)
+
+    def insists(self, call: Any) -> bool:
+        return True
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return tma_copy(call, cx)

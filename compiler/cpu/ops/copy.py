@@ -1,0 +1,26 @@
+"""How the operations of compiler/ops/copy.py are done on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cpu import move
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.statements import sequence
+
+
+@lowers("cpu", "copy")
+def lower_copy(call: Any, cx: Any) -> Any:
+    side, reach = call.attrs["side"], call.attrs["reach"]
+    peer = cx.scalar(call.args[2])
+    site = cx.site("copy", cx.name_of(call.args[1 if side == "dst" else 0]), call, "pull" if side == "src" else "")
+    src = cx.view(call.args[0], peer=peer if side == "src" else None, reach=reach, site=site)
+    dst = cx.view(call.args[1], peer=peer if side == "dst" else None, reach=reach, site=site)
+    if not side and cx.forward(call.args[1], src):
+        return sequence([])  # the products behind it read the tensor itself
+    body = [move.copy(cx, src, dst)]
+    if side:
+        body = cx.transferred(body, src if side == "src" else dst, peer, site)
+    if len(call.args) > 3:
+        body += cx.signalled(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer, site)
+    return sequence(body)

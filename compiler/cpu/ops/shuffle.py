@@ -1,0 +1,51 @@
+"""How the operations of compiler/ops/shuffle.py are done on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.builder.values import as_expr
+from tilescale.compiler.cpu import convert
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.scales import WARP, WIDTHS
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.tvm_compat import tirx
+
+
+@lowers("cpu", "shuffle")
+def lower_shuffle(call: Any, cx: Any) -> Any:
+    into = cx.view(call.args[0])
+    kind, width = str(call.attrs["kind"]), int(call.attrs["width"])
+    thread, lanes = cx.thread_number(), _lanes(cx)
+    lane = tirx.floormod(thread, as_expr(WARP))
+    table = cx.exchange_table(convert.storage_dtype(into.dtype))
+    meet = cx.numbered_meeting(tirx.floordiv(thread, as_expr(WARP)) + OF_WARPS, lanes, cx.site("barrier", "warp", call))
+    there = thread - lane + _taken_from(kind, lane, cx.scalar(call.args[2]), width)
+    # Behind the first meeting all values are there, behind the second all have been read.
+    return sequence([
+        tirx.BufferStore(table, convert.encode(cx.scalar(call.args[1]), into.dtype), [thread]), meet,
+        tirx.BufferStore(into.buf, tirx.BufferLoad(table, [there]), [into.offset]), meet,
+    ])  # fmt: skip
+
+
+@lowers("cpu", "sync_threads")
+def lower_sync_threads(call: Any, cx: Any) -> Any:
+    number, count = int(call.attrs["barrier"]), int(call.attrs["count"])
+    where: Any = as_expr(number)
+    if number == OF_WARPS:
+        where, count = tirx.floordiv(cx.thread_number(), as_expr(WARP)) + OF_WARPS, _lanes(cx)
+    return cx.numbered_meeting(where, count // WIDTHS[str(call.attrs["executor"])], cx.site("barrier", "threads", call))
+
+
+def _lanes(cx: Any) -> int:
+    return min(WARP, int(cx.program.launch.threads))
+
+
+def _taken_from(kind: str, lane: Any, by: Any, width: int) -> Any:
+    """`taken_from` as an expression."""
+    first = tirx.floordiv(lane, as_expr(width)) * width
+    if kind == "from":
+        return first + tirx.floormod(by, as_expr(width))
+    there = {"xor": lambda: tirx.bitwise_xor(lane, by), "up": lambda: lane - by, "down": lambda: lane + by}[kind]()
+    return tirx.if_then_else(there >= first if kind == "up" else there < first + width, there, lane)

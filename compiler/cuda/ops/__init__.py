@@ -1,0 +1,1 @@
+"""How NVIDIA's GPUs do the operations of compiler/ops: a file for each of its files. ir/lowerings.py loads all of them."""

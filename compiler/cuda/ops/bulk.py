@@ -1,0 +1,19 @@
+"""How the operations of compiler/ops/bulk.py are done on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.tma import await_stores
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.tvm_compat import tirx
+
+
+@lowers("cuda", "await_stores")
+def lower_await_stores(call: Any, cx: Any) -> Any:
+    return await_stores(cx, call)
+
+
+@lowers("cuda", "fence_writes")
+def lower_fence_writes(call: Any, cx: Any) -> Any:
+    return tirx.Evaluate(tirx.call_extern("void", "ts::fence_proxy_async_global"), call.span)

@@ -1,0 +1,38 @@
+"""How the operations of compiler/ops/expert.py are done on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda.rings import call
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ops.wgmma import FREE
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+
+
+@lowers("cuda", "set_max_nreg")
+def set_max_nreg(node: Any, cx: Any) -> Any:
+    if not cx.target.moves_registers:
+        return tirx.Evaluate(tirx.IntImm("int32", 0))
+    cx.one_block = True  # PTX ISA, "setmaxnreg": the kernel must say how many registers its blocks may have
+    return call(f"{'more' if int(node.attrs['more']) else 'fewer'}_registers<{int(node.attrs['count'])}>", span=node.span)
+
+
+@lowers("cuda", "fence_proxy_async")
+def fence_proxy_async(node: Any, cx: Any) -> Any:
+    return call("fence_proxy_async", span=node.span) if cx.target.proxies else tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+@lowers("cuda", "wait_wgmma")
+def wait_wgmma(node: Any, cx: Any) -> Any:
+    """``wait_group``, and all accumulators that products may be writing named behind it."""
+    from tilescale.compiler.cuda.wgmma import awaited
+
+    found: dict[Any, Any] = {}
+
+    def look(c: Any) -> None:
+        if c.op.name == "ts.gemm" and int((c.attrs or {}).get("wgmma", 0)) == FREE and c.args[2].source in cx.places:
+            found.setdefault(c.args[2].source, c.args[2])
+
+    structural_walk(cx.program.func.body, (ir.Call, look))
+    return awaited(cx, list(found.values()), int(node.attrs["count"]), node.span)

@@ -1,0 +1,15 @@
+"""How the operations of compiler/ops/ring.py are done on the GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.cuda import cp_async, rings
+from tilescale.compiler.ir.lowerings import lowers
+
+
+@lowers("cuda", "ring_acquire", "ring_commit", "ring_wait", "ring_release")
+def lower_ring(call: Any, cx: Any) -> Any:
+    if cx.role is None:
+        return cp_async.token(cx, call)
+    return getattr(rings, call.op.name.removeprefix("ts.ring_"))(cx, call)

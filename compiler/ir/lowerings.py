@@ -1,0 +1,95 @@
+"""How operations are done on targets: what a target registers for an operation, and what passes and its lowering find.
+
+Lowerings of the operations in compiler/ops/NAME.py stand in compiler/TARGET/ops/NAME.py, for every target; a target that has none for an
+operation refuses it, or gives it to threads as a loop over elements (`TileOp.nest`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, TypeVar
+
+from tilescale.compiler.ir.target import Target
+from tilescale.compiler.tvm_compat import ir
+from tilescale.errors import InternalError
+
+
+class Lowering:
+    """How one operation is done on one target. Instances have no state."""
+
+    #: what ``layouts`` gives is asked for by an instruction, and follows from no other layout
+    demands: ClassVar[bool] = False
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        """The call as thread IR; ``cx`` is the target's lowering of the whole program."""
+        raise NotImplementedError
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        """On GPUs: the call as statements whose operands lie where the operation can reach them; None where they do. ``cx`` is a
+        :class:`tilescale.compiler.passes.gpu_stage.Staging`."""
+        return None
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        """On GPUs: ranked alternatives, each a list of :class:`tilescale.compiler.layout.infer.Demand`, given what ``cx.known`` has of
+        the other operands; ``cx`` is a :class:`tilescale.compiler.layout.infer.Solver`."""
+        return []
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        """On GPUs: tile → the Shared layout that the operation reads best."""
+        return {}
+
+    def insists(self, call: Any) -> bool:
+        """On GPUs: whether it works on tiles in shared memory under the layouts of `shared_layouts` alone."""
+        return False
+
+    def exchange(self, call: Any, cx: Any) -> list[Any] | None:
+        """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
+        :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
+        return None
+
+
+_TABLE: dict[tuple[str, str], Lowering] = {}
+_NONE = Lowering()
+Made = TypeVar("Made", bound="type[Lowering] | Callable[[Any, Any], Any]")
+
+
+def lowers(target: str, *names: str) -> Callable[[Made], Made]:
+    """Decorator: a `Lowering`, or a function ``(call, cx)`` that is all of one, is how a target does the operations ``ts.<name>``."""
+
+    def register(made: Made) -> Made:
+        if isinstance(made, type):
+            one: Lowering = made()
+        else:
+            one = type(made.__name__, (Lowering,), {"lower": staticmethod(made)})()
+        for name in names:
+            if (target, f"ts.{name}") in _TABLE:
+                raise InternalError(f"{target} lowers ts.{name} twice")
+            _TABLE[target, f"ts.{name}"] = one
+        return made
+
+    return register
+
+
+def has_lowering(call: Any, target: Target) -> bool:
+    """Whether a target has registered how it does what a Call stands for."""
+    return _found(call, target) is not None
+
+
+def lowering(call: Any, target: Target) -> Lowering:
+    """How a target does what a Call stands for; one that asks for nothing where it has registered none."""
+    return _found(call, target) or _NONE
+
+
+def _found(call: Any, target: Target) -> Lowering | None:
+    _load(target.lowerings)
+    return _TABLE.get((target.name, call.op.name)) if isinstance(call, ir.Call) and hasattr(call.op, "name") else None
+
+
+@functools.cache
+def _load(package: str) -> None:
+    """Imports a target's lowerings, all modules of a package."""
+    for module in iter_modules(import_module(package).__path__):
+        import_module(f"{package}.{module.name}")
