@@ -8,6 +8,7 @@ from typing import Any
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import UNBOUND, If, Loop, LoopNest, State, While, is_device, peek
+from tilescale.compiler.builder.held import contents, held_parts, named
 from tilescale.compiler.builder.values import BINARY, Buffer, Poison, Variable, binary, compare, convert, dtype_of, negative, truth
 from tilescale.compiler.frontend import returns
 from tilescale.compiler.ir import source
@@ -227,18 +228,24 @@ class Hooks:
         if is_expr(value):
             if isinstance(value, (tirx.IntImm, tirx.FloatImm)) or isinstance(value, ir.Var):
                 return value
-            var = tirx.Var(b.unique(name), value.ty)
-            b.emit(tirx.Bind(var, value, b.span()))
-            if isinstance(value, ir.TensorLoad):
-                b.origins[var] = value
-            elif str(value.ty) in ("int32", "int64"):
-                b.definitions[var] = value
-            return var
+            return named(value, name)
+        value = held_parts(value, name)
         for called, held in _parts(name, value):
             buffer = held.buffer if isinstance(held, Variable) else held
             if isinstance(buffer, Buffer) and buffer.var in b.unnamed:
                 b.give_name(buffer, called)
         return value
+
+    def contents(self, value: Any, name: str) -> Any:
+        """``value``, written as a name, where it becomes another name's: what a cell holds now."""
+        return contents(value, name)
+
+    def now(self, value: Any, name: str, thunk: Callable[[], Any] | None = None) -> Any:
+        """A value that is kept before something else is written: in a tuple, a list, or for one of several targets, whose ``thunk`` is what
+        the target stands for."""
+        if thunk is not None and isinstance(value, Variable) and isinstance(before := peek(thunk), Variable) and before is not value:
+            return contents(value, name)
+        return held_parts(value, name)
 
     def declare(self, name: str, annotation: Any, value: Any, thunk: Callable[[], Any]) -> Any:
         """``A: T.Tensor(…)`` in an eager kernel, and ``x: T.int32 = …``."""
@@ -369,11 +376,32 @@ def _in_ir(value: Any) -> bool:
     return is_device(value) and not isinstance(value, SymExpr)
 
 
+def _among(value: Any, items: Any) -> Any:
+    """``value in items``: where a device value is among them, whether it equals any of those that Python has in a tuple, list, set, dict or
+    range.
+
+    Raises:
+        TileTypeError: a device value in anything else.
+    """
+    if not is_device(value) and not (isinstance(items, (tuple, list)) and any(map(is_device, items))):
+        return value in items
+    if not isinstance(items, (tuple, list, set, frozenset, dict, range)):
+        what = f"a device value in {type(items).__name__}"
+        raise TileTypeError(what, loc=source.current(), expected="a tuple, list, set, dict or range of values", hint="x == a or x == b")
+    if isinstance(items, range) and items.step == 1:
+        return tirx.And(truth(compare(">=", value, items.start)), truth(compare("<", value, items.stop)))
+    found: Any = False
+    for item in items:
+        same = compare("==", value, item) if is_device(value) or is_device(item) else value == item
+        found = same if found is False else tirx.Or(truth(found), truth(same))
+    return found
+
+
 _PY_MEMBERSHIP: dict[str, Callable[[Any, Any], Any]] = {
     "Is": lambda a, b: a is b,
     "IsNot": lambda a, b: a is not b,
-    "In": lambda a, b: a in b,
-    "NotIn": lambda a, b: a not in b,
+    "In": lambda a, b: _among(a, b),
+    "NotIn": lambda a, b: Hooks().not_(_among(a, b)),
 }
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import copy
 import types
-from typing import Any
+from typing import Any, cast
 
 from tilescale import source_text
 from tilescale.errors import Loc, TileSyntaxError
@@ -212,14 +212,24 @@ class Rewriter(ast.NodeTransformer):
 
     # -- assignments ----------------------------------------------------------------------------------------------
     def visit_Assign(self, n: ast.Assign) -> Any:
-        value = self.visit(n.value)
+        value = self.value(n.value, n.targets[0])
         if len(n.targets) == 1:
             return self.bind(n.targets[0], value, n)
         name = self.temp("v")
-        out = [self.assign(name, value, n)]
+        out = [self.assign(name, self.hook("now", value, ast.Constant("value"), at=n), n)]
         for target in n.targets:
             out += self.bind(target, _place(ast.Name(name, ast.Load()), n), n)
         return out
+
+    def value(self, n: ast.expr, target: ast.expr) -> ast.expr:
+        """What is assigned. A name, alone or for one of several targets, stands for what its cell holds now."""
+        several = isinstance(target, (ast.Tuple, ast.List))
+        if isinstance(n, ast.Name):
+            return self.hook("contents", n, ast.Constant(target.id if isinstance(target, ast.Name) else n.id), at=n)
+        if isinstance(n, (ast.Tuple, ast.List)) and several:
+            n.elts = [e if isinstance(e, ast.Starred) else self.value(e, ast.Constant(None)) for e in n.elts]
+            return n
+        return cast(ast.expr, self.visit(n))
 
     def bind(self, target: ast.expr, value: ast.expr, at: ast.stmt) -> list[ast.stmt]:
         if isinstance(target, ast.Name):
@@ -230,15 +240,19 @@ class Rewriter(ast.NodeTransformer):
             return [_place(ast.Expr(call), at)]
         if isinstance(target, (ast.Tuple, ast.List)):
             temps: list[ast.expr] = []
+            kept: list[ast.stmt] = []  # all values are there before the first target is written
             later: list[ast.stmt] = []
             for element in target.elts:
                 name = self.temp("v")
                 inner = element.value if isinstance(element, ast.Starred) else element
                 store: ast.expr = ast.Name(name, ast.Store())
                 temps.append(ast.Starred(store, ast.Store()) if isinstance(element, ast.Starred) else store)
+                own = [self.peek(inner.id)] if isinstance(inner, ast.Name) else []
+                called = ast.Constant(inner.id if isinstance(inner, ast.Name) else "value")
+                kept.append(self.assign(name, self.hook("now", ast.Name(name, ast.Load()), called, *own, at=element), at))
                 later += self.bind(inner, _place(ast.Name(name, ast.Load()), element), at)
             first = _place(ast.Assign([ast.Tuple(temps, ast.Store())], value), at)
-            return [first, *later]
+            return [first, *kept, *later]
         return [_place(ast.Assign([self.visit(target)], value), at)]
 
     def visit_AnnAssign(self, n: ast.AnnAssign) -> Any:
@@ -269,6 +283,38 @@ class Rewriter(ast.NodeTransformer):
         return self.visit(node)
 
     # -- expressions ----------------------------------------------------------------------------------------------
+    def visit_Subscript(self, n: ast.Subscript) -> Any:
+        n.value = self.visit(n.value)
+        if isinstance(n.slice, ast.Tuple):  # an index, which is used at once
+            n.slice.elts = [self.visit(e) for e in n.slice.elts]
+        else:
+            n.slice = self.visit(n.slice)
+        return n
+
+    def visit_Tuple(self, n: ast.Tuple | ast.List) -> Any:
+        self.generic_visit(n)
+        plain = all(isinstance(e, (ast.Constant, ast.Name, ast.Starred)) for e in n.elts)
+        return n if plain or not isinstance(n.ctx, ast.Load) else self.hook("now", n, ast.Constant("value"), at=n)
+
+    visit_List = visit_Tuple  # type: ignore[assignment]
+
+    def visit_Dict(self, n: ast.Dict) -> Any:
+        self.generic_visit(n)
+        n.values = [v if isinstance(v, (ast.Constant, ast.Name)) else self.hook("now", v, ast.Constant("value"), at=v) for v in n.values]
+        return n
+
+    def visit_ListComp(self, n: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> Any:
+        self.generic_visit(n)
+        n.elt = self.hook("now", n.elt, ast.Constant("value"), at=n.elt)
+        return n
+
+    visit_SetComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
+
+    def visit_DictComp(self, n: ast.DictComp) -> Any:
+        self.generic_visit(n)
+        n.value = self.hook("now", n.value, ast.Constant("value"), at=n.value)
+        return n
+
     def visit_BoolOp(self, n: ast.BoolOp) -> Any:
         name = "and_" if isinstance(n.op, ast.And) else "or_"
         return self.hook(name, *[self.thunk(self.visit(v)) for v in n.values], at=n)
@@ -290,7 +336,7 @@ class Rewriter(ast.NodeTransformer):
 
     def visit_Compare(self, n: ast.Compare) -> Any:
         left, rights = self.visit(n.left), [self.visit(c) for c in n.comparators]
-        if all(isinstance(o, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for o in n.ops):
+        if all(isinstance(o, (ast.Is, ast.IsNot)) for o in n.ops):
             n.left, n.comparators = left, rights
             return n
         ops = ast.Tuple([ast.Constant(type(o).__name__) for o in n.ops], ast.Load())

@@ -11,6 +11,7 @@ from typing import Any
 
 from tilescale import language
 from tilescale.compiler.builder import state as bld
+from tilescale.compiler.builder.held import held
 from tilescale.compiler.builder.values import Buffer, Region, Variable, as_expr, dtype_of, symbol_expr
 from tilescale.compiler.frontend.hooks import Hooks
 from tilescale.compiler.frontend.rewrite import rewritten
@@ -73,9 +74,10 @@ def _run(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def call_macro(func: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs a macro inside the trace that is under way."""
+    """Runs a macro inside the trace that is under way. Arguments have their values from here on; tiles and cells are what they are."""
     bld.current()
-    return _run(func, args, kwargs)
+    names = [*func.__code__.co_varnames[: func.__code__.co_argcount], *["value"] * len(args)]
+    return _run(func, tuple(map(held, args, names)), {k: held(v, k) for k, v in kwargs.items()})
 
 
 def _extent(value: Any, what: str, loc: Loc | None) -> Any:
