@@ -186,7 +186,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
     # -- sites ----------------------------------------------------------------------------------------------------
     def site(self, kind: str, name: str, node: Any, text: str = "") -> Any:
         """The index of an entry of the table that tells the runtime what and where an operation is."""
-        loc = loc_of(getattr(node, "span", None))
+        loc = loc_of(getattr(node, "span", None)) or self.here
         file, line = (loc.file, loc.line) if loc else ("", 0)
         clean = text.replace("|", "¦").replace("\n", " ")
         entry = f"{kind}|{name.translate(_IN_NAMES)}|{file}|{line}|{clean}"

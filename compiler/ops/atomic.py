@@ -11,7 +11,7 @@ from tilescale.compiler.builder.values import Buffer, Region, binary, convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
-from tilescale.compiler.ops.base import emit, is_tile, region, require_same_shape, show
+from tilescale.compiler.ops.base import emit, is_tile, region, require_inside, require_same_shape, show
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
 
@@ -47,6 +47,8 @@ def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int 
             frm = frm.ir()
         emit("atomic", [to.ir(), frm], {"kind": kind})
         return None
+    if neighbours == 1:
+        require_inside(to)
     if kind == "load" or return_prev:
         b = bld.current()
         dt = ir.PrimType(str(to.dtype))
@@ -209,8 +211,9 @@ class Atomic(TileOp):
             source = cx.view(call.args[1], call)
             return lambda ex: atomics.tile(ex, target, kind, lambda: source.read(ex))
         value, single = cx.scalar(call.args[1]), all(constant(r.extent) == 1 for r in call.args[0].region)
+        asked = str(call.ty) != str(VOID)
         if single:
-            return lambda ex: atomics.elements(ex, target, kind, value(ex))
+            return lambda ex: atomics.elements(ex, target, kind, value(ex), result=asked)
         return lambda ex: atomics.tile(ex, target, kind, lambda: value(ex))
 
     def _by_engine(self, call: Any, cx: Any, target: Any) -> Any:

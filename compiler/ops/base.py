@@ -113,6 +113,12 @@ def element(value: Any, what: str) -> Region:
     return made
 
 
+def require_inside(of: Region) -> None:
+    """Raises TileValueError where a constant index of an element lies outside a constant extent."""
+    for axis, (low, extent) in enumerate(zip(of.mins, of.extents, strict=True)):
+        of.buffer._check_constant(axis, low, extent)
+
+
 def squeeze(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     """A shape without its axes of extent one."""
     return tuple(e for e in shape if constant(e) != 1)

@@ -12,9 +12,9 @@ from typing import Any
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, convert
 from tilescale.compiler.ir import source
-from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.atomic import DTYPES, check_order
-from tilescale.compiler.ops.base import element, emit, is_tile, of_iterations
+from tilescale.compiler.ops.base import element, emit, is_tile, of_iterations, require_inside
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
 
@@ -43,6 +43,7 @@ def remote(
         raise TileTypeError(f"{what} of {to.dtype}", loc=loc, expected="one of " + ", ".join(DTYPES))
     if to.buffer.kind == "signal":
         raise TileTypeError(f"{what} of the signal {to.name}", loc=loc, hint="T.signal(s[i], value, dst=rank)")
+    require_inside(to)
     b = bld.current()
     args = [to.ir(), convert(value, to.dtype), check_peer(peer, to, "src" if kind == "load" else "dst")]
     if kind != "load" and not return_prev:
@@ -72,4 +73,5 @@ class RemoteAtomic(TileOp):
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
         value, peer = cx.scalar(call.args[1]), cx.scalar(call.args[2])
-        return lambda ex: atomics.elements(ex, target, kind, value(ex), peer(ex))
+        asked = str(call.ty) != str(VOID)
+        return lambda ex: atomics.elements(ex, target, kind, value(ex), peer(ex), asked)

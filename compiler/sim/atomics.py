@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.sim import diagnose, nest, numerics, tiles
+from tilescale.compiler.sim.memory import describe
 
 if TYPE_CHECKING:
     from tilescale.compiler.sim.machine import Executor
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from tilescale.compiler.sim.view import View
 
 
-def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | None = None) -> Any:
-    """The update of one element (of rank ``owner``), or of one for each lane; the value before it."""
+def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | None = None, result: bool = False) -> Any:
+    """The update of one element (of rank ``owner``), or of one for each lane; the value before it, zero where there is no such element,
+    which is a finding where somebody asks for it (``result``)."""
     if kind != "load" or owner is not None:
         ex.flush()
     storage, index = target.storage(ex, owner), target.index(ex)
@@ -34,7 +36,9 @@ def elements(ex: Executor, target: View, kind: str, value: Any, owner: int | Non
         _published(ex, storage, keys, kind, target.site)
         return None
     if not nest.inside(index, storage.shape):
-        return numerics.scalar(0, target.dtype)  # a finding where it is a tile's, by the effect table
+        if result and storage.is_global:  # a tile's is a finding by the effect table
+            ex.machine.report_outside(ex, storage.name, storage.shape, target.site, describe(storage.name, index))
+        return numerics.scalar(0, target.dtype)
     stood = storage.data[index].tobytes()
     before = numerics.decode(storage.data[index], target.dtype)
     _published(ex, storage, [index], kind, target.site, wide=owner is not None)

@@ -13,7 +13,6 @@ import numpy as np
 
 from tilescale.compiler.findings import Finding
 from tilescale.compiler.ir.operations import VOID, find
-from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import fixes, numerics
 from tilescale.compiler.sim.memory import Site, Storage, describe
 from tilescale.compiler.sim.step import Step
@@ -45,13 +44,13 @@ def fails(ex: Any, test: Any) -> bool:
 # ---- single elements
 
 
-def _refuse(buffer: Any, indices: Any, node: Any) -> None:
+def _refuse(buffer: Any, indices: Any, site: Site) -> None:
     """Refuses a constant index outside a constant extent, as every target does."""
     for axis, (i, size) in enumerate(zip(indices, buffer.ty.shape, strict=True)):
         if isinstance(i, tirx.IntImm) and isinstance(size, tirx.IntImm) and not 0 <= int(i.value) < int(size.value):
             raise TileValueError(
                 f"index {i} lies outside axis {axis} of {buffer.name}, whose extent is {size}",
-                loc=loc_of(getattr(node, "span", None)),
+                loc=site.loc,
                 expected=f"0 ≤ index < {size}",
             )
 
@@ -59,9 +58,9 @@ def _refuse(buffer: Any, indices: Any, node: Any) -> None:
 def load(cx: Any, e: Any) -> Any:
     """``A[i, j]`` as a value; zero outside a tensor."""
     slot, dtype = cx.slots[e.source], cx.buffers[cx.slots[e.source]].dtype
-    _refuse(e.source, e.indices, e)
     indices = [cx.scalar(i) for i in e.indices]
     site, private = cx.site(e, "read"), e.source in cx.lane_buffers
+    _refuse(e.source, e.indices, site)
     tested = e.source in cx.tested
 
     def run(ex: Any) -> Any:
@@ -89,9 +88,9 @@ def load(cx: Any, e: Any) -> Any:
 def store(cx: Any, s: Any) -> Any:
     """``A[i, j] = value``; nothing is written outside a tensor."""
     slot = cx.slots[s.buffer]
-    _refuse(s.buffer, s.indices, s)
     indices, value = [cx.scalar(i) for i in s.indices], cx.scalar(s.value)
     site, private, tested = cx.site(s, "assignment"), s.buffer in cx.lane_buffers, s.buffer in cx.tested
+    _refuse(s.buffer, s.indices, site)
 
     def run(ex: Any) -> None:
         storage = ex.mem[slot]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tilescale
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
@@ -61,6 +62,46 @@ def test_what_atomics_refuse():
     refuse(TileTypeError, "T.atomic_add of float16 into float32", lambda A, H, f, t: T.atomic_add(A[0:8], t), at="T.atomic_add(A[0:8], t)")
     refuse(TileValueError, "T.atomic_max: t has a tile of (8,) and A one of (16,)", lambda A, H, f, t: T.atomic_max(A, t))
     refuse(TileTypeError, "of a whole tile returns nothing", lambda A, H, f, t: T.atomic_add(A, f, return_prev=True), write="T.Parallel")
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_an_atomic_whose_value_is_asked_for_has_an_element(load: bool):
+    @T.prim_func
+    def kernel(A: T.Tensor((8,), "int32"), k: T.int32, B: T.Tensor((1,), "int32")):
+        with T.Kernel(1):
+            if load:
+                B[0] = T.atomic_load(A[k]) + 1
+            else:
+                B[0] = T.atomic_add(A[k], 1, return_prev=True) + 1
+
+    at = "T.atomic_load(A[k])" if load else "T.atomic_add(A[k], 1, return_prev=True)"
+    a, b = torch.arange(8, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    made = run(kernel)
+    made(a, 7, b)
+    assert b.item() == 8
+    with refused(LaunchError, "an index of A lies outside (8,)", at=f"B[0] = {at} + 1"):
+        made(a, 8, b)
+    (found,) = launch(kernel, 1, {"A": a.numpy(), "k": 8, "B": b.numpy()}).report.findings
+    assert found.kind == "out-of-bounds" and "A[8] lies outside A, whose shape is (8,)" in found.message and at in str(found)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sim"])
+def test_constant_indices_outside_are_refused_with_their_place(target: str):
+    def refuse(statement, **more):
+        @T.prim_func
+        def kernel(A: T.SymmTensor((8,), "int32"), B: T.Tensor((8,), "int32")):
+            with T.Kernel(1), T.Scale("device"):
+                statement(A, B)
+
+        with refused(TileValueError, "index 9 lies outside axis 0 of A, whose extent is 8", **more):
+            made = tilescale.compile(kernel, target=target)
+            made.check(ranks=1) if target == "sim" else None
+
+    refuse(lambda A, B: T.atomic_add(A[9], 1), at="T.atomic_add(A[9], 1)")
+    refuse(lambda A, B: T.atomic_load(A[9]), at="T.atomic_load(A[9])")
+    refuse(lambda A, B: T.atomic_add(A[9], 1, dst=0, return_prev=True), at="T.atomic_add(A[9], 1, dst=0, return_prev=True)")
+    refuse(lambda A, B: B.__setitem__(0, A[9] + 1), at="B.__setitem__(0, A[9] + 1)")
+    refuse(lambda A, B: A.__setitem__(9, 1), at="A.__setitem__(9, 1)")
 
 
 def test_prints_show_rank_block_place_and_value(capfd: pytest.CaptureFixture[str]):

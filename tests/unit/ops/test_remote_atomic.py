@@ -133,6 +133,20 @@ def test_a_rank_that_is_not_there():
     assert {f.kind for f in check(main, 2, args, seeds=1).findings} == {"no-such-rank"}
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_element_that_is_not_there(asked: bool):
+    @T.prim_func
+    def main(A: T.SymmTensor((4,), "int32"), O: T.Tensor((1,), "int32"), k: T.int32):
+        with T.Kernel(1), T.Scale("device"):
+            if asked:
+                O[0] = T.atomic_add(A[k], 1, dst=0, return_prev=True)
+            else:
+                T.atomic_add(A[k], 1, dst=0)  # dropped
+
+    args = {"A": [np.zeros(4, "int32")] * 2, "O": [np.zeros(1, "int32")] * 2, "k": [4, 4]}
+    assert {f.kind for f in check(main, 2, args, seeds=1).findings} == ({"out-of-bounds"} if asked else set())
+
+
 @pytest.mark.parametrize(
     "what, body",
     [
