@@ -99,10 +99,11 @@ class Block:
 
 
 class Rank:
-    """One rank: its tensors by buffer."""
+    """One rank: its tensors by buffer, and the views of them through which others have reached it."""
 
     def __init__(self, number: int, memory: dict[int, Any]):
         self.number, self.memory = number, memory
+        self.views: dict[int, Any] = {}
 
 
 class Executor:
@@ -322,7 +323,7 @@ class Machine:
         if info.base is not None:
             old = base(info.base)
             data = old.data.view(np.uint8).reshape(-1).view(numerics.storage(info.dtype)).reshape(info.shape)
-            return Storage(info.name, info.dtype, data, old.shadow, scope=info.scope, owner=owner)
+            return Storage(info.name, info.dtype, data, old.shadow, scope=info.scope, owner=old.owner)
         if info.scope == "shared.signal":
             return Counters(info.name, np.zeros(info.shape, np.int64), self.clocks, owner, slot)
         data = np.zeros(info.shape, numerics.storage(info.dtype))
@@ -330,6 +331,15 @@ class Machine:
         shadow = Shadow(cells, self.events, tracked=info.tracked, written=False, key=key, viewed=info.viewed)
         shadow.looks = [] if info.filled else None
         return Storage(info.name, info.dtype, data, shadow, scope=info.scope, owner=owner)
+
+    def of_rank(self, number: int, slot: int) -> Any:
+        """The memory of rank ``number`` that a buffer names, a tensor or a view of one."""
+        rank = self.ranks[number]
+        if slot in rank.memory:
+            return rank.memory[slot]
+        if slot not in rank.views:
+            rank.views[slot] = self.allocate(slot, (number,), lambda base: self.of_rank(number, base))
+        return rank.views[slot]
 
     # -- the main loop --------------------------------------------------------------------------------------------
     def run(self) -> None:

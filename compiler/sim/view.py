@@ -74,7 +74,7 @@ class View:
             return ex.mem[self.slot]
         machine = ex.machine
         if self.reach == "device":
-            return machine.ranks[owner].memory[self.slot]
+            return machine.of_rank(owner, self.slot)
         return machine.clustered(ex, owner).tile(self.slot, ex.place(self.info.depth))
 
     def index(self, ex: Any) -> tuple[Any, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import tilescale.language as T
-from tilescale.compiler.sim.run import check
+from tests.unit.cuda.emulated import agree_on_ranks
+from tilescale.compiler.sim.run import check, launch
 
 S = 16
 
@@ -55,6 +57,39 @@ def test_a_part_for_each_rank(op: str, ranks: int):
     else:
         (found,) = [f for f in report.findings if f.kind == "mismatch"]
         assert f"{ranks} take part, and {'H' if op == 'reduce_scatter' else 'G'} has 3 parts" in found.message
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_views_of_symmetric_memory_are_reached_by_other_ranks(waits: bool):
+    @T.prim_func
+    def main(B: T.SymmTensor((3, S), "float32"), got: T.Signal((1,))):
+        with T.Kernel(1), T.Scale("device") as rank, n:
+            V = T.view(B, (3 * S,))
+            for i in T.Parallel(S):
+                V[i] = rank + 1
+            W = T.view(V, (3, 4, S // 4))
+            T.all_reduce(V[0:S], V[S // 2 : S // 2 + S])
+            T.copy(W[0, :, :], W[2, :, :], dst=(rank + 1) % n, signal=got[0])
+            if waits:
+                T.wait(got[0])
+            V[S] = V[3 * S - 1]
+
+    def args() -> list[dict[str, np.ndarray]]:
+        return [{"B": np.zeros((3, S), "float32"), "got": np.zeros(1, "int64")} for _ in range(3)]
+
+    report = check(main, 3, {name: [a[name] for a in args()] for name in args()[0]}, seeds=3)
+    assert report.kinds == (set() if waits else {"race", "unawaited"}), report
+    if not waits:
+        return
+    arrays = launch(main, 3, {name: [a[name] for a in args()] for name in args()[0]}).arrays
+    for rank, a in enumerate(arrays):
+        own, before = np.full(S, rank + 1), np.full(S, (rank - 1) % 3 + 1)
+        own[S // 2 :] = before[S // 2 :] = 6
+        last = before[-1]
+        np.testing.assert_array_equal(a["B"][0], own)
+        np.testing.assert_array_equal(a["B"][1], [last] + [6] * (S // 2 - 1) + [0] * (S // 2))
+        np.testing.assert_array_equal(a["B"][2], before)
+    agree_on_ranks(main, args())
 
 
 def test_one_collective_in_two_branches():
