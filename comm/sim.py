@@ -12,12 +12,13 @@ any one of their values may be meant.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -62,6 +63,10 @@ def here() -> SimRank | None:
 def rank_of_thread() -> SimRank | None:
     """The same, and None in all other threads."""
     return getattr(_local, "rank", None)
+
+
+class Broken(Exception):
+    """What runs the ranks has failed itself, for the reason that is its cause: no rank goes on."""
 
 
 class RankStopped(BaseException):
@@ -282,12 +287,17 @@ class SimWorld:
         self._answers: dict[int, tuple[Any, BaseException | None]] = {}
         self._stopped: BaseException | None = None
         self._done = threading.Event()
+        self._fault: BaseException | None = None  # what ended the job from inside
         self._slept = 0.0  # seconds, since others last could go on
 
     # -- the job --------------------------------------------------------------------------------------------------
     def run(self, work: Callable[[int], Any]) -> list[Ending]:
         """``work(rank)`` on every rank; how each ended, in rank order. A rank that raises, or calls ``sys.exit`` with anything but
-        success, ends those that wait for it (their error is a RankStopped)."""
+        success, ends those that wait for it (their error is a RankStopped).
+
+        Raises:
+            Broken: an error of our own (``enter``, ``leave``, ``hosts``), behind which nobody's turn comes; threads of ranks are left.
+        """
         global epoch, _running
         made = (threading.Thread(target=self._thread, args=(r, work), name=f"rank {r}", daemon=True) for r in range(self.size))
         threads = self.threads = list(made)
@@ -298,6 +308,8 @@ class SimWorld:
             self._turns[0].release()
             while not self._done.wait(0.1):  # in slices, so that Ctrl-C is heard
                 pass
+            if self._fault is not None:
+                raise Broken(f"{type(self._fault).__name__} between the turns of ranks") from self._fault
             for thread in threads:
                 thread.join()
         finally:
@@ -318,27 +330,44 @@ class SimWorld:
             if failed(error) and all(e.told is None for e in self.endings):
                 ending.told = traceback.TracebackException.from_exception(error)
                 self._stopped = self._stopped or RankStopped(f"rank {rank} failed")
-        self._look(rank, None)
-        if self.hosts is not None:
-            self.hosts.thread_ends()
-        self.leave(rank)
-        self.endings.append(ending)
-        self._ready.discard(rank)
-        self._next(rank)
+        if self._fault is not None:
+            return
+        with contextlib.suppress(BaseException), self._between():
+            self._look(rank, None)
+            if self.hosts is not None:
+                self.hosts.thread_ends()
+            self.leave(rank)
+            self.endings.append(ending)
+            self._ready.discard(rank)
+            self._next(rank)
+
+    @contextlib.contextmanager
+    def _between(self) -> Iterator[None]:
+        """Our own work between turns: an error of it, which would leave nobody with a turn, ends the job."""
+        try:
+            yield
+        except BaseException as error:
+            self._fault = self._fault or error
+            self._stopped = self._stopped or RankStopped("the job is broken")
+            self._done.set()
+            raise
 
     def _begin(self, rank: int) -> None:
-        self.enter(rank)
+        with self._between():
+            self.enter(rank)
         if self._stopped is not None:
             raise self._stopped
 
     def _hand_over(self, rank: int) -> None:
         """Others run until it is this rank's turn again."""
-        self._look(rank, call_site())
-        self.leave(rank)
-        self._next(rank)
+        with self._between():
+            self._look(rank, call_site())
+            self.leave(rank)
+            self._next(rank)
         self._turns[rank].acquire()
         self.turn = rank
-        self.enter(rank)
+        with self._between():
+            self.enter(rank)
 
     def _look(self, rank: int, at: Loc | None) -> None:
         if self.hosts is not None:

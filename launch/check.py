@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -129,19 +131,28 @@ class Check:
         watch: Any = personas.Imports(lambda: self.personas[self.world.turn])
         sys.meta_path.insert(0, watch)
         self.hook, threading.excepthook = threading.excepthook, self._thread_ended
+        broken: sim.Broken | None = None
+        interrupts = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with interrupts ignored
         try:
             with personas.sleeping():
                 endings = self.world.run(self._rank)
         except KeyboardInterrupt:
             click.echo(f"\ntilescale: interrupted{_place_of(self.world)}", err=True)
             return INTERRUPTED
+        except sim.Broken as error:
+            broken = error
         finally:
-            self.process.put_on()
+            signal.signal(signal.SIGINT, signal.SIG_DFL if interrupts is None else interrupts)
+            with contextlib.nullcontext() if broken is None else contextlib.suppress(Exception):
+                self.process.put_on()
             for output in self.outputs:
                 output.finish()
             threading.excepthook = self.hook
             sys.meta_path.remove(watch)
             self.bar.close()
+        if broken is not None:
+            click.echo("".join(traceback.format_exception(broken.__cause__)) + f"tilescale: the check itself failed: {broken}", err=True)
+            return FAILED
         failed = next((e for e in endings if e.told is not None), None)
         if failed is not None and isinstance(failed.error, (FindingError, CommError)) and self.checking.tells(failed.error):
             failed = None  # it is told as a finding

@@ -112,14 +112,14 @@ class Persona:
 
     def put_on(self) -> None:
         """The process becomes this rank."""
+        sys.stdout, sys.stderr = self.streams
         _exchange(self.environ)
         sys.argv, sys.path[:] = self.argv, self.path
         sys.modules.update(self.modules)
         if self.main is not None:
             sys.modules["__main__"] = self.main
-        sys.stdout, sys.stderr = self.streams
         for name in _RANDOMS:
-            if name in sys.modules:
+            if _draws(name):
                 self.seed(name)
 
     def seed(self, module: str) -> None:
@@ -139,7 +139,7 @@ class Persona:
                 self.modules[name] = sys.modules.pop(name)
                 locks.pop(name, None)  # a module that waits in its import is no reason for other ranks to wait for theirs
         for name, (state, _, _) in _RANDOMS.items():
-            if name in sys.modules:
+            if _draws(name):
                 self.randoms[name] = state()
 
     @classmethod
@@ -203,6 +203,16 @@ _RANDOMS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[int
     "numpy.random": (_of_module("numpy.random", "get_state"), _of_module("numpy.random", "set_state"), _numpy_state),
     "torch": (_of_module("torch", "get_rng_state"), _of_module("torch", "set_rng_state"), _torch_state),
 }
+
+
+#: module → the function that its import is complete with
+_COMPLETE = {"random": "getstate", "numpy.random": "get_state", "torch": "get_rng_state"}
+
+
+def _draws(module: str) -> bool:
+    """Whether a module's generator is there: not of one whose import is under way, nor of one that a program has replaced or forbidden
+    (``sys.modules["torch"] = None``)."""
+    return hasattr(sys.modules.get(module), _COMPLETE[module])
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -504,7 +505,7 @@ def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
     script = tmp_path / "spins.py"
     script.write_text("from tilescale import comm\ncomm.init()\nprint('spinning', flush=True)\nwhile True:\n    pass\n")
     command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", str(script)]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in a shell's background begin with interrupts ignored
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as jobs in a shell's background begin
     with subprocess.Popen(command, env=clean_env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         signal.signal(signal.SIGINT, before)
         assert job.stdout is not None and "spinning" in job.stdout.readline()
@@ -514,6 +515,28 @@ def test_an_interrupt_says_where_it_was(clean_env, tmp_path):
         finally:
             job.kill()
     assert job.returncode == 130 and "tilescale: interrupted while rank 1 was at " in said and "spins.py:" in said
+
+
+def test_a_module_that_a_program_forbids():
+    """In a process of its own: what the program does to torch is seen by all ranks, and by whoever started them."""
+    script = "import sys\nsys.modules['torch'] = None\nimport numpy as np\nfrom tilescale import comm\ncomm.init()\ncomm.barrier()\n"
+    done = separately(script)
+    assert done.returncode == 0 and ", no finding, " in done.stdout, done.stderr
+
+
+def test_an_error_between_the_turns_of_ranks_ends_the_job():
+    script = "import sys\nfrom tilescale import comm\ncomm.init()\nsys.path = 5\nprint('here', flush=True)\ncomm.barrier()\n"
+    done = separately(script)
+    assert done.returncode == 3 and "] here" in done.stdout
+    assert "TypeError: 'int' object is not iterable\ntilescale: the check itself failed: TypeError between the turns of ranks" in done.stderr
+
+
+def separately(script: str) -> subprocess.CompletedProcess[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(script)
+        file.flush()
+        command = [sys.executable, "-m", "tilescale.launch", "check", "-n", "2", file.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_ranks_that_never_call_init(check):
