@@ -23,7 +23,7 @@ KINDS = {
     "different-programs": "the ranks of a launch run different programs",
     "not-resident": "blocks wait for others, and not all of them are resident at once",
     "assertion": "a T.device_assert does not hold",
-    "arithmetic": "an integer division by zero, or a signed result of 32 or 64 bits out of range",
+    "arithmetic": "an integer division by zero, a shift by a count out of range, or a signed result of 32 or 64 bits out of range",
     "schedule": "the scheduled program differs from the tile program: another result, an order of tokens, a touch of what is in flight",
     "endless": "loops poll for ever what nobody is left to change, or the launch does not end within the limit of steps",
 }

@@ -14,15 +14,19 @@ from tilescale.compiler.ops import team
 from tilescale.compiler.sim import nest, numerics
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET
 from tilescale.errors import InternalError
+from tilescale.language.dtypes import BITS
 
 Value = Callable[[Any], Any]
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "LShift": operator.lshift, "RShift": operator.rshift,
+    "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul,
     "BitwiseAnd": operator.and_, "BitwiseOr": operator.or_, "BitwiseXor": operator.xor,
 }  # fmt: skip
 _COMPARISON: dict[str, Callable[[Any, Any], Any]] = {
     "LT": operator.lt, "LE": operator.le, "GT": operator.gt, "GE": operator.ge, "EQ": operator.eq, "NE": operator.ne,
+}  # fmt: skip
+_SHIFTS: dict[str, Callable[[Any, Any], Any]] = {
+    "LShift": operator.lshift, "shift_left": operator.lshift, "RShift": operator.rshift, "shift_right": operator.rshift,
 }  # fmt: skip
 _SIGN = {"Add": "+", "Sub": "-", "Mul": "*"}
 _DIVISION: dict[str, Callable[[Any, Any], Any]] = {
@@ -38,6 +42,8 @@ class Expressions:
 
     def scalar(self, e: Any) -> Value:
         kind = type(e).__name__
+        if kind in _SHIFTS:
+            return self._shifted(_SHIFTS[kind], e, e.a, e.b)
         if kind in _ARITHMETIC or kind in _COMPARISON or kind in _DIVISION or kind in ("Min", "Max"):
             return self._pair(kind, e)
         method = getattr(self, "_x_" + kind, None)
@@ -110,6 +116,26 @@ class Expressions:
             if not numerics.is_vector(zero):
                 return 0
             return np.where(zero, 0, op(x, np.where(zero, 1, y).astype(y.dtype)))
+
+        return run
+
+    def _shifted(self, op: Callable[[Any, Any], Any], e: Any, value: Any, by: Any) -> Value:
+        """A shift, which targets define for counts from zero up to the width alone; with another one, as of all bits, and a finding."""
+        a, b, dtype = self.scalar(value), self.scalar(by), str(value.ty)
+        bits, site = BITS[dtype], self.site(e, "shift")  # type: ignore[attr-defined]
+
+        def run(ex: Any) -> Any:
+            x, n = a(ex), b(ex)
+            bad = (n < 0) | (n >= bits)
+            if np.any(bad if ex.mask is None else bad & ex.mask):
+                count = int(np.broadcast_to(n, np.shape(bad))[bad].flat[0]) if np.ndim(bad) else int(n)
+                text = f"{dtype} has {bits} bits and is shifted by {count}"
+                ex.machine.report.add(Finding("arithmetic", text, ex.where(site), hint=f"a count n with 0 ≤ n < {bits}"))
+            if not numerics.is_vector(x) and not numerics.is_vector(n):
+                return numerics.wrap(op(x, bits if bad else n), dtype)
+            most = np.where(bad, bits - 1, n).astype(numerics.compute(dtype))
+            made = op(np.asarray(x, numerics.compute(dtype)), most)
+            return np.where(bad, op(made, 1), made).astype(numerics.compute(dtype))
 
         return run
 
@@ -221,6 +247,8 @@ class Expressions:
             return team.simulated_rank(self, e)
         if (op := find(e)) is not None:
             return self.performed(op, e)  # type: ignore[attr-defined]
+        if (shift := _SHIFTS.get(name.rpartition(".")[2])) is not None and name.startswith("tirx."):
+            return self._shifted(shift, e, *e.args)
         args = [self.scalar(a) for a in e.args]
         source = str(e.args[0].ty)
         if name.startswith("ts.math."):

@@ -221,7 +221,7 @@ def _fma_narrow(a: Any, b: Any, c: Any) -> Any:
 
 _INTRINSICS: dict[str, Callable[..., Any]] = {
     "fabs": np.abs, "abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "nearbyint": np.rint,
-    "shift_left": lambda a, b: a << b, "shift_right": lambda a, b: a >> b, "bitwise_and": lambda a, b: a & b,
+    "bitwise_and": lambda a, b: a & b,
     "bitwise_or": lambda a, b: a | b, "bitwise_xor": lambda a, b: a ^ b, "bitwise_not": lambda a: ~a,
 }  # fmt: skip
 

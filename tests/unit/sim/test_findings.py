@@ -336,6 +336,30 @@ def test_what_nobody_awaits_is_told_last():
     assert [f.kind for f in report.findings][-1] == "unawaited" and report.findings[0].kind == "race", report
 
 
+@pytest.mark.parametrize("count", [-1, 0, 7, 29, 30, 31, 32, 33])
+def test_shifts_by_less_than_nothing_or_by_all_bits(count: int):
+    @T.prim_func
+    def main(n: T.int32, A: T.Tensor((4,), "int32"), B: T.Tensor((8,), "int32")):
+        with T.Kernel(1):
+            B[0] = A[0] << n
+            B[1] = A[1] >> n
+            for i in T.Parallel(3):
+                B[2 + i] = A[i] << (n + i)
+                B[5 + i] = A[1] >> (n + i)
+
+    a = np.array([5, -5, -1, 0], np.int32)
+    made = launch(main, 1, {"n": count, "A": a, "B": np.zeros(8, np.int32)})
+    bad = [not 0 <= n < 32 for n in (count, count, *range(count, count + 3), *range(count, count + 3))]
+    want = [int(a[0]), int(a[1]), *map(int, a[:3]), *[int(a[1])] * 3]
+    for k, (n, out) in enumerate(zip((count, count, *range(count, count + 3), *range(count, count + 3)), bad, strict=True)):
+        left = k == 0 or 2 <= k < 5
+        want[k] = ((0 if left else -1) if out else want[k] << n if left else want[k] >> n) & 0xFFFFFFFF
+    assert (made.arrays[0]["B"].astype(np.int64) & 0xFFFFFFFF).tolist() == want
+    found = made.report.findings
+    assert made.report.kinds == ({"arithmetic"} if any(bad) else set()) and len(found) == len({f.loc for f in found})
+    assert all("int32 has 32 bits and is shifted by" in f.message and "0 ≤ n < 32" in f.hint for f in found)
+
+
 def test_a_counter_outside_has_a_hint():
     @T.prim_func
     def main(k: T.int32, f: T.Signal((4,))):
