@@ -12,6 +12,7 @@ import click
 
 import tilescale
 from tilescale.errors import TileError
+from tilescale.launch import output
 from tilescale.launch.fork import Forked
 
 # name → (module of this package, one line of help)
@@ -47,6 +48,7 @@ def commands() -> None:
 
 def main() -> None:
     """The entry point. A refusal is told without a traceback: it already says what to do."""
+    output.forgive()
     try:
         commands.main(prog_name="tilescale")
         return

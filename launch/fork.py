@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TextIO
 
 from tilescale import env
+from tilescale.launch import output
 from tilescale.launch.program import Program
 
 #: what kernels from the cache run with, beside what a program names; neither TVM nor a GPU's driver
@@ -215,7 +216,7 @@ def _open_streams() -> None:
         new = io.TextIOWrapper(
             binary,
             encoding=encoding,
-            errors=old.errors if old is not None else "backslashreplace" if fd == 2 else "strict",
+            errors=output.errors_of(name, old) if old is not None else "backslashreplace" if fd == 2 else "strict",
             newline=None if fd == 0 else "\n",
             line_buffering=fd == 2 and not unbuffered,
             write_through=unbuffered,

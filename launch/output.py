@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import sys
 from dataclasses import dataclass
+from typing import TextIO
 
 COLOURS = (36, 33, 35, 32, 34, 31)  # ANSI foregrounds, taken in turn by the ranks
 
@@ -97,6 +100,24 @@ class Sink:
         self._open = source
         if ended:
             self._end_line()
+
+
+#: how the standard streams treated what their encoding lacks, by name
+_errors: dict[str, str] = {}
+
+
+def forgive() -> None:
+    """From now on what this process prints reaches a stream of any encoding: what an ASCII locale lacks is spelled ``\\u2013``."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            _errors[name] = stream.errors
+            stream.reconfigure(errors="backslashreplace")
+
+
+def errors_of(name: str, stream: TextIO) -> str | None:
+    """How Python made a standard stream to treat what its encoding lacks, which is what programs expect."""
+    return _errors.get(name, stream.errors)
 
 
 def sinks() -> tuple[Sink, Sink]:

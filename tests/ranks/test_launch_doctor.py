@@ -68,6 +68,18 @@ def test_for_people(clean_env: dict[str, str]):
     assert "written, read and locked" in out and "Not tested: whether a GPU runs kernels" in out
 
 
+def test_in_an_ascii_locale_everything_is_printed(clean_env: dict[str, str], tmp_path: Path):
+    ascii_only = clean_env | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "200"}
+    assert "\\u2013" in run(ascii_only)
+    script = tmp_path / "program.py"
+    script.write_text("import sys\nprint(sys.stdout.encoding, sys.stdout.errors, sys.stderr.errors)\n")
+    alone, rank = (
+        subprocess.run([sys.executable, *how, str(script)], env=ascii_only, capture_output=True, text=True, check=True, timeout=60).stdout
+        for how in ((), ("-m", "tilescale", "launch", "-n", "1"))
+    )
+    assert rank == f"[0] {alone}"  # programs get the streams that Python makes
+
+
 def test_the_cache_is_tried(clean_env: dict[str, str], tmp_path: Path):
     (tmp_path / "file").write_text("")
     facts = json.loads(run(clean_env | {"TILESCALE_CACHE_DIR": str(tmp_path / "file"), "TILESCALE_WAIT_TIMEOUT": "soon"}, "--json"))
