@@ -307,6 +307,32 @@ def test_a_rank_that_ends_instead_of_launching() -> None:
     assert "waited for rank 1 in launch 1 of their team (ring(n=16)), and rank 1 has ended" in text
 
 
+#: waits for a signal that nobody sends, or looks for it in a loop; rank 0's step is 1
+LISTEN = "BLOCK { if (a[1]) ts_wait(ctx, (int64_t*)a[0], 1, 0, 0); return 0; } GRID(1, 1, 1)"
+POLL = "BLOCK { volatile int64_t* s = (int64_t*)a[0]; while (a[1] && !*s) ts_poll(ctx); return 0; } GRID(1, 1, 1)"
+
+
+def listening(source: str, flags: int, **env: str) -> str:
+    """What rank 0 says of rank 1, which ends instead of launching (unordered: beside its own launch)."""
+
+    def work() -> None:
+        comm.init()
+        made = kernel(source, [P(SIGNAL, I64, [1], True, "s"), P(INT, I64)], flags=flags, sites=["wait|s|m.py|4|"], name="listen")
+        s = comm.signals(1)
+        if comm.rank() == 0 or flags & UNORDERED:
+            made(s, int(comm.rank() == 0))
+
+    return failures(2, work, **env)[0].text
+
+
+def test_a_rank_that_ends_while_others_listen() -> None:
+    text = listening(LISTEN, WAITS | DEVICE)
+    assert "rank 0, block (0, 0, 0): waited for s[0]: expected >= 1, the value is 0, and rank 1 has ended (m.py:4)" in text
+    assert "rank 0, block (0, 0, 0): is in a loop that looks at memory, and rank 1 has ended" in listening(POLL, WAITS | DEVICE)
+    late = listening(LISTEN, WAITS | DEVICE | UNORDERED, **SHORT)  # its signal may have been on its way
+    assert "waited 0.4 s for s[0]: expected >= 1, the value is 0, and rank 1 has ended" in late
+
+
 def test_a_rank_that_is_killed_in_a_launch() -> None:
     def work() -> None:
         comm.init()

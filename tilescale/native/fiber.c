@@ -277,6 +277,10 @@ static void check_limits(ts_launch* L, ts_worker* W) {
           return;
         }
       }
+      if (ask && f->why == TS_WAIT_SIGNAL && ts_cannot_complete(L, why, sizeof why) && !ts_ready(f)) {
+        ts_report_signal(f, 0, why);
+        return;
+      }
       /* Those who wait at a barrier, or for another rank, often wait for somebody who waits for a signal: that one knows
        * more and speaks first. */
       int64_t limit = ts_time_limit;
@@ -344,6 +348,11 @@ TS_API void ts_poll(void* ctx) {
   if (!ts_failed(L) && !(W->polls & 0xfffff) && ts_others_failed(why, sizeof why)) {
     L->quiet = 1;
     ts_launch_fail(L, -1, "%s", why);
+  }
+  if (!ts_failed(L) && !(W->polls & 0xfffff) && ts_cannot_complete(L, why, sizeof why)) {
+    char who[96];
+    ts_who(f, who);
+    ts_launch_fail(L, -1, "%s: is in a loop that looks at memory, and %s", who, why);
   }
   if (ts_failed(L)) ts_leave(f);
 }

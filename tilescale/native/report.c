@@ -97,18 +97,36 @@ static void flag_name(const ts_fiber* f, char* out, size_t bytes) {
   snprintf(out, bytes, "%s", name);
 }
 
-void ts_report_timeout(ts_fiber* f) {
+/* A wait for a counter ends with the launch: after so many seconds (0: at once), with what is known of other ranks. */
+void ts_report_signal(ts_fiber* f, double limit, const char* known) {
   static const char* const sign[] = {">=", "==", ">", "!=", "<=", "<"};
+  char who[96], name[160], time[32] = "";
+  ts_who(f, who);
+  flag_name(f, name, sizeof name);
+  if (limit > 0) snprintf(time, sizeof time, " %g s", limit);
+  ts_launch_fail(f->launch, f->site, "%s: waited%s for %s: expected %s %lld, the value is %lld%s%s", who, time, name,
+                 sign[f->cmp < 0 || f->cmp > 5 ? 5 : f->cmp], (long long)f->value,
+                 (long long)atomic_load_explicit(f->flag, memory_order_relaxed), *known ? ", and " : "", known);
+}
+
+/* Those of the launch's ranks that have ended, and how. */
+static void put_gone(const ts_launch* L, char* out, size_t bytes) {
+  char one[600];
+  size_t n = 0;
+  out[0] = 0;
+  for (int32_t k = 0; L->team && k < ts_team_size(L->team) && n < bytes; k++)
+    if (ts_rank_gone(ts_team_member(L->team, k), one, sizeof one)) n += (size_t)snprintf(out + n, bytes - n, "%s%s", n ? ", " : "", one);
+}
+
+void ts_report_timeout(ts_fiber* f) {
   ts_launch* L = f->launch;
-  char who[96], other[640], name[160];
+  char who[96], other[640];
   double limit = (double)ts_time_limit * 1e-9;
   ts_who(f, who);
   switch (f->why) {
     case TS_WAIT_SIGNAL:
-      flag_name(f, name, sizeof name);
-      ts_launch_fail(L, f->site, "%s: waited %g s for %s: expected %s %lld, the value is %lld", who, limit, name,
-                     sign[f->cmp < 0 || f->cmp > 5 ? 5 : f->cmp], (long long)f->value,
-                     (long long)atomic_load_explicit(f->flag, memory_order_relaxed));
+      put_gone(L, other, sizeof other);
+      ts_report_signal(f, limit, other);
       break;
     case TS_WAIT_BARRIER:
       ts_launch_fail(L, f->site, "%s: waited %g s at a barrier: %lld of %d have arrived", who, limit,

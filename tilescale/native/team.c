@@ -222,6 +222,22 @@ int ts_rank_waits(const ts_launch* L, int32_t rank) {
   return atomic_load_explicit(&ts_control_of(ts_team_member(L->team, rank))->signal_waits, memory_order_relaxed) > 0;
 }
 
+/* 1, and who, where a rank has ended without finishing this launch: an ordered launch cannot be complete without it. Only whether it has said
+ * so is asked: a rank that dies is its launcher's business. */
+int ts_cannot_complete(const ts_launch* L, char* out, size_t bytes) {
+  const ts_team* t = L->team;
+  int32_t flags = L->kernel->flags;
+  if (!t || !(flags & TS_FLAG_DEVICE) || (flags & TS_FLAG_UNORDERED)) return 0;
+  for (int32_t i = 1; i < t->size; i++) {
+    int32_t rank = (t->rank + i) % t->size, r = t->members[rank];
+    if (atomic_load_explicit(&ts_control_of(r)->state, memory_order_acquire) != TS_STATE_LEFT) continue;
+    if (atomic_load_explicit(&t->slots[rank]->exit, memory_order_acquire) >= L->number) continue;
+    snprintf(out, bytes, "rank %d has ended", r);
+    return 1;
+  }
+  return 0;
+}
+
 /* What a rank that is waited for does instead: read without order, for a message only. */
 void ts_describe_launch(const ts_launch* L, int32_t rank, char* out, size_t bytes) {
   int32_t r = ts_team_member(L->team, rank);

@@ -172,6 +172,7 @@ int64_t ts_about(void); /* ns, to a few milliseconds, cheaper */
 void ts_launch_fail(ts_launch* L, int32_t site, const char* format, ...) __attribute__((format(printf, 3, 4)));
 void ts_raise(ts_fiber* f, int32_t site, const char* format, ...) __attribute__((noreturn, format(printf, 3, 4)));
 void ts_report_timeout(ts_fiber* f);
+void ts_report_signal(ts_fiber* f, double limit, const char* known);
 void ts_who(const ts_fiber* f, char out[96]);
 const char* ts_dtype_name(int32_t code, int32_t bits, char out[32]);
 int ts_error(const char* kind, const char* format, ...) __attribute__((format(printf, 2, 3)));
@@ -211,6 +212,7 @@ int32_t ts_world_rank(void);
 int32_t ts_world_size(void);
 int ts_others_failed(char* out, size_t bytes); /* 1, and why, when another rank has stopped the job */
 int ts_rank_gone(int32_t world_rank, char* out, size_t bytes); /* 1, and how, when that process has ended */
+int ts_cannot_complete(const ts_launch* L, char* out, size_t bytes); /* 1, and who has ended without finishing the launch */
 TS_API void ts_stop_others(const char* why);
 void ts_teams_forget(void);
 int32_t ts_heap_back_slot(int32_t slot);
