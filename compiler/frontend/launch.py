@@ -14,6 +14,7 @@ from tilescale.compiler.ir.program import Launch
 from tilescale.compiler.ir.scales import EXECUTORS, MOST_BLOCKS, SCALES, WARP, WARPGROUP
 from tilescale.compiler.tvm_compat import ir, register_op, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 from tilescale.language.dtypes import BITS
 from tilescale.language.symbolic import SymExpr, settle
 
@@ -67,6 +68,7 @@ class Kernel:
         is_cpu: bool = False,
         prelude: str | None = None,
     ):
+        require_bools(ordered=ordered, pdl=pdl, is_cpu=is_cpu)
         if prelude is not None:
             raise TileTypeError("T.Kernel(prelude=…) has no meaning here", loc=source.current(), hint="leave prelude out")
         if block is not None:
@@ -276,6 +278,7 @@ def _hint(name: str, value: Any) -> None:
 
 def use_swizzle(panel_size: int = 8, order: str = "row", enable: bool = True) -> None:
     """Asks for blocks in panels of ``panel_size`` rows, so that neighbours share the cache. A hint: results never depend on it."""
+    require_bools(enable=enable)
     if order not in ("row", "column", "col"):
         raise TileValueError(f"order={order!r} of T.use_swizzle", loc=source.current(), expected='"row" or "column"')
     if enable:

@@ -14,6 +14,7 @@ from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
 from tilescale.compiler.ops.base import emit, is_tile, region, require_inside, require_same_shape, show
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileTypeError
+from tilescale.language.booleans import require_bools
 
 KINDS = ("add", "max", "min", "load", "store")
 ORDERS = (None, "relaxed", "consume", "acquire", "release", "acq_rel", "seq_cst")
@@ -23,6 +24,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint32
 
 
 def _atomic(kind: str, dst: Any, value: Any, return_prev: bool, neighbours: int = 1) -> Any:
+    require_bools(return_prev=return_prev)
     tile = isinstance(value, (Buffer, Region))
     to = region(dst, f"the target of T.atomic_{kind}", region(value, "the value").shape if tile else ())
     loc = source.current()
@@ -102,6 +104,7 @@ def atomic_add(dst: Any, value: Any, memory_order: str | None = None, return_pre
     """Adds a scalar to an element, or a tile to a region; the sum's order is the order of arrival. May return the value before. TMA adds
     tiles where it can, whether it is asked to (``use_tma``) or not."""
     check_order(memory_order)
+    require_bools(use_tma=use_tma)
     return _atomic("add", dst, value, return_prev)
 
 
@@ -122,6 +125,7 @@ def atomic_min(dst: Any, value: Any, memory_order: str | None = None, return_pre
 def _several(dst: Any, value: Any, count: int, return_prev: bool) -> None:
     """Neighbours along the last axis; in a T.Parallel loop one update each, which passes/neighbours.py makes iterations of."""
     what = f"T.atomic_addx{count}"
+    require_bools(return_prev=return_prev)
     if return_prev:
         raise TileTypeError(f"{what} returns nothing", loc=source.current(), hint="T.atomic_add(…, return_prev=True) of each element")
     if not is_tile(value):

@@ -14,6 +14,7 @@ from tilescale.compiler.ops import base, by_hand
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 #: what T.copy may say of the cache
 POLICIES = ("evict_normal", "evict_first", "evict_last")
@@ -50,6 +51,7 @@ def copy(
         TileValueError: shapes that differ, both sides remote, a rank that cannot be.
         TileTypeError: a remote side that is not declared ``T.SymmTensor``.
     """
+    require_bools(disable_tma=disable_tma)
     args = list(operands)
     # behind two operands both words name ranks, also where an element of a tensor says which: dst=expert[t]
     if len(args) < 2 and (base.is_tile(src) or (src is not None and not args)):

@@ -15,9 +15,11 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 
 def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:
+    require_bools(reverse=reverse)
     loc = source.current()
     a = region(src, "the tile to scan")
     b = a if dst is None else region(dst, "the result")

@@ -12,6 +12,7 @@ from tilescale.compiler.ir.scales import EXECUTORS
 from tilescale.compiler.ops.base import emit
 from tilescale.compiler.tvm_compat import ir
 from tilescale.errors import TileSyntaxError, TileValueError
+from tilescale.language.booleans import require_bools
 
 
 def set_max_nreg(reg_count: int, is_inc: int | bool) -> None:
@@ -20,6 +21,7 @@ def set_max_nreg(reg_count: int, is_inc: int | bool) -> None:
     Raises:
         TileValueError: no multiple of 8 from 24 to 256. TileSyntaxError: not inside ``T.Scale("warpgroup")``.
     """
+    require_bools(is_inc=is_inc)
     if not isinstance(reg_count, int) or reg_count % 8 or not 24 <= reg_count <= 256:
         raise TileValueError(f"{reg_count} registers", loc=source.current(), expected="a multiple of 8 from 24 to 256")
     if bld.current().executor != "warpgroup":

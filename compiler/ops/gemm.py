@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from tilescale.compiler.builder.constructs import is_device
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
@@ -13,6 +14,7 @@ from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 
 class GemmWarpPolicy(IntEnum):
@@ -78,13 +80,14 @@ def gemm(
         A: (M, K), or (K, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
         wg_wait: -1 on sm_90a: the product runs beside the executor, whose threads are warpgroups, until ``T.wait_wgmma`` says that it is
             complete; its tiles in shared memory stay as they are until then, and C is not touched. Elsewhere it is complete at once.
-        clear_accum: C starts from zero instead of its contents.
+        clear_accum: C starts from zero instead of its contents; also a condition of the device.
         k_pack: of AMD's matrix units; changes nothing.
         precision: "tf32": float32 operands may be cut to tf32, their upper 10 bits of mantissa, which tensor cores multiply.
 
     Raises:
         TileValueError: shapes that do not fit, a precision that there is not, ``mbar``. TileTypeError: dtypes that have no product.
     """
+    require_bools(transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum)
     a, b, c = region(A, "A"), region(B, "B"), region(C, "C")
     loc = source.current()
     for r, what in ((a, "A"), (b, "B"), (c, "C")):

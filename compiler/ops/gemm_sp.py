@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.builder.constructs import is_device
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.nests import matrix_axes
@@ -17,6 +18,7 @@ from tilescale.compiler.ops.base import emit, region, show
 from tilescale.compiler.ops.gemm import GemmWarpPolicy, accumulated, check_operands, warp_policy
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 
 def gemm_sp(
@@ -40,11 +42,12 @@ def gemm_sp(
     Args:
         A_sparse: (M, K / 2), or (K / 2, M) with ``transpose_A``. B: (K, N), or (N, K) with ``transpose_B``. C: (M, N).
         E: (M, K / 8) of uint8, (M, K / 16) of int16 or uint16, (M, K / 32) of int32 or uint32.
-        clear_accum: C starts from zero instead of its contents.
+        clear_accum: C starts from zero instead of its contents; also a condition of the device.
 
     Raises:
         TileValueError: shapes that do not fit. TileTypeError: dtypes that have no product, or say no places.
     """
+    require_bools(transpose_A=transpose_A, transpose_B=transpose_B, clear_accum=is_device(clear_accum) or clear_accum)
     a, e, b, c = region(A_sparse, "A"), region(E, "E"), region(B, "B"), region(C, "C")
     loc = source.current()
     if wg_wait:

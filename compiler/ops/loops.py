@@ -11,6 +11,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ops import by_hand
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 
 def _range(args: tuple[Any, ...], step: Any = None) -> tuple[Any, Any, Any]:
@@ -54,7 +55,7 @@ def unroll(*args: Any, step: Any = None, explicit: bool = False, unroll_factor: 
     Raises:
         TileValueError: a factor that is no positive number, or one together with ``explicit``.
     """
-    explicit = bool(explicit)
+    require_bools(explicit=explicit)
     if unroll_factor is None:
         return LoopNest("unroll", [_range(args, step)])
     if not isinstance(unroll_factor, int) or unroll_factor < 1 or explicit:

@@ -17,6 +17,7 @@ from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import element, emit, is_tile, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 SCOPE = "shared.barrier"
 #: reduction → the dtypes that TMA has it for (PTX ISA, "cp.reduce.async.bulk"); float32's minimum is an illegal instruction on an H200
@@ -133,6 +134,7 @@ def tma_store_arrive() -> None:
 
 def tma_store_wait(count: int = 0, read_only: bool = False) -> None:
     """All but the last ``count`` groups of stores are complete; with ``read_only`` they have read their tiles."""
+    require_bools(read_only=read_only)
     emit("tma_store_wait", [], {"count": int(count), "read_only": int(bool(read_only))})
 
 

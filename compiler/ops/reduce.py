@@ -9,6 +9,7 @@ from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, region, same_extent, show, squeeze
 from tilescale.errors import TileTypeError, TileValueError
+from tilescale.language.booleans import require_bools
 
 OPS = ("sum", "max", "min", "abssum", "absmax", "prod", "bitand", "bitor", "bitxor")
 
@@ -23,6 +24,7 @@ def reduce(buffer: Any, out: Any, reduce_type: str, dim: int = -1, clear: bool =
     Raises:
         TileValueError, TileTypeError: shapes, axis, dtypes or an operation that do not fit.
     """
+    require_bools(clear=clear)
     loc = source.current()
     if reduce_type not in OPS:
         raise TileValueError(f"there is no reduction {reduce_type!r}", loc=loc, expected="one of " + ", ".join(OPS))

@@ -17,6 +17,7 @@ from tilescale.compiler.ops.atomic import DTYPES, check_order
 from tilescale.compiler.ops.base import element, emit, is_tile, of_iterations, require_inside
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileSyntaxError, TileTypeError
+from tilescale.language.booleans import require_bools
 
 
 def remote(
@@ -31,6 +32,7 @@ def remote(
     from tilescale.compiler.ops.copy import check_peer
 
     check_order(memory_order, kind)
+    require_bools(return_prev=return_prev, use_tma=use_tma)
     what, loc = f"T.atomic_{kind}", source.current()
     if loop := of_iterations():
         raise TileSyntaxError(f"{what} of a peer's memory in {loop}", loc=loc, hint='T.serial, or T.Scale("thread") around it')

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .booleans import require_bools
 from .dtypes import canonical, dtype
 
 
@@ -63,4 +64,5 @@ SymmTensor = _TensorFactory("symm")
 
 def Signal(shape: Any = (1,), *, keep: bool = False) -> TensorSpec:
     """Counters (int64) in symmetric memory, zero when a launch begins; with ``keep=True`` they live on between launches."""
+    require_bools(keep=keep)
     return TensorSpec("signal", _shape(shape), canonical("int64"), None, keep)

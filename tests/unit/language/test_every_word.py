@@ -26,7 +26,7 @@ from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
-from tilescale.errors import TileError, TileValueError
+from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.language.dtypes import ALL as DTYPES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -454,6 +454,33 @@ def test_what_a_program_only_notes_is_heeded_by_the_code(word: str):
     one, other = HEEDED[word]
     assert not isinstance(traced(one), str) and not isinstance(traced(other), str), (traced(one), traced(other))
     assert cuda(one) != cuda(other)
+
+
+BOOLEANS = [
+    (name, p.name)
+    for name in WORDS if not isinstance(getattr(T, name), enum.EnumMeta)
+    for p in inspect.signature(getattr(T, name)).parameters.values() if isinstance(p.default, bool) or "bool" in str(p.annotation)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "word"), BOOLEANS)
+def test_a_boolean_word_takes_no_other_value(name: str, word: str):
+    _, others = table(name)
+    nothing = NOTHING.get(SAME.get(name, name), {})
+    text = others[word] if word in others else nothing[word][0]
+    text = re.sub(rf"\b{word}=(True|False)", f"{word}='no'", text) if f"{word}=" in text else re.sub(r"[01]\)$", "'no')", text)
+    assert "'no'" in text
+    on_host = name in HOST or SAME.get(name) in HOST
+    for value in ("'no'", "None", "2", "x", "n > 3")[: 3 if on_host or word == "clear_accum" else None]:
+        if on_host:
+            with refused(TileTypeError, f"{word}={value}", expected="True or False"):
+                host(text.replace("'no'", value))
+        else:
+            said = traced(text.replace("'no'", value))
+            assert isinstance(said, str) and said.startswith(f"{word}="), said
+    for value in ("True", "1", "False", "0"):
+        said = host(text.replace("'no'", value)) if on_host else traced(text.replace("'no'", value))
+        assert not isinstance(said, str) or not said.startswith(f"{word}="), said
 
 
 MEANINGLESS = {
