@@ -49,11 +49,13 @@ class Team:
     """Ranks of the launch, in the team's order; ints where they are known when the kernel is compiled.
 
     form: "range", of ``terms`` first, count and step (positive); or "list", of the count and then ranks, of which those behind the count
-    are -1.
+    are -1. nobody: nobody is inside. What it says there is traced all the same, as of the launch's ranks, since it may divide by their
+    number.
     """
 
     form: str
     terms: tuple[Any, ...]
+    nobody: bool = False
 
     @staticmethod
     def of(members: list[Any], count: Any = None) -> Team:
@@ -86,6 +88,8 @@ class Team:
     def inside(self) -> Any:
         """Whether this rank is a member."""
         me = launch_rank()
+        if self.nobody:
+            return compare("<", me, 0)
         if self.form == "list":
             return _any(compare("==", me, m) for m in self.terms[1:])
         first, count, step = self.terms
@@ -147,6 +151,8 @@ def open_team(given: Any, outer: Team | None) -> Team:
     """
     if isinstance(given, LoopNest) and given.kind == "serial" and len(given.ranges) == 1:
         return _of_range(*given.ranges[0], outer)
+    if isinstance(given, range) and not given:
+        return _of_range(0, 0, 1, outer)
     if not isinstance(given, (list, tuple, range)):
         hint = "a team of tilescale.comm is the launch's, by the symmetric arguments that are allocated for it"
         raise TileTypeError(f"team={given!r} ({type(given).__name__})", loc=source.current(), expected=_FORMS, hint=hint)
@@ -174,15 +180,15 @@ def _of_list(members: list[Any], outer: Team | None) -> Team:
 
 def _of_range(low: Any, high: Any, step: Any, outer: Team | None) -> Team:
     low, high, step = (bound(name, v) for name, v in (("first", low), ("stop", high), ("step", step)))
-    if isinstance(low, int) and isinstance(high, int) and isinstance(step, int):
+    if isinstance(low, int) and isinstance(high, int) and isinstance(step, int) and range(low, high, step):
         return _of_list(list(range(low, high, step)), outer)
     if not isinstance(step, int):
         emit("assert", [compare(">=", step, 1), ir.StringImm("the step of a team's range is positive")])
     width = difference(high, low)
     length = width if _is_one(step) else binary("//", binary("+", width, binary("-", step, 1)), step)
-    count = max(length, 0) if isinstance(length, int) else bound("members", binary("max", length, 0))
-    if count == 0 and isinstance(count, int):
-        raise TileValueError("a team of nobody", loc=source.current(), expected="one rank or more")
+    if isinstance(length, int) and length <= 0:
+        return Team("range", (0, bound("members", launch_ranks()), 1), nobody=True)
+    count = length if isinstance(length, int) else bound("members", binary("max", length, 0))
     last = binary("+", low, binary("*", binary("-", count, 1), step))
     _must_be_there("the range", count, low, last, outer)
     if outer is None:

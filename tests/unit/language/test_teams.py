@@ -88,7 +88,6 @@ def outside_of_the_outer(X, rank, n, number):
         (opened([0, 128]), "128 is no rank"),
         (opened([0, True]), "has a bool in it"),
         (opened("01"), "team='01' \\(str\\)"),
-        (opened(range(3, 3)), "a team of nobody"),
         (of_values, "device value in it"),
         (another_scale, r'team= of T.Scale\("cta_cluster"\)'),
         (a_stranger, "dst=2 is no rank of the team, which has 2"),
@@ -99,6 +98,25 @@ def outside_of_the_outer(X, rank, n, number):
 def test_what_is_no_team_is_refused(body: Any, says: str):
     with pytest.raises(TileError, match=says):
         scaled(T.macro(body)).trace()
+
+
+@pytest.mark.parametrize("outer", [None, [3, 0, 1]])
+@pytest.mark.parametrize("empty", [lambda rank: range(3, 3), lambda rank: range(3, 1), lambda rank: T.serial(rank, rank), lambda rank: T.serial(2, 1)])
+def test_an_empty_range_is_nobody(empty: Any, outer: list[int] | None):
+    def body(X, rank, n, number):
+        X[0, 0] = rank
+        with T.Scale("device", team=outer) as (one, _), T.Scale("device", team=empty(one)) as (me, m):
+            T.copy(X[0, 0:S], X[1, 0:S], dst=(me + 1) % m)
+            T.barrier()
+            X[0, 0] = 7 + m
+
+    args = [{"X": np.zeros((4, S), "int32"), "number": 0} for _ in range(4)]
+    report = check(scaled(T.macro(body)), 4, {name: [a[name] for a in args] for name in args[0]})
+    assert not report.kinds, report
+    agree_on_ranks(scaled(T.macro(body)), args)
+    for rank, a in enumerate(launch(scaled(T.macro(body)), 4, {name: [a[name] for a in args] for name in args[0]}).arrays):
+        assert a["X"][0, 0] == rank and not a["X"][1:].any()
+    assert not static.check(scaled(T.macro(body)).trace(), ranks=4).of("refuted")
 
 
 def test_a_name_bound_inside_is_not_known_behind():
