@@ -12,7 +12,7 @@ import numpy as np
 
 from tilescale.compiler.cuda.engines import EmulationError, arrived, barrier_wait, byte, one, synced, usable
 from tilescale.compiler.ir.scales import WARP
-from tilescale.compiler.ops.sync import OPS
+from tilescale.compiler.ir.signals import OPS
 
 #: the comparisons of a wait, by number (`ops.sync.COMPARISONS`)
 COMPARED = (operator.ge, operator.eq, operator.gt, operator.ne, operator.le, operator.lt)

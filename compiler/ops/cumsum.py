@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.ops.cumsum import ZERO
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.nests import Nest, indexed
@@ -15,6 +14,8 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
+
+ZERO = tirx.IntImm("int32", 0)
 
 
 def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:

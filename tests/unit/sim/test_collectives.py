@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tilescale.language as T
-from tilescale.compiler.sim.run import check
+from tilescale.compiler.checks.run import check
 
 S = 16
 
