@@ -27,9 +27,10 @@ from typing import Any
 from tilescale.comm import sim
 from tilescale.errors import CommError, Loc
 
-#: what leaves torch with the address of a tensor; what looks at values without an operation of ATen
+#: what leaves torch with the address of a tensor; what looks at values without an operation of ATen, or where torch disables dispatch
+#: modes (printing does)
 _ESCAPES = frozenset(("numpy", "__array__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__dlpack__", "set_"))
-_LOOKS = frozenset(("tolist",))
+_LOOKS = frozenset(("tolist", "__repr__", "__format__", "__deepcopy__"))
 #: operations that look at a tensor's shape alone
 _SHAPES = frozenset((
     "empty_like", "new_empty", "new_empty_strided", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones",
@@ -354,7 +355,7 @@ def _program() -> tuple[sim.SimRank, Loc] | None:
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))
         head = name.partition(".")[0]
-        if name == __name__ or head in ("torch", "numpy") or name.startswith(("tilescale.ops", "tilescale.nn")):
+        if name == __name__ or head in ("torch", "numpy", "copy") or name.startswith(("tilescale.ops", "tilescale.nn")):
             frame = frame.f_back  # type: ignore[assignment]
             continue
         return None if head == "tilescale" else (rank, Loc(frame.f_code.co_filename, frame.f_lineno))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import threading
 from collections.abc import Callable
@@ -69,6 +70,21 @@ def test_what_a_peer_reads_before_a_barrier_is_a_race():
     found = findings(program)
     assert {f.kind for f in found} == {"race"} and all(f.lines == {(__file__, k) for k in lines(program)} for f in found)
     assert "bytes 12:16 of zeros((8,), float32)" in str(found[0]) and "comm.barrier() between the two" in str(found[0])
+
+
+@pytest.mark.parametrize("look", [print, str, repr, "{}".format, copy.deepcopy, torch.Tensor.tolist, torch.clone])
+def test_whatever_looks_at_a_tensor_reads_it(look: Callable[[Any], Any]):
+    """Printing disables torch's modes of operations, and a deep copy uses none."""
+
+    def program(rank: int, n: int) -> None:
+        x = comm.zeros(S)
+        comm.barrier()
+        comm.peer(x, 1 - rank).fill_(7)  # here
+        look(x)  # here
+        comm.barrier()
+
+    found = findings(program)
+    assert {f.kind for f in found} == {"race"} and all(f.lines == {(__file__, k) for k in lines(program)} for f in found)
 
 
 @pytest.mark.parametrize("sync", ["barrier", "launch", "allocation"])
