@@ -6,6 +6,7 @@ A new one is a module of this package whose ``command`` is a click command, and 
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 
 import click
@@ -46,7 +47,11 @@ def commands() -> None:
 
 
 def main() -> None:
-    """The entry point. A refusal is told without a traceback: it already says what to do."""
+    """The entry point. A refusal is told without a traceback: it already says what to do. What a stream has no character for is written
+    as its number; a rank's own streams are as Python makes them."""
+    streams = [(s, s.errors) for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
+    for stream, _ in streams:
+        stream.reconfigure(errors="backslashreplace")
     try:
         commands.main(prog_name="tilescale")
         return
@@ -55,4 +60,6 @@ def main() -> None:
         sys.exit(1)
     except Forked as rank:
         forked = rank.with_traceback(None)  # of the launcher's frames, and all they hold, nothing stays
+    for stream, errors in streams:
+        stream.reconfigure(errors=errors)
     forked.run()
