@@ -6,7 +6,6 @@ A new one is a module of this package whose ``command`` is a click command, and 
 from __future__ import annotations
 
 import importlib
-import io
 import sys
 
 import click
@@ -47,11 +46,7 @@ def commands() -> None:
 
 
 def main() -> None:
-    """The entry point. A refusal is told without a traceback: it already says what to do. What a stream has no character for is written
-    as its number; a rank's own streams are as Python makes them."""
-    streams = [(s, s.errors) for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
-    for stream, _ in streams:
-        stream.reconfigure(errors="backslashreplace")
+    """The entry point. A refusal is told without a traceback: it already says what to do."""
     try:
         commands.main(prog_name="tilescale")
         return
@@ -60,6 +55,4 @@ def main() -> None:
         sys.exit(1)
     except Forked as rank:
         forked = rank.with_traceback(None)  # of the launcher's frames, and all they hold, nothing stays
-    for stream, errors in streams:
-        stream.reconfigure(errors=errors)
     forked.run()

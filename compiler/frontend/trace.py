@@ -262,12 +262,6 @@ class translated:
                 loc=loc,
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
-        key = error.args[0] if isinstance(error, KeyError) and error.args else None
-        if is_expr(key) or re.search(r"indices must be integers or slices, not \w+$", message) and "str" not in message:
-            raise TileTypeError(
-                "a device value is an index of a Python list or a key of a dict", loc=loc, expected="what Python knows while it traces",
-                hint="a tile that holds the values, or T.if_then_else",
-            ) from error  # fmt: skip
         if isinstance(error, AttributeError) and (said := _no_attribute(error)) is not None:
             raise TileTypeError(said[0], loc=loc, expected=said[1], hint=said[2]) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):

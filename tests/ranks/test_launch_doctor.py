@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tilescale import env
-from tilescale.launch import cli, doctor, machine
+from tilescale.launch import doctor, machine
 
 # `nvidia-smi topo -m`: two GPUs by NVLink, a network card.
 TOPOLOGY = (
@@ -167,13 +166,3 @@ def test_what_is_missing_is_named(path: str, value: object, feature: str, advice
     (found,) = [f for f in doctor.features(facts) if f.name == feature]
     assert not found.ready
     assert any(advice in line for line in found.missing), found.missing
-
-
-def test_a_stream_without_the_characters(monkeypatch: pytest.MonkeyPatch):
-    """Of a terminal in ASCII: what the command says arrives, with numbers for what has no character there."""
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(cli.commands, "main", lambda **_: print("2–4 µs"))
-    cli.main()
-    out.flush()
-    assert out.buffer.getvalue() == b"2\\u20134 \\xb5s\n"

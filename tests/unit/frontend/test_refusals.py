@@ -164,19 +164,3 @@ def test_a_quotient_rounded_up_by_zero(of_device: bool):
 
     with refused(TileValueError, f"T.ceildiv({'n' if of_device else 8}, 0)", at="T.ceildiv(n if of_device else 8, 0)", expected="than zero"):
         kernel.trace()
-
-
-def test_device_values_as_keys_and_indices_of_pythons_own():
-    @T.prim_func
-    def key(A: T.Tensor((8,), "int32")):
-        with T.Kernel(1):
-            A[0] = {1: 20}[A[1]]
-
-    @T.prim_func
-    def index(A: T.Tensor((8,), "int32")):
-        with T.Kernel(1):
-            A[0] = [10, 20][A[1]]
-
-    for kernel, at in ((key, "{1: 20}[A[1]]"), (index, "[10, 20][A[1]]")):
-        with refused(TileTypeError, "an index of a Python list or a key of a dict", at=at, write="T.if_then_else"):
-            kernel.trace()
