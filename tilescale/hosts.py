@@ -265,7 +265,7 @@ class Hosts:
         self, calls: dict[int, Any], members: Sequence[int], written_by: Callable[[], Sequence[dict[str, Any]]], orders: bool
     ) -> None:
         """A launch for the team ``members``, by those ranks of it that ``calls`` has. written_by: who wrote each of their arguments, see
-        compiler/sim/run.py. orders: what hosts do behind it comes behind it."""
+        compiler/checks/run.py. orders: what hosts do behind it comes behind it."""
         there = []
         for k, (rank, call) in enumerate(calls.items()):
             for p in call.kernel.params:

@@ -300,7 +300,7 @@ class Kernel:
             ranks: how many simulated ranks launch it. schedule: see compiler/sim/schedule.py; bound: at most so many runs of "exhaustive".
             limit: steps after which a run counts as endless.
             args: by parameter name a tensor or a number for all ranks, a list of one a rank, or a function of the rank; tensors are
-                copied. What may be left out: see :func:`tilescale.compiler.sim.run.launch`.
+                copied. What may be left out: see :func:`tilescale.compiler.checks.run.launch`.
             level: "tile"; "scheduled" runs what a target with asynchronous copies makes of it, with rings of ``depth`` stages and these
                 ``roles``; "both" compares the two.
 
@@ -309,7 +309,7 @@ class Kernel:
         """
         program = self.program()
         from tilescale.arrays import arguments
-        from tilescale.compiler.sim.run import check
+        from tilescale.compiler.checks.run import check
 
         given = arguments(args or {})
         return check(

@@ -1,4 +1,4 @@
-"""A checked job's launches with ``ordered=False``, gathered to be run overlapped, see compiler/sim/overlap.py.
+"""A checked job's launches with ``ordered=False``, gathered to be run overlapped, see compiler/checks/overlap.py.
 
 Each runs in turn first, which gives the results that the program goes on with. A team's window of them ends where its hosts meet, an
 ordered launch included, where one of its ranks launches with another team, where a host reads a counter, and with the program; it then
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tilescale.comm import sim
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.overlap import Step, Touch
-    from tilescale.compiler.sim.run import Result
+    from tilescale.compiler.checks.overlap import Step, Touch
+    from tilescale.compiler.checks.run import Result
     from tilescale.simulator import Call, Checking
 
 #: bytes that the arguments of a window may have: those that lie further back are no longer kept
@@ -36,8 +36,8 @@ class Windows:
 
     def begin(self, calls: Sequence[Call], members: tuple[int, ...], mark: bytes, whose: str) -> Step:
         """A launch is about to run: its arguments as they are, and what hosts did in front of it."""
-        from tilescale.compiler.sim.overlap import Step
-        from tilescale.compiler.sim.run import Launch
+        from tilescale.compiler.checks.overlap import Step
+        from tilescale.compiler.checks.run import Launch
 
         for other in [m for m in self.steps if m != members and set(m) & set(members)]:
             self.end(other)
@@ -59,7 +59,7 @@ class Windows:
         return step
 
     def _touches(self, rank: int) -> list[Touch]:
-        from tilescale.compiler.sim.overlap import Touch
+        from tilescale.compiler.checks.overlap import Touch
 
         made, hosts = [], self.job.hosts
         for twins, owner, access in hosts.recent.pop(rank, {}).values():
@@ -81,7 +81,7 @@ class Windows:
 
     def made(self, step: Step, members: tuple[int, ...], done: Result, whole: bool) -> bool:
         """The launch has run in turn; ``whole``: with no finding. Returns whether it will be run with those beside it."""
-        from tilescale.compiler.sim.overlap import MOST_EXECUTORS, MOST_LAUNCHES, fits
+        from tilescale.compiler.checks.overlap import MOST_EXECUTORS, MOST_LAUNCHES, fits
 
         mark = self.marks[members].pop()
         if not whole or not step.launch.made.program.params:
@@ -109,7 +109,7 @@ class Windows:
 
     @staticmethod
     def _room(steps: Sequence[Step]) -> bool:
-        from tilescale.compiler.sim.overlap import MOST_EXECUTORS
+        from tilescale.compiler.checks.overlap import MOST_EXECUTORS
 
         size = sum(a.nbytes for s in steps for b in s.launch.bound.values() for a in b.arrays.values())
         return size <= MOST_BYTES and sum(s.executors for s in steps) <= MOST_EXECUTORS
@@ -133,8 +133,8 @@ class Windows:
         self.fresh.pop(members, None)
 
     def _run(self, members: tuple[int, ...]) -> None:
+        from tilescale.compiler.checks.overlap import Window
         from tilescale.compiler.findings import Report
-        from tilescale.compiler.sim.overlap import Window
 
         steps, checking = self.steps.get(members, []), self.checking
         mark = b"".join(self.marks.get(members, []))

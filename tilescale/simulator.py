@@ -69,15 +69,15 @@ class Program:
     @functools.cached_property
     def scheduled(self) -> Any:
         """The same as a target with asynchronous copies would have it: rings of two stages, for a producer and a consumer."""
-        from tilescale.compiler.sim.levels import Plan
+        from tilescale.compiler.checks.levels import Plan
         from tilescale.compiler.sim.prepare import prepare
 
         return prepare(Plan().of(self.prepared.program))
 
     def launch(self, args: Sequence[dict[str, Any]], level: str, only: int | None, whose: str, limit: int) -> Any:
-        """A launch at a level, with the arguments of every rank: see compiler/sim/levels.py."""
-        from tilescale.compiler.sim.levels import Both, Plan
-        from tilescale.compiler.sim.run import Launch
+        """A launch at a level, with the arguments of every rank: see compiler/checks/levels.py."""
+        from tilescale.compiler.checks.levels import Both, Plan
+        from tilescale.compiler.checks.run import Launch
 
         if level == "both":
             return Both(self.prepared, self.scheduled, args, Plan(), only=only, limit=limit, whose=whose)
@@ -386,8 +386,8 @@ def _show(lines: list[str]) -> None:
 
 def _difference(calls: list[Call]) -> Any:
     """What ranks that launch together do differently, as a finding."""
+    from tilescale.compiler.checks.run import different
     from tilescale.compiler.findings import Finding, Where
-    from tilescale.compiler.sim.run import different
 
     first = calls[0]
     for rank, call in enumerate(calls):

@@ -26,9 +26,9 @@ from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES
+from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import Strided
-from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError, Loc, TileValueError
 
@@ -58,7 +58,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.executors: list[tuple[str, Any, int]] = []
         self.arena_bytes = self.scratch_top = self.shared_bytes = 0
         self.waits = self.device = False
-        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (passes/participants.py)
+        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (ops/participants.py)
         self.tables = {}
         self.regions: list[Any] = []
         self.zeroed: list[Any] = []

@@ -17,10 +17,10 @@ from typing import Any
 
 from tilescale.compiler.cuda.places import InShared, widened
 from tilescale.compiler.cuda.rings import call as do
+from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.target import Target
-from tilescale.compiler.ops.sync import COMPARISONS
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 

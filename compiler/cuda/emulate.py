@@ -18,7 +18,20 @@ import numpy as np
 
 from tilescale.compiler.cuda import emulate_clusters, emulate_matrices, emulate_ranks, emulated_threads, engines, turns
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
-from tilescale.compiler.cuda.emulated import Block, Clocks, Memory, Pointer, Registers, Tile, decoded, encoded, garbage, load, store
+from tilescale.compiler.cuda.emulated import (
+    Block,
+    Clocks,
+    Memory,
+    Moments,
+    Pointer,
+    Registers,
+    Tile,
+    decoded,
+    encoded,
+    garbage,
+    load,
+    store,
+)
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
@@ -44,6 +57,8 @@ class Emulator:
         self.thread_vars: dict[str, Any] = {}
         self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
+        #: whether engines write what they must know nobody reads
+        self.watches = any(name.startswith(("ts::tma_load", "ts::copy_to_block")) for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
         self.waits = any(name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
 
@@ -122,11 +137,11 @@ class Emulator:
         everyone = np.zeros((n * len(blocks), 5), np.int64)
         cluster: list[engines.Engines] = []
         told = any(name.startswith("ts::shared_") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
-        clocks = Clocks(everyone[:, 4]) if told else None
+        clocks, moments = Clocks(everyone[:, 4]) if told else None, Moments(everyone)
         made = []
         for rank, at in enumerate(blocks):
             cluster.append(engines.Engines(order, cluster))
-            b = Block(n, dict(values), dict(memory), everyone, rank * n, order.draw, cluster[-1], clocks)
+            b = Block(n, dict(values), dict(memory), moments, rank * n, order.draw, cluster[-1], clocks)
             b.early = np.ones(n, bool) if self.kernel.dependent else None
             for tag, var in self.thread_vars.items():
                 b.values[var] = np.arange(n, dtype=np.int32) if tag == "threadIdx.x" else np.int32(at["xyz".index(tag[-1])])
@@ -248,6 +263,7 @@ class Emulator:
             def arena(b: Block, m: Any) -> None:
                 if b.engines.arena is None:
                     b.engines.arena = Memory("shared memory", b.draw.integers(0, 256, count, np.uint8), count)
+                    b.engines.arena.watched = self.watches
                 b.memory[buf] = b.engines.arena
 
             return arena

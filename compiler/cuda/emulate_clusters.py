@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.cuda.emulated_copies import overlap
 from tilescale.compiler.cuda.engines import EmulationError, arrived, barrier_wait, byte, one, synced, usable
 from tilescale.compiler.ir.scales import WARP
-from tilescale.compiler.ops.sync import OPS
+from tilescale.compiler.ir.signals import OPS
 
 #: the comparisons of a wait, by number (`ops.sync.COMPARISONS`)
 COMPARED = (operator.ge, operator.eq, operator.gt, operator.ne, operator.le, operator.lt)
@@ -135,9 +136,9 @@ def copy_to_block(b: Any, m: Any, to: Any, source: Any, where: Any, rank: Any, c
         raise EmulationError(f"a copy of {size} bytes from {frm[0]} to {into[0]}, or a barrier that engines do not know of")
     b.engines.fenced(frm)
     other.fenced(into)
-    if arena.looked is not None and arena.looked[into].any():
+    if arena.looked is not None and arena.looked[:, into].any():
         raise EmulationError("an engine writes what threads have read, and they have made no proxy fence since")
-    if any(np.intersect1d(into, p.cells).size for p in other.coming):
+    if any(overlap(into, p.cells) for p in other.coming):
         raise EmulationError("two copies under way write the same bytes of shared memory")
     who = np.flatnonzero(m)
     b.touch(own, frm, np.full(frm.shape, who[0]), False)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilescale.compiler.cuda import engines
 from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, encoded, load, store
+from tilescale.compiler.cuda.emulated_products import factors
 from tilescale.compiler.cuda.emulated_threads import whole_warps
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.ir.scales import WARP
@@ -82,7 +83,7 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
         for w in whole_warps(b, m, "mma"):
             x, y = (
-                engines.factors(p.memory.data[f.of(p, w)], dt).astype(wide) for f, p, dt in ((a_at, pa, a_dtype), (b_at, pb, b_dtype))
+                factors(p.memory.data[f.of(p, w)], dt).astype(wide) for f, p, dt in ((a_at, pa, a_dtype), (b_at, pb, b_dtype))
             )
             there = c_at.of(d, w)
             d.memory.data[there] = (d.memory.data[there].astype(wide) + x @ y).astype(d.memory.data.dtype)
@@ -97,7 +98,7 @@ def _mma_sp(dtype: str) -> Callable[..., None]:
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer, next_: Pointer, where: Any) -> None:
         words = np.broadcast_to(where, m.shape).astype(np.uint32)
         for w in whole_warps(b, m, "mma.sp"):
-            get = lambda f, p, w=w: engines.factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)  # noqa: E731
+            get = lambda f, p, w=w: factors(p.memory.data[f.of(p, w)], dtype).astype(np.float64)  # noqa: E731
             quads = words[w * WARP : (w + 1) * WARP].reshape(8, 4)[:, :2]
             rows = np.concatenate([quads & 0xFFFF, quads >> 16]).astype(np.uint16)
             x = expanded(get(a_at, pa), rows)

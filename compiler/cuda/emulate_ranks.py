@@ -19,8 +19,8 @@ import numpy as np
 from tilescale.compiler.cuda.emulated import Block, Memory, Pointer
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
-from tilescale.compiler.ops.sync import OPS
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.tiles import updated
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.cuda.emulated_copies import overlap
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
@@ -20,19 +21,22 @@ class Memory:
 
     def __init__(self, name: str, data: Any, cells: int):
         self.name, self.data, self.cells = name, data, cells
+        #: whether engines write here by themselves, and must know who looked (``looked``)
+        self.watched = False
         self.clear()
 
     def clear(self) -> None:
         """A new block begins."""
-        self.writer = np.full(self.cells, -1, np.int64)
-        self.reader = np.full(self.cells, -1, np.int64)  # below -1: several
-        self.written = np.zeros((self.cells, 5), np.int64)
-        self.read = np.zeros((self.cells, 5), np.int64)
+        self.writer = np.full(self.cells, -1, np.int32)
+        self.reader = np.full(self.cells, -1, np.int32)  # below -1: several
+        #: the moments (`Moments`) of the last write and of the last read
+        self.written = np.zeros(self.cells, np.int32)
+        self.read = np.zeros(self.cells, np.int32)
         #: where clocks are kept: when each warp read it last
         self.by_warp: Any = None
         #: the thread whose write the asynchronous proxy does not see yet
-        self.unfenced = np.full(self.cells, -1, np.int64)
-        #: (cell, warp): read by threads of the warp, which have not made a proxy fence since; made where somebody asks
+        self.unfenced = np.full(self.cells, -1, np.int32)
+        #: (warp, cell): read by threads of the warp, which have not made a proxy fence since
         self.looked: Any = None
 
     def times(self, warps: int) -> Any:
@@ -64,6 +68,32 @@ class Tile:
         self.name, self.arena, self.offset = name, arena, offset
         self.size = np.dtype(numerics.storage(dtype)).itemsize
         self.data = arena.data[offset : offset + (len(arena.data) - offset) // self.size * self.size].view(numerics.storage(dtype))
+
+
+class Moments:
+    """The stamps that accesses were made at. ``everyone``: (threads of the cluster, 5), how often the thread's block, its warpgroup, its
+    warp and its cluster have met, and its time. Threads that have met are often at the same stamps: a cell remembers their number, a
+    moment, not the five of them."""
+
+    def __init__(self, everyone: Any):
+        self.everyone = everyone
+        self.known = np.full_like(everyone, -1)
+        self.count = 0
+        #: (5, moments): one of the five of many moments is what is asked for
+        self.stamps = np.zeros((5, 64), np.int64)
+        self.of = np.zeros(len(everyone), np.int32)
+
+    def now(self) -> Any:
+        """The moment of each thread of the cluster."""
+        if not np.array_equal(self.known, self.everyone):
+            self.known = self.everyone.copy()
+            begins = np.append(True, (self.known[1:] != self.known[:-1]).any(1))  # neighbours are mostly at the same stamps
+            self.of = (self.count - 1 + begins.cumsum()).astype(np.int32)
+            first, self.count = self.count, self.count + int(begins.sum())
+            if self.count > self.stamps.shape[1]:
+                self.stamps = np.concatenate([self.stamps, np.zeros((5, self.count), np.int64)], axis=1)
+            self.stamps[:, first : self.count] = self.known[begins].T
+        return self.of
 
 
 class Clocks:
@@ -100,13 +130,13 @@ class Clocks:
 
 @dataclass
 class Block:
-    """One block that runs. ``everyone``: (threads of the cluster, 5), how often the thread's block, its warpgroup, its warp and its cluster
-    have met, and its time; this block's threads begin at ``first``. ``split``: its warps run each on its own."""
+    """One block that runs. ``moments``: of all threads of the cluster; this block's begin at ``first``. ``split``: its warps run each on
+    its own."""
 
     threads: int
     values: dict[Any, Any]
     memory: dict[Any, Any]
-    everyone: Any
+    moments: Moments
     first: int
     draw: Any
     engines: Any
@@ -118,6 +148,11 @@ class Block:
     #: where several blocks run in turns: all ranks, and which block this is (`emulate_ranks`)
     world: Any = None
     task: Any = None
+
+    @property
+    def everyone(self) -> Any:
+        """The stamps of all threads of the cluster."""
+        return self.moments.everyone
 
     @property
     def stamps(self) -> Any:
@@ -137,52 +172,67 @@ class Block:
 
     def touch(self, mem: Memory, cells: Any, who: Any, writes: bool) -> None:
         """Records accesses of threads ``who`` to ``cells`` (same shape), and looks for races."""
+        cells, who = np.ravel(cells), np.ravel(who)
         if self.world is not None:
             self.world.touched(self, mem, cells, who, writes)
         who = who + self.first
+        now = self.moments.now()[who]
         last = mem.writer[cells]
-        bad = (last >= 0) & (last != who) & ~self.ordered(last, who, mem.written[cells])
-        self._refuse(bad, mem, cells, last, who, "writes")
+        self._refuse(self._unordered(last, who, mem.written, cells), mem, cells, last, who, "writes")
         if writes:
-            last, then = mem.reader[cells], mem.read[cells]
-            bad = ((last >= 0) & (last != who) & ~self.ordered(last, who, then)) | ((last < -1) & ~self._before(mem, cells, last, who))
+            last = mem.reader[cells]
+            bad = self._unordered(last, who, mem.read, cells)
+            several = np.flatnonzero(last < -1)
+            if len(several):
+                several = several[~self._before(mem, cells[several], last[several], who[several])]
+                bad = np.sort(np.concatenate([bad, several]))
             self._refuse(bad, mem, cells, last, who, "reads")
-            mem.writer[cells], mem.written[cells] = who, self.everyone[who]
+            mem.writer[cells], mem.written[cells] = who, now
             mem.unfenced[cells] = who
             again = mem.writer[cells]
-            self._refuse(again != who, mem, cells, again, who, "also writes")
+            self._refuse(np.flatnonzero(again != who), mem, cells, again, who, "also writes")
         else:
-            last, own = mem.reader[cells], -2 - self.first // self.threads
-            alone = (last == -1) | (last == who) | self._before(mem, cells, last, who)
-            several = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
-            mem.reader[cells] = np.where(alone, who, several)
-            np.putmask(again := mem.reader[cells], (again != who) & (again >= 0), own)
-            mem.reader[cells] = again
-            mem.read[cells] = self.everyone[who]
+            last, made = mem.reader[cells], who
+            others = np.flatnonzero((last != -1) & (last != who))
+            if len(others):
+                others = others[~self._before(mem, cells[others], last[others], who[others])]
+                last, own = last[others], -2 - self.first // self.threads
+                made = who.copy()
+                made[others] = np.where(np.where(last >= 0, -2 - last // self.threads, last) == own, own, OF_SEVERAL)
+            mem.reader[cells], mem.read[cells] = made, now
             if self.clocks is not None:
                 mem.times(-(-len(self.everyone) // WARP))[cells, who // WARP] = self.everyone[who, 4]
 
+    def _unordered(self, first: Any, second: Any, moments: Any, cells: Any) -> Any:
+        """Which accesses of threads ``second`` follow another thread's, ``first``, without a meeting of the two behind its moment."""
+        others = np.flatnonzero((first >= 0) & (first != second))
+        if not len(others):
+            return others
+        return others[~self.ordered(first[others], second[others], moments[cells[others]])]
+
     def _before(self, mem: Memory, cells: Any, last: Any, who: Any) -> Any:
         """Whether all who read a cell have met this block's threads since, or ``who`` knows of it."""
-        then = mem.read[cells]
+        then, stamps = mem.read[cells], self.moments.stamps
         now, own = self.everyone[self.first], self.first // self.threads
         block = np.where(last >= 0, last // self.threads, -2 - last)
-        met = (then[..., 3] != now[3]) | ((block == own) & (then[..., 0] != now[0]))
+        met = (stamps[3][then] != now[3]) | ((block == own) & (stamps[0][then] != now[0]))
         return met if self.clocks is None else met | self.clocks.before(who, mem.times(-(-len(self.everyone) // WARP))[cells])
 
     def ordered(self, first: Any, second: Any, then: Any) -> Any:
-        """Whether thread ``second`` has met ``first`` since the stamps ``then``."""
-        now = self.everyone[second]
-        same_block = first // self.threads == second // self.threads
-        same_group, same_warp = first // WARPGROUP == second // WARPGROUP, first // WARP == second // WARP
-        met = (same_block & (then[..., 0] != now[..., 0])) | (then[..., 3] != now[..., 3])
-        met = met | (same_group & (then[..., 1] != now[..., 1])) | (same_warp & (then[..., 2] != now[..., 2]))
-        return met if self.clocks is None else met | (self.clocks.known[second, first] >= then[..., 4])
+        """Whether thread ``second`` has met ``first`` since the moment ``then``."""
+        now = self.moments.now()[second]
+        stamps = self.moments.stamps  # with those of now
+        met = (first // self.threads == second // self.threads) & (stamps[0][then] != stamps[0][now])
+        if met.all():  # as a block, which most meetings are: nothing else need be looked at
+            return met
+        met |= stamps[3][then] != stamps[3][now]
+        met |= (first // WARPGROUP == second // WARPGROUP) & (stamps[1][then] != stamps[1][now])
+        met |= (first // WARP == second // WARP) & (stamps[2][then] != stamps[2][now])
+        return met if self.clocks is None else met | (self.clocks.known[second, first] >= stamps[4][then])
 
     def _refuse(self, bad: Any, mem: Memory, cells: Any, first: Any, second: Any, verb: str) -> None:
-        if bad.any():
-            at = tuple(np.argwhere(bad)[0])
-            a, b, c = (np.broadcast_to(x, bad.shape)[at] for x in (first, second, cells))
+        if len(bad):
+            a, b, c = (x[bad[0]] for x in (first, second, cells))
             raise EmulationError(f"race in {mem.name} at {c}: thread {a} {verb} it, thread {b} touches it, and they have not met")
 
 
@@ -204,59 +254,60 @@ def decoded(stored: Any, dtype: str) -> Any:
 
 def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     """Elements as they lie in memory, (threads,) or (threads, lanes); zero where a lane does not run."""
-    index = np.broadcast_to(index, m.shape)
     who = np.flatnonzero(m)
-    at = index[who][:, None] + np.arange(lanes)
     out = np.zeros((len(m), lanes), mem.data.dtype)
     if len(who):
-        inside(mem, at, lanes)
-        if isinstance(mem, Registers):
-            out[who] = mem.data[who[:, None], at]
-        else:
-            touched(b, mem, at, who, False)
-            out[who] = mem.data[at]
+        out[who] = mem.data[_place(b, m, mem, index, who, lanes, False)]
     return out[:, 0] if lanes == 1 else out
 
 
 def store(b: Block, m: Any, mem: Any, index: Any, value: Any, lanes: int) -> None:
-    index = np.broadcast_to(index, m.shape)
     who = np.flatnonzero(m)
-    at = index[who][:, None] + np.arange(lanes)
-    if not len(who):
-        return
-    inside(mem, at, lanes)
-    made = (value[:, None] if lanes == 1 else value)[who]
+    if len(who):
+        mem.data[_place(b, m, mem, index, who, lanes, True)] = (value[:, None] if lanes == 1 else value)[who]
+
+
+def _place(b: Block, m: Any, mem: Any, index: Any, who: Any, lanes: int, writes: bool) -> Any:
+    """What threads ``who`` access, which they may: (threads, lanes), as an index of the memory's elements or of the registers."""
+    index = np.asarray(index)
+    if isinstance(mem, Registers) and (index.size == 1 or index.strides == (0,)):  # the same for all, as numbers of registers mostly are
+        first = int(index.flat[0])
+        inside(mem, first, first, lanes)
+        return (slice(None) if len(who) == len(m) else who), slice(first, first + lanes)
+    index = np.broadcast_to(index, m.shape)[who]
+    inside(mem, int(index.min()), int(index.max()), lanes)
+    at = index[:, None] + np.arange(lanes)
     if isinstance(mem, Registers):
-        mem.data[who[:, None], at] = made
-    else:
-        touched(b, mem, at, who, True)
-        mem.data[at] = made
-
-
-def inside(mem: Any, at: Any, lanes: int) -> None:
-    size = mem.data.shape[-1]
-    if at.min() < 0 or at.max() >= size:
-        raise EmulationError(f"{mem.name}: an access at {at.min()}…{at.max()} of {size} elements")
-    if lanes > 1 and not isinstance(mem, Registers) and (at[:, 0] % lanes).any():
+        return who[:, None], at
+    if lanes > 1 and (index % lanes).any():
         raise EmulationError(f"{mem.name}: a vector of {lanes} elements that is not aligned")
+    touched(b, mem, index, at, who, writes)
+    return at
 
 
-def touched(b: Block, mem: Any, at: Any, who: Any, writes: bool) -> None:
+def inside(mem: Any, low: int, high: int, lanes: int) -> None:
+    """Vectors of so many elements that begin at ``low`` to ``high``."""
+    size = mem.data.shape[-1]
+    if low < 0 or high + lanes > size:
+        raise EmulationError(f"{mem.name}: an access at {low}…{high + lanes - 1} of {size} elements")
+
+
+def touched(b: Block, mem: Any, index: Any, at: Any, who: Any, writes: bool) -> None:
+    """Threads access elements ``at``, (threads, lanes), which begin at ``index``."""
     if not isinstance(mem, Tile):
         b.late_enough(who)
-    if isinstance(mem, Tile):
-        cells = mem.offset + at[:, :, None] * mem.size + np.arange(mem.size)
-        b.engines.copies.touched(cells)
-        if writes:
-            for other in b.engines.cluster:
-                if other.arena is mem.arena:
-                    other.overwritten(cells)
-        if any(np.intersect1d(cells, p.cells).size for other in b.engines.cluster for p in other.coming if p.engines.arena is mem.arena):
+        b.touch(mem, at, np.repeat(who, at.shape[1]), writes)
+        return
+    bytes_ = at.shape[1] * mem.size
+    cells = (mem.offset + index * mem.size)[:, None] + np.arange(bytes_)
+    b.engines.copies.touched(cells)
+    for other in b.engines.cluster:
+        if writes and other.arena is mem.arena:
+            other.overwritten(cells)
+        if any(p.engines.arena is mem.arena and overlap(cells, p.cells) for p in other.coming):
             raise EmulationError("shared memory is touched while a copy into it is under way")
-        b.touch(mem.arena, cells, np.broadcast_to(who[:, None, None], cells.shape), writes)
-        if not writes:
-            if mem.arena.looked is None:
-                mem.arena.looked = np.zeros((mem.arena.cells, -(-len(b.everyone) // WARP)), bool)
-            mem.arena.looked[cells, (who[:, None, None] + b.first) // WARP] = True
-    else:
-        b.touch(mem, at, np.broadcast_to(who[:, None], at.shape), writes)
+    b.touch(mem.arena, cells, np.repeat(who, bytes_), writes)
+    if mem.arena.watched and not writes:
+        if mem.arena.looked is None:
+            mem.arena.looked = np.zeros((-(-len(b.everyone) // WARP), mem.arena.cells), bool)
+        mem.arena.looked[(who[:, None] + b.first) // WARP, cells] = True

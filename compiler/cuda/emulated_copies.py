@@ -17,6 +17,16 @@ class EmulationError(AssertionError):
     """What would go wrong on a GPU, or might: a race, a barrier in a branch, an access outside memory."""
 
 
+def overlap(some: Any, others: Any) -> bool:
+    """Whether two lists of cells, neither of them empty, have one in common. Most are of different tiles, so their bounds decide."""
+    low, high = max(some.min(), others.min()), min(some.max(), others.max())
+    if low > high:
+        return False
+    there = np.zeros(high - low + 1, bool)
+    there[some[(some >= low) & (some <= high)] - low] = True
+    return bool(there[others[(others >= low) & (others <= high)] - low].any())
+
+
 @dataclass
 class Part:
     """What one instruction copies, in all of its threads: (threads, bytes)."""

@@ -16,25 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError
+from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError, overlap
+from tilescale.compiler.cuda.emulated_products import SWIZZLE_OF, Held, Product, factors, in_memory, swizzled
 from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.layout.tensor_cores import KINDS
 from tilescale.compiler.ops.gemm_sp import expanded
-from tilescale.compiler.sim import numerics, tiles
+from tilescale.compiler.sim import numerics
 
-SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 #: an instruction's word for an operand's dtype
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
-MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
 
 @dataclass
 class Barrier:
-    """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the stamps ``then``. fenced: the
+    """An mbarrier: arrivals and bytes that the current phase still expects. ``owner`` initialised it, at the moment ``then``. fenced: the
     asynchronous proxy knows. ``coming``, ``over``: what threads have released in it, and in the last one that ended, where that is
     looked at (`Clocks`)."""
 
@@ -139,45 +138,6 @@ class Store:
 
 
 @dataclass
-class Held:
-    """A left operand in registers: lanes and slots of its elements, 64 rows of a step of k."""
-
-    registers: Any
-    lanes: Any
-    slots: Any
-
-
-@dataclass
-class Product:
-    """A product under way. Operands in shared memory: descriptor, rows, whether they are stored across."""
-
-    key: tuple[int, int, int]
-    a: Any
-    b: tuple[int, int, bool]
-    keep: bool
-    seen: tuple[Any, Any]
-    dtypes: tuple[str, str]
-    sums: str
-    block: Any
-    #: where the numbers of a left operand that keeps two in four belong, (64, words), from registers; None: it is whole
-    places: Any = None
-    asked: Any = None
-
-    def reach(self, which: int) -> int:
-        """Bytes of a row of an operand in shared memory that an instruction reads."""
-        return 64 if which and self.places is not None else 32
-
-    @property
-    def size(self) -> int:
-        """Bytes of an operand's element."""
-        return int(numerics.storage(self.dtypes[0]).itemsize)
-
-    @property
-    def wide(self) -> Any:
-        return np.float64 if self.sums == "float32" else np.int64
-
-
-@dataclass
 class Flight:
     """An accumulator that products are writing."""
 
@@ -263,11 +223,11 @@ class Engines:
         cells = tmap.cells(to)
         self.overwritten(cells)
         for other in self.turns.loads:
-            if other.engines is self and np.intersect1d(cells, other.cells).size:
+            if other.engines is self and overlap(cells, other.cells):
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
             for p in [*group.open, *(x for g in group.committed for x in g)]:
-                if any(np.intersect1d(cells, operand(p, which).ravel()).size for which in in_memory(p)):
+                if any(overlap(cells, p.reads(which)) for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
         self.turns.loads.append(Load(self, own, handed, barrier, cells, data))
@@ -279,7 +239,7 @@ class Engines:
 
     def overwritten(self, cells: Any) -> None:
         """Shared memory is about to be written: no store may still read it, whatever is written there."""
-        if any(not s.read and np.intersect1d(cells, s.cells).size for of in self.stores.values() for s in of):
+        if any(not s.read and overlap(cells, s.cells) for of in self.stores.values() for s in of):
             raise EmulationError("shared memory is written while a store by TMA reads it: nobody has awaited the store")
 
     def commit_stores(self, issuer: int) -> None:
@@ -314,7 +274,7 @@ class Engines:
             if isinstance(p.a, Held) and not which:
                 made.append(p.a.registers[p.a.lanes, p.a.slots].view(numerics.storage(dtype)))
                 continue
-            cells = operand(p, which)[..., None] + np.arange(p.size)
+            cells = p.reads(which)[..., None] + np.arange(p.size)
             if int(cells.max()) >= self.arena.data.size:
                 raise EmulationError("a matrix descriptor reaches beyond shared memory")
             if (self.arena.writer[cells] >= 0).any():  # threads had to do with it, not TMA alone
@@ -365,42 +325,6 @@ class Engines:
             group.fenced = False
 
 
-def swizzled(address: Any, width: int) -> Any:
-    """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
-    return address ^ ((address >> 7 & MASKS[width]) << 4)
-
-
-def in_memory(p: Product) -> tuple[int, ...]:
-    """Which operands of a product lie in shared memory."""
-    return (1,) if isinstance(p.a, Held) else (0, 1)
-
-
-def factors(stored: Any, dtype: str) -> Any:
-    """What tensor cores multiply: float32 is cut to tf32."""
-    return tiles.tf32(stored) if dtype == "float32" else numerics.decode(stored, dtype)
-
-
-def operand(p: Product, which: int) -> Any:
-    """The first byte of each element of an operand, 32 bytes of each row (64 beside one that keeps two in four), by its descriptor (PTX
-    ISA, "Matrix Descriptor Format", "Strides"). Across rows there are 16-bit elements alone."""
-    descriptor, rows, across = p.b if which or isinstance(p.a, Held) else p.a
-    start, leading, stride = (descriptor >> s & 0x3FFF for s in (0, 16, 32))
-    width = SWIZZLE_OF.get(descriptor >> 62)
-    if width is None:
-        raise EmulationError("a matrix descriptor without a swizzle")
-    r, k = np.indices((rows, p.reach(which) // p.size))
-    if not across and width < p.reach(which):
-        raise EmulationError("a product reads more of a row than its swizzle has")
-    if across:
-        if p.size != 2:
-            raise EmulationError(f"a product of {p.dtypes} whose operands do not run along k")
-        wide = width // 2
-        address = r // wide * (leading << 4) + r % wide * 2 + k // 8 * (stride << 4) + k % 8 * width
-    else:
-        address = r // 8 * (stride << 4) + r % 8 * width + k * p.size
-    return swizzled((start << 4) + address, width)
-
-
 # ---- the instructions, as `emulate.FUNCTIONS` has them
 
 
@@ -428,7 +352,7 @@ def barrier_init(b: Any, m: Any, where: Any, count: Any) -> None:
     if m.sum() != 1:
         raise EmulationError(f"{m.sum()} threads initialise a barrier")
     n, owner = int(one(m, count)), int(np.flatnonzero(m)[0]) + b.first
-    b.engines.barriers[byte(m, where)] = Barrier(n, n, owner, b.everyone[owner].copy())
+    b.engines.barriers[byte(m, where)] = Barrier(n, n, owner, b.moments.now()[owner])
 
 
 def fence_init(b: Any, m: Any) -> None:
@@ -440,7 +364,7 @@ def usable(b: Any, m: Any, made: Barrier) -> Barrier:
     """A barrier, by threads that have met the one that initialised it since."""
     who = np.flatnonzero(m) + b.first
     who = who[who != made.owner]
-    if who.size and not b.ordered(np.full(who.shape, made.owner), who, np.broadcast_to(made.then, (len(who), len(made.then)))).all():
+    if who.size and not b.ordered(np.full(who.shape, made.owner), who, np.full(who.shape, made.then)).all():
         raise EmulationError("a barrier is used by threads that have not met the one that initialised it")
     return made
 
@@ -510,7 +434,7 @@ def tma_load(b: Any, m: Any, to: Any, tmap: Any, where: Any, *coordinates: Any) 
         raise EmulationError(f"{m.sum()} threads make one copy")
     b.late_enough(m)
     looked, own = b.engines.arena.looked, slice(b.first // WARP, -(-(b.first + len(m)) // WARP))
-    if looked is not None and looked[tmap.cells(byte(m, to)), own].any():
+    if looked is not None and looked[own, tmap.cells(byte(m, to))].any():
         raise EmulationError("TMA writes what threads of the block have read, and they have made no proxy fence since")
     at, handed = [int(one(m, c)) for c in coordinates], None
     if b.clocks is not None:  # as if the thread wrote the box: who reads it must come behind the barrier, and it behind who read it
@@ -556,10 +480,12 @@ def bulk_wait(pending: int, complete: bool) -> Callable[..., None]:
 
 def fence_proxy(b: Any, m: Any) -> None:
     unfenced = b.engines.arena.unfenced
-    unfenced[np.isin(unfenced, np.flatnonzero(m) + b.first)] = -1
+    fences = np.zeros(len(b.everyone) + 1, bool)  # the last one is of cells that nobody wrote: -1
+    fences[np.flatnonzero(m) + b.first] = True
+    unfenced[fences[unfenced]] = -1
     if (looked := b.engines.arena.looked) is not None:
         whole = np.flatnonzero(m[: len(m) // WARP * WARP].reshape(-1, WARP).all(1))
-        looked[:, whole + b.first // WARP] = False
+        looked[whole + b.first // WARP] = False
 
 
 def descriptor(swizzle: int) -> Callable[..., Any]:

@@ -71,7 +71,7 @@ class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
         self.written = written_buffers(program)
         self.rounds = rounds_of(program)
         self.sites: list[str] = []
-        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (passes/participants.py)
+        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (ops/participants.py)
         self.here: Loc | None = None
         self.loop = None
         self.moved: list[tuple[Any, Any]] = []

@@ -12,10 +12,10 @@ from typing import Any
 from tilescale.compiler.cuda.kernel import Source
 from tilescale.compiler.cuda.places import Global, widened
 from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
-from tilescale.compiler.ops.sync import COMPARISONS
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import ir, tirx
 

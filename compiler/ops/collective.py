@@ -74,7 +74,7 @@ def _parts(name: str, whole: Region, part: Region, place: str) -> None:
 
 def _one_each(name: str, whole: Region, place: str) -> None:
     """In a cluster, whose size is known: the leading axis is as long. Of ranks the launch knows how many there are
-    (passes/participants.py)."""
+    (ops/participants.py)."""
     launch = bld.current().launch
     size = prod(launch.cluster) if place == "cta_cluster" and launch is not None else None
     if size is not None and whole.shape and constant(whole.shape[0]) != size:

@@ -87,7 +87,8 @@ def copy(
         value, signal_op = 1 if value is None else value, "add" if signal_op is None else signal_op
         if side != "dst":
             raise TileSyntaxError("signal= goes with dst=", loc=source.current(), hint="T.signal(s[i]) after the copy")
-        from tilescale.compiler.ops.sync import OPS, counter
+        from tilescale.compiler.ir.signals import OPS
+        from tilescale.compiler.ops.sync import counter
 
         if signal_op not in OPS:
             raise TileValueError(f"signal_op={signal_op!r}", loc=source.current(), expected="one of " + ", ".join(OPS))

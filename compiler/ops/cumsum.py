@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.ops.cumsum import ZERO
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.nests import Nest, indexed
@@ -16,6 +15,8 @@ from tilescale.compiler.ops.base import emit, region, require_same_shape
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
+
+ZERO = tirx.IntImm("int32", 0)
 
 
 def _scan(op: str, src: Any, dst: Any, dim: int, reverse: bool) -> None:

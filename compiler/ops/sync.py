@@ -6,8 +6,6 @@ later ones. Signals release and waits acquire at exactly the scope of the reach.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
 from typing import Any
 
 from tilescale.compiler.builder import state as bld
@@ -16,13 +14,11 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ir.scales import REACHES
+from tilescale.compiler.ir.signals import COMPARISONS, OPS
 from tilescale.compiler.ops import team
 from tilescale.compiler.ops.base import element, emit, is_tile, region
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
 
-#: what a signal makes of a counter, and a number of it
-OPS: dict[str, Callable[[int, int], int]] = {"add": operator.add, "set": lambda old, new: new, "max": max, "min": min}
-COMPARISONS = ("ge", "eq", "gt", "ne", "le", "lt")
 #: the runtime's numbers for the scales that a barrier may span
 SCALE_CODES = {"cta_cluster": 4, "grid": 5, "device": 6}
 _HOMES = {"block": "shared.signal", "cta_cluster": "shared.signal", "grid": "global.signal", "device": "global.signal"}

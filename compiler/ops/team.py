@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.constructs import LoopNest, is_device
 from tilescale.compiler.builder.values import as_expr, binary, compare, difference, index_expr
@@ -328,15 +326,3 @@ def ranks_of(call: Any, cx: Any, in_order: bool = False) -> Callable[[Any], tupl
     return members
 
 
-def simulated_rank(cx: Any, call: Any) -> Callable[[Any], Any]:
-    """``ts.scale_rank`` in the simulator."""
-    from tilescale.compiler.sim.machine import Stranger
-
-    index, count, rank = (cx.scalar(a) for a in call.args)
-
-    def run(ex: Any) -> Any:
-        named, ranks = index(ex), int(count(ex))
-        strangers = [n for n in np.atleast_1d(named).ravel().tolist() if not 0 <= n < ranks]
-        return Stranger.of(strangers[0], ranks) if strangers else rank(ex)
-
-    return run

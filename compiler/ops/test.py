@@ -12,7 +12,8 @@ from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import convert
 from tilescale.compiler.ir import source
 from tilescale.compiler.ir.operations import Access, TileOp, register
-from tilescale.compiler.ops.sync import COMPARISONS, counter, not_in_parallel
+from tilescale.compiler.ir.signals import COMPARISONS
+from tilescale.compiler.ops.sync import counter, not_in_parallel
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import TileValueError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilescale.compiler.findings import Where
-from tilescale.compiler.ops.sync import OPS
+from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.sim import diagnose, numerics
 from tilescale.compiler.sim.memory import Site
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from tilescale.compiler.findings import Finding
 from tilescale.compiler.ir.operations import find
-from tilescale.compiler.ops import team
 from tilescale.compiler.sim import nest, numerics
+from tilescale.compiler.sim.teams import simulated_rank
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, REINTERPRET
 from tilescale.errors import InternalError
 from tilescale.language.dtypes import BITS
@@ -244,7 +244,7 @@ class Expressions:
         if name == IF_THEN_ELSE:
             return self._chosen(*e.args)
         if name == "ts.scale_rank":
-            return team.simulated_rank(self, e)
+            return simulated_rank(self, e)
         if (op := find(e)) is not None:
             return self.performed(op, e)  # type: ignore[attr-defined]
         if (shift := _SHIFTS.get(name.rpartition(".")[2])) is not None and name.startswith("tirx."):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.bench.record import record
 from tests.ranks.faulty.kernels import CASES, Case
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 SEEDS = 100
 

@@ -15,7 +15,7 @@ import pytest
 
 import tilescale.language as T
 from tests.bench.record import record
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

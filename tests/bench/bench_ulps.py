@@ -12,7 +12,7 @@ from tests.bench.bench_simulator import EXAMPLES, example
 from tests.bench.record import record
 from tests.kernels import run
 from tests.ulps import worst
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 FUNCTIONS = (
     "exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh", "sigmoid", "erf", "__exp", "__exp2",

@@ -16,7 +16,7 @@ import numpy as np
 from tests.fuzz.programs import Program
 from tests.kernels import run, scheduled
 from tests.ranks.harness import RanksFailed, run_ranks
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 
 class Difference(AssertionError):

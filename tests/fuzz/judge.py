@@ -11,8 +11,8 @@ import numpy as np
 from tests.fuzz.compare import kernel_of
 from tests.fuzz.oracle import Truth, truth
 from tests.fuzz.orders import COUNTERS, FLAGS, PARTS, Orders, draw_orders
+from tilescale.compiler.checks.run import check
 from tilescale.compiler.findings import Report
-from tilescale.compiler.sim.run import check
 
 #: further runs of a program under each schedule; the exhaustive one has a bound
 SEEDS, BOUND = 10, 4_000

@@ -13,11 +13,11 @@ from tests.golden.test_ir import gemm
 from tests.kernels import run
 from tests.unit.cuda import thread_kernels
 from tests.unit.cuda.emulated import data, same
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.sim.run import launch
 
 KERNELS = ("scale", "staged")
 

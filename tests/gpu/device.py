@@ -9,8 +9,8 @@ import torch
 
 import tilescale
 from tests.unit.cuda.emulated import same
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda.arguments import laid_out, strides_of
-from tilescale.compiler.sim.run import launch
 
 
 def to_gpu(array: Any) -> Any:

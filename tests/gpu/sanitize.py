@@ -49,7 +49,7 @@ def launches(most: int, checked: bool) -> dict[str, Callable[[], None]]:
     from tests.gpu.gemms import gemm
     from tests.unit.cuda.corpus import example
     from tests.unit.cuda.emulated import data, empty, same
-    from tilescale.compiler.sim.run import launch
+    from tilescale.compiler.checks.run import launch
 
     made: dict[str, Callable[[], None]] = {}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cuda.test_clusters import PROGRAMS
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tilescale.language as T
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.static import check
 from tilescale.compiler.static.obligations import KINDS, PROVEN, REFUTED
 from tilescale.errors import TileError

@@ -14,7 +14,7 @@ from tests.kernels import run
 from tests.ranks.harness import run_ranks
 from tests.unit.cuda.emulated import agree, agree_on_ranks
 from tilescale import comm
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 
 N, S = 3, 4  # ranks, elements of a part
 

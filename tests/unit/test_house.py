@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import zipfile
@@ -128,3 +129,16 @@ def test_kernels_stay_short(path: str):
             body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
             lines += (node.end_lineno or 0) - body[0].lineno + 1
     assert 0 < lines <= most
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_lowerings_stand_in_files_of_their_operations_names(target: str):
+    """compiler/TARGET/ops/NAME.py says how TARGET does what compiler/ops/NAME.py has, and nothing else."""
+    names = r'@?lowers\("\w+", ((?:"\w+"(?:, )?)+)\)'
+    there = {p.stem for p in (ROOT / "compiler" / "ops").glob("*.py")}
+    for path in (ROOT / "compiler" / target / "ops").glob("[a-z]*.py"):
+        assert path.stem in there, path
+        own = (ROOT / "compiler" / "ops" / path.name).read_text()
+        for found in re.findall(names, path.read_text()):
+            for name in re.findall(r"\w+", found):
+                assert f'name = "{name}"' in own, f"{path}: ts.{name} is not in compiler/ops/{path.name}"

@@ -35,6 +35,29 @@ ALLOWED = {
 }
 TVM_DOOR = "compiler/tvm_compat.py"
 
+# Package (or file) of the compiler → those before it that it may import, wherever the statement stands. Each may import what lies above it in
+# this table, so there is no circle; tvm_compat may be imported by all.
+COMPILER: dict[str, set[str]] = {
+    "tvm_compat": set(),
+    "advice": set(),
+    "findings": set(),
+    "ir": set(),
+    "builder": {"ir"},
+    "layout": {"ir", "advice"},
+    "sim": {"ir", "findings"},
+    "ops": {"ir", "builder", "layout", "sim", "findings"},
+    "frontend": {"ir", "builder", "layout", "ops"},
+    "passes": {"ir", "builder", "layout", "ops", "advice"},
+    "cost": {"ir"},
+    "description": {"ir", "ops", "passes"},
+    "backend": {"passes", "description"},
+    "static": {"ir", "passes", "findings"},
+    "cpu": {"ir", "builder", "layout", "ops", "passes", "description", "backend"},
+    "cuda": {"ir", "layout", "ops", "passes", "description", "backend", "advice", "sim"},
+    "checks": {"ir", "sim", "passes", "findings", "static", "cuda"},
+    "driver": {"ir", "passes", "description", "backend", "static"},
+}
+
 
 def part(module: str) -> str:
     """The part of the house that a module of ours belongs to."""
@@ -93,6 +116,47 @@ def test_the_sources_import_one_way():
         for path in sorted((ROOT / folder).rglob("*.py")):
             found += violations(path.read_text(), str(path.relative_to(ROOT)))
     assert not found, "\n".join(found)
+
+
+def inner_violations(source: str, file: str) -> list[str]:
+    """The same of the packages inside compiler/, by the table COMPILER."""
+    path = Path(file)
+    inner = path.with_suffix("").parts[1:]
+    is_package = inner[-1] == "__init__"
+    module = ".".join(["tilescale.compiler", *(inner[:-1] if is_package else inner)])
+    found = []
+    for line, name in dict.fromkeys(imported(source, module, is_package)):
+        parts = name.split(".")
+        other = parts[2] if parts[:2] == ["tilescale", "compiler"] and len(parts) > 2 else ""
+        if other in COMPILER and other not in COMPILER[inner[0]] | {inner[0], "tvm_compat"}:
+            found.append(f"{file}:{line}: compiler/{inner[0]} may not import {name}")
+    return found
+
+
+def test_the_packages_of_the_compiler_import_one_way():
+    names = list(COMPILER)
+    assert all(names.index(b) < names.index(a) for a, allowed in COMPILER.items() for b in allowed), "the table is not in order"
+    there = {p.stem for p in (ROOT / "compiler").glob("[a-z]*") if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
+    assert there == set(COMPILER)
+    found = []
+    for path in sorted((ROOT / "compiler").rglob("*.py")):
+        if path.parent != ROOT / "compiler" or path.stem != "__init__":
+            found += inner_violations(path.read_text(), str(path.relative_to(ROOT)))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "wrong"),
+    [
+        ("compiler/ir/x.py", "def f():\n    from tilescale.compiler.ops import base", ":2: compiler/ir may not import"),
+        ("compiler/passes/x.py", "from tilescale.compiler import cuda", "compiler/passes may not import tilescale.compiler.cuda"),
+        ("compiler/sim/x.py", "from ..passes.pipeline import run", "compiler/sim may not import tilescale.compiler.passes"),
+        ("compiler/cuda/x.py", "from tilescale.compiler.sim import numerics\nfrom tilescale.compiler import tvm_compat", ""),
+    ],
+)
+def test_the_check_of_packages(file: str, source: str, wrong: str):
+    found = inner_violations(source, file)
+    assert (wrong in found[0]) if wrong else not found
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ class PrimFunc:
     ) -> Any:  # fmt: skip
         """Runs the kernel on the simulator under many schedules: :meth:`tilescale.kernel.Kernel.check`."""
         from tilescale.arrays import arguments
-        from tilescale.compiler.sim.run import check
+        from tilescale.compiler.checks.run import check
 
         given = arguments(args or {})
         return check(

@@ -74,8 +74,8 @@ class Ranks:
             FindingError: something is wrong with the kernel (on the simulator). RanksFailed: a rank failed (processes).
         """
         from tilescale.arrays import arguments
+        from tilescale.compiler.checks.run import Launch, each_rank, prepare
         from tilescale.compiler.passes.pipeline import tile_level
-        from tilescale.compiler.sim.run import Launch, each_rank, prepare
 
         __tracebackhide__ = True  # a failure shows the test's line and the finding
         given = each_rank(arguments(args or {}), self.n)

@@ -6,9 +6,10 @@ from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ops.participants import behind_misfits
-from tilescale.compiler.ops.sync import COMPARISONS, SCALE_CODES
+from tilescale.compiler.ops.sync import SCALE_CODES
 from tilescale.compiler.ops.team import team_of_call
 from tilescale.compiler.tvm_compat import tirx
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tilescale.compiler.builder.values import as_expr
 from tilescale.compiler.ir.lowerings import lowers
-from tilescale.compiler.ops.sync import COMPARISONS
+from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.tvm_compat import tirx
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tilescale.compiler.checks.run import STEPS, check
 from tilescale.compiler.findings import Finding, Report
-from tilescale.compiler.sim.run import STEPS, check
 
 #: stands behind every line at which a finding of the fault may be reported
 MARK = "# here"

@@ -11,7 +11,7 @@ import pytest
 from tests.ranks.mutations.mutate import mutants
 from tests.ranks.mutations.subjects import SUBJECTS, Subject
 from tests.ranks.mutations.twins import TWINS
-from tilescale.compiler.sim.run import check
+from tilescale.compiler.checks.run import check
 
 SEEDS = {"adversary": 4, "random": 2}
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda import emulate
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
@@ -18,7 +19,6 @@ from tilescale.compiler.layout.match import Slots, by_counting, by_digits, seen_
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.fences import first_holders
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.run import launch
 
 #: relative to the greatest magnitude of a result: sums of a few hundred terms in another order
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2, "float8_e4m3fn": 0.13, "float8_e5m2": 0.26}

@@ -211,7 +211,7 @@ def test_policies(policy):
 
 def test_products_on_older_architectures_have_no_mma():
     kernel, args = product(("float16", "float16", "float32"), (32, 32, 16), 64)
-    agree(kernel, args, arch="sm_70")
+    agree(kernel, args, arch="sm_75")
 
 
 def test_operands_and_accumulators_elsewhere():

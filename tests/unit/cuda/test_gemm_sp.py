@@ -13,13 +13,13 @@ from tests.gpu.gemms import sparse_gemm, sparse_operand
 from tests.kernels import refused
 from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileTypeError, TileValueError
 
 #: (M, N, K), options

@@ -12,13 +12,13 @@ from tests.kernels import refused
 from tests.unit.cuda.corpus import compiled
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import lowered
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.run import launch
 from tilescale.errors import TileTypeError
 
 WIDEST = {"float32": "red_add4_f32", "float16": "red_add8_f16", "bfloat16": "red_add8_bf16"}

@@ -11,8 +11,8 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import lowered
+from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.printer import print_kernel
-from tilescale.compiler.sim.run import check
 
 M, N, K = 128, 128, 64
 

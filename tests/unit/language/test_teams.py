@@ -11,7 +11,7 @@ import tilescale.language as T
 from tests.team_kernels import ALL, CASES
 from tests.unit.cuda.emulated import agree_on_ranks
 from tilescale.compiler import static
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 from tilescale.errors import TileError
 
 S = 8

@@ -11,12 +11,12 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import shared_bytes
 from tilescale.compiler.passes.schedule import BELOW
-from tilescale.compiler.sim.run import launch
 from tilescale.errors import TileSyntaxError
 
 

@@ -9,7 +9,7 @@ import tilescale
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 from tilescale.errors import LaunchError, TileSyntaxError, TileTypeError, TileValueError
 
 ATOMIC = ("float32", "float64", "float16", "bfloat16", "int32", "int64")

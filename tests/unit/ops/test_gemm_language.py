@@ -10,7 +10,7 @@ import torch
 
 import tilescale.language as T
 from tests.kernels import refused, run
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 from tilescale.errors import TileTypeError, TileValueError
 
 #: (operands, accumulator): which products the language has

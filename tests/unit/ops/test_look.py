@@ -11,9 +11,9 @@ import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.emulated import agree, agree_on_ranks
 from tests.unit.ops.test_signals import by_name
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.driver import backend, lower
-from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileError
 
 S = 8

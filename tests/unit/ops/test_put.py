@@ -11,7 +11,7 @@ import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.emulated import agree_on_ranks
 from tests.unit.ops.test_signals import by_name
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 from tilescale.errors import TileError
 
 R = 3

@@ -11,10 +11,10 @@ import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.emulated import agree_on_ranks
 from tests.unit.ops.test_signals import by_name
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.driver import backend, lower
-from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileError
 
 R = 3

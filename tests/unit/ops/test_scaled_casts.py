@@ -13,7 +13,7 @@ import pytest
 import tilescale.language as T
 from tests.kernels import run
 from tests.unit.cuda import emulated
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 ROWS, GROUP, MOST = 32, 128, 448.0
 

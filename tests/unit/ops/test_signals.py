@@ -10,8 +10,8 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.emulated import agree_on_ranks
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.driver import backend, lower
-from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileValueError
 
 S = 8

@@ -9,9 +9,9 @@ import torch
 
 import tilescale.ops
 from tests.unit.cuda.emulated import data
+from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
-from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 from tilescale.errors import TileValueError
 from tilescale.ops import gemm, host

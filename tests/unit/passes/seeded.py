@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 import tilescale.language as T
+from tilescale.compiler.checks.levels import compare
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
 from tilescale.compiler.passes.roles import is_guard
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.levels import compare
-from tilescale.compiler.sim.run import launch
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ONE = tirx.IntImm("int32", 1)

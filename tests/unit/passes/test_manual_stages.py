@@ -10,6 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused, run
 from tests.unit.cuda.emulated import agree, data, empty
+from tilescale.compiler.checks.run import check
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -17,7 +18,6 @@ from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.products import flat, name_of
 from tilescale.compiler.passes.schedule import AHEAD, ROLES
-from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
 

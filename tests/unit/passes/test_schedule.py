@@ -9,11 +9,11 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.passes.seeded import ag_gemm, gemm
+from tilescale.compiler.checks.run import check
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.run import check
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 from tilescale.errors import InternalError
 

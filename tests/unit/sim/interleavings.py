@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tilescale.language as T
+from tilescale.compiler.checks.explore import exhaust
+from tilescale.compiler.checks.run import Launch, Result, each_rank
 from tilescale.compiler.findings import Report
 from tilescale.compiler.passes.pipeline import tile_level
-from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.interleave import Interleaving, Process
 from tilescale.compiler.sim.prepare import prepare
-from tilescale.compiler.sim.run import Launch, Result, each_rank
 
 #: what one run leaves behind: every array, and the kinds and places of what was found
 Outcome = tuple[Any, ...]

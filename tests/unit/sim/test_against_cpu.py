@@ -10,8 +10,8 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import run
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.sim import numerics
-from tilescale.compiler.sim.run import launch
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTS = ("int8", "uint8", "int32", "int64")

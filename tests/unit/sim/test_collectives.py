@@ -7,7 +7,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree_on_ranks
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 
 S = 16
 

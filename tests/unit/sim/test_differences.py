@@ -10,7 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import refused, run
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 from tilescale.errors import LaunchError, TileTypeError, TileValueError
 
 UNSIGNED = ("uint8", "uint16", "uint32", "uint64")

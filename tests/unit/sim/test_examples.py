@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tilescale.compiler.sim.run import launch
+from tilescale.compiler.checks.run import launch
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 RANKS = (1, 2, 3, 4, 8)

@@ -12,7 +12,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.sim.interleavings import blocks_of, drawn, drawn_for_ranks, enumerated, made, ranks_of, reduced
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 from tilescale.errors import TileValueError
 
 S = 4
@@ -172,7 +172,7 @@ def test_other_processes_explore_alike():
         "import numpy as np\n"
         "from tests.unit.sim.interleavings import drawn_for_ranks, ranks_of\n"
         "from tests.unit.sim.test_explore import symmetric\n"
-        "from tilescale.compiler.sim.run import check\n"
+        "from tilescale.compiler.checks.run import check\n"
         "for order in ('exhaustive', 'adversary', 'random'):\n"
         "    report = check(ranks_of(drawn_for_ranks(5, 2, 3)), 2, symmetric(2), schedule=order)\n"
         "    print(report.runs, report.traces, *report.findings)\n"
@@ -195,7 +195,7 @@ def test_the_bound_is_said():
 
 
 def test_runs_that_are_too_long_are_not_called_complete(monkeypatch: pytest.MonkeyPatch):
-    from tilescale.compiler.sim import explore
+    from tilescale.compiler.checks import explore
 
     monkeypatch.setattr(explore, "DEPTH", 6)
     report = check(needle(5), 1, {"x": np.zeros(1, np.int32)}, schedule="exhaustive")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 
 S = 16
 SCHEDULES = pytest.mark.parametrize("schedule", ["round_robin", "random", "adversary"])

@@ -17,9 +17,9 @@ from tests.unit.cuda.test_hopper import CASES, arguments
 from tests.unit.passes.seeded import with_args
 from tests.unit.passes.seeded_gpu import HOPPER, seeded, two_products
 from tilescale.arrays import as_numpy
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
-from tilescale.compiler.sim.run import check, launch
 from tilescale.compiler.tvm_compat import structural_map, tirx
 from tilescale.ops import MODULES, host, load
 from tilescale.ops.case import Case, Op

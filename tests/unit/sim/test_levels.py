@@ -11,10 +11,10 @@ import pytest
 import tilescale.language as T
 from tests.ranks.faulty.kernels import CASES, Case
 from tests.unit.sim.test_examples import example, normal, only
+from tilescale.compiler.checks.levels import compare
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.levels import compare
-from tilescale.compiler.sim.run import check, launch
 from tilescale.errors import TileValueError
 
 BOTH = ("producer", "consumer")

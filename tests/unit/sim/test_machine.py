@@ -11,7 +11,7 @@ import pytest
 import tilescale
 import tilescale.language as T
 from tests.kernels import scheduled
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.sim.schedule import Adversary
 from tilescale.errors import TileTypeError, TileValueError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.static import REFUTED
 from tilescale.compiler.static import check as prove
 from tilescale.errors import TileError

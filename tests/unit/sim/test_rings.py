@@ -9,11 +9,11 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.passes.seeded import Case, Judge, gemm, seeded
+from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.passes import ahead as prefetch
 from tilescale.compiler.passes import roles
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.sim.run import check, launch
 
 BOTH = ("producer", "consumer")
 S = 16

@@ -7,8 +7,8 @@ import pytest
 
 import tilescale.language as T
 from tests.trace_events import validated
+from tilescale.compiler.checks.run import launch
 from tilescale.compiler.sim.record import LOCAL, REMOTE
-from tilescale.compiler.sim.run import launch
 from tilescale.compiler.sim.timeline import SIGNAL_BYTES, Timeline, chrome, write
 
 S = 64

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tilescale.compiler.sim.run import check, launch
+from tilescale.compiler.checks.run import check, launch
 
 KINDS = {"add": T.atomic_add, "max": T.atomic_max, "min": T.atomic_min}
 

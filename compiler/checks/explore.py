@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilescale.compiler.findings import Report
-from tilescale.compiler.ops.sync import OPS
+from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.sim.counters import COMPARE
 from tilescale.compiler.sim.interleave import Event, Interleaving, Process
 from tilescale.errors import InternalError
 
 if TYPE_CHECKING:
-    from tilescale.compiler.sim.run import Launch
+    from tilescale.compiler.checks.run import Launch
 
 #: steps after which a run is too long to be explored: its races are looked for, its end is not seen
 DEPTH = 5_000

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.checks.explore import exhaust
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir.scales import MOST_BLOCKS
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.residency import meets_ranks, resident_blocks, waits_for_blocks
 from tilescale.compiler.sim import numerics, schedule
 from tilescale.compiler.sim.counters import Counters
-from tilescale.compiler.sim.explore import exhaust
 from tilescale.compiler.sim.interleave import Interleaving
 from tilescale.compiler.sim.machine import Machine
 from tilescale.compiler.sim.memory import HOST, UNWRITTEN, Events, Shadow, Storage
@@ -109,7 +109,7 @@ def check(
         TileValueError: a level that there is not, a scheduled program that is to run at the tile level, or an exhaustive schedule of
             another level than "tile".
     """
-    from tilescale.compiler.sim import levels
+    from tilescale.compiler.checks import levels
 
     programs = [tile_level(k) for k in (kernels if isinstance(kernels, (list, tuple)) else [kernels])]
     report = Report()

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler.checks.run import STEPS, Launch, Result
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.findings import Finding, Report, Where
 from tilescale.compiler.ir import spec
@@ -22,7 +23,6 @@ from tilescale.compiler.passes.pipeline import gpu_scheduled
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.sim.prepare import Prepared, prepare
-from tilescale.compiler.sim.run import STEPS, Launch, Result
 from tilescale.compiler.sim.schedule import Schedule
 from tilescale.compiler.tvm_compat import ir, structural_walk
 from tilescale.errors import TileValueError
