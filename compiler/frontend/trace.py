@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import linecache
 import re
 import types
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, is_expr, structural_map, tirx
 from tilescale.errors import Loc, TileError, TileNameError, TileSyntaxError, TileTypeError, TileValueError
 from tilescale.language.annotations import ScalarSpec, TensorSpec
+from tilescale.language.elsewhere import INSTEAD
 from tilescale.language.funcs import PrimFunc, parameter_loc
 from tilescale.language.symbolic import Const, Sym, SymExpr, settle, symbols_of
 
@@ -262,6 +265,9 @@ class translated:
                 loc=loc,
                 hint="decorate the helper that does this with @T.macro; loop over device values with T.serial",
             ) from error
+        if isinstance(error, (ArithmeticError, LookupError)) and type(error).__module__ == "builtins" and _of_users(error):
+            own: Any = type(error)
+            raise _placed(own)(f"{own.__name__}: {message}", loc=loc).with_traceback(tb) from error
         if isinstance(error, AttributeError) and (said := _no_attribute(error)) is not None:
             raise TileTypeError(said[0], loc=loc, expected=said[1], hint=said[2]) from error
         if isinstance(error, (TypeError, AttributeError)) or _from_tvm(error):
@@ -272,6 +278,20 @@ class translated:
                     hint="the language's own, such as T.exp, T.sqrt, T.max",
                 ) from error
             raise TileTypeError(message, loc=loc, hint=_keyword_hint(message)) from error
+
+
+def _of_users(error: BaseException) -> bool:
+    """Whether an error was raised by the user's own Python, rather than in a function that it calls or that stands in for it."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb is not None and not source.is_ours(tb.tb_frame.f_code.co_filename)
+
+
+@functools.cache
+def _placed(kind: type[Exception]) -> Any:
+    """An error of Python's that knows its place: still a KeyError to those who expect one."""
+    return type(f"Tile{kind.__name__}", (TileError, kind), {"__module__": __name__, "__doc__": kind.__doc__})
 
 
 def _no_attribute(error: AttributeError) -> tuple[str, str, str | None] | None:
@@ -305,7 +325,7 @@ def _keyword_hint(message: str) -> str | None:
     if found is None or word is None:
         return None
     known = [p.name for p in inspect.signature(word).parameters.values() if p.kind is not p.VAR_POSITIONAL]
-    close = difflib.get_close_matches(found[2], known, 1)
+    close = [k for k in known if found[2] in k.split("_")] or difflib.get_close_matches(found[2], known, 1)
     return f"{close[0]}=…" if close else f"one of {', '.join(known)}"
 
 
@@ -313,4 +333,15 @@ def _unknown_name(error: NameError, func: types.FunctionType, loc: Loc | None) -
     name = getattr(error, "name", None) or str(error).split("'")[1]
     known = [*func.__code__.co_varnames, *func.__code__.co_freevars, *func.__globals__]
     close = difflib.get_close_matches(name, [k for k in known if not k.startswith("__")], 1)
-    return TileNameError(f"{name!r} is not defined", loc=loc, hint=close[0] if close else f"define {name!r} before it is used")
+    foreign = INSTEAD.get(name) or _of_module(name, loc)
+    plainly = foreign if name.lower() != name or name.startswith("__") or name not in INSTEAD else None
+    word = f"T.{name}" if name in language.__all__ else None
+    hint = plainly or word or (close[0] if close else foreign or f"define {name!r} before it is used")
+    return TileNameError(f"{name!r} is not defined", loc=loc, hint=hint)
+
+
+def _of_module(name: str, loc: Loc | None) -> str | None:
+    """What stands for a word of a module that is not imported, as ``tl.program_id``."""
+    text = linecache.getline(loc.file, loc.line) if loc is not None else ""
+    words = re.findall(rf"\b{re.escape(name)}\.(\w+)", text)
+    return next((INSTEAD.get(w) or (f"T.{w}" if w in language.__all__ else None) for w in words), None)

@@ -138,7 +138,7 @@ def library_path() -> Path:
         return _adopted
     command = compiler()
     name = f"libts_rt-{_key(command)}.so"
-    if (found := _built(name)) is not None:
+    if (found := _built(name, quiet=True)) is not None:
         return found
     folder = folders.writable("native")
     with open(folder / "build.lock", "w") as lock:
@@ -150,9 +150,9 @@ def library_path() -> Path:
     return found
 
 
-def _built(name: str) -> Path | None:
+def _built(name: str, quiet: bool = False) -> Path | None:
     """A built runtime that is what was built, by this user or root; None where there is none. A damaged one would end the process
-    (SIGBUS) where it is loaded."""
+    (SIGBUS) where it is loaded. ``quiet``: who builds says why."""
     for folder in folders.readable("native"):
         path = folder / name
         try:
@@ -165,7 +165,8 @@ def _built(name: str) -> Path | None:
             why = str(error)
         if not why:
             return path
-        log.say("warning", f"the runtime {path} is built again: {why}")
+        if not quiet:
+            log.say("warning", f"the runtime {path} is built again: {why}")
     return None
 
 

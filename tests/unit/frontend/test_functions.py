@@ -409,6 +409,44 @@ def test_an_error_of_the_users_own_python_keeps_its_type_and_traceback():
     assert any(frame.lineno + 0 and frame.name == "broken" for frame in caught.traceback)
 
 
+@pytest.mark.parametrize(("kind", "said"), [(ZeroDivisionError, "division"), (KeyError, "KeyError: 'a'"), (IndexError, "IndexError: list index")])
+def test_pythons_own_errors_have_the_kernels_place(kind: type[Exception], said: str):
+    @T.prim_func
+    def kernel(C: T.Tensor((4,), "int32")):
+        with T.Kernel(4):
+            if kind is ZeroDivisionError:
+                C[0] = 1 // 0
+            elif kind is KeyError:
+                C[0] = {}["a"]
+            else:
+                C[0] = [1][1]
+
+    at = {ZeroDivisionError: "1 // 0", KeyError: '{}["a"]', IndexError: "[1][1]"}[kind]
+    with refused(TileError, said, at=at):
+        kernel.trace()
+    with pytest.raises(kind) as caught:
+        kernel.trace()
+    assert type(caught.value.__cause__) is kind
+
+
+@pytest.mark.parametrize(
+    ("text", "write"),
+    [
+        ("__syncthreads()", "T.barrier()"), ("atomicAdd(C[0], 1)", "T.atomic_add(A[i], x)"), ("C[0] = threadIdx.x", 'T.Scale("thread")'),
+        ("C[0] = __shfl_xor_sync(1, C[0], 1)", "T.shfl_xor"), ("C[0] = tl.program_id(0)", "T.Kernel(gx, gy)"), ("copy(C, C)", "T.copy"),
+        ("C[0] = tl.exp(C[1])", "T.exp"), ("C[0] = idx", "define 'idx'"),
+        ("for k in T.Pipelined(4, stages=3): C[0] = k", "num_stages"),
+    ],
+)  # fmt: skip
+def test_words_of_other_languages_have_a_hint(text: str, write: str):
+    body = f"@T.prim_func\ndef kernel(C: T.Tensor((4,), 'int32')):\n    with T.Kernel(4):\n        {text}\n"
+    linecache.cache["<foreign>"] = (len(body), None, body.splitlines(True), "<foreign>")
+    space = {"T": T, "__name__": "foreign"}
+    exec(compile(body, "<foreign>", "exec"), space)
+    with refused(TileError, "", write=write):
+        space["kernel"].trace()
+
+
 def test_tracebacks_point_to_the_users_lines():
     @T.prim_func
     def kernel(C: T.Tensor((4,), "int32")):
