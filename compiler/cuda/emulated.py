@@ -255,16 +255,21 @@ def decoded(stored: Any, dtype: str) -> Any:
 def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     """Elements as they lie in memory, (threads,) or (threads, lanes); zero where a lane does not run."""
     who = np.flatnonzero(m)
-    out = np.zeros((len(m), lanes), mem.data.dtype)
-    if len(who):
-        out[who] = mem.data[_place(b, m, mem, index, who, lanes, False)]
+    if len(who) == len(m):
+        found = mem.data[_place(b, m, mem, index, who, lanes, False)]
+        out = found.copy() if isinstance(mem, Registers) else found  # a slice of registers would change with them
+    else:
+        out = np.zeros((len(m), lanes), mem.data.dtype)
+        if len(who):
+            out[who] = mem.data[_place(b, m, mem, index, who, lanes, False)]
     return out[:, 0] if lanes == 1 else out
 
 
 def store(b: Block, m: Any, mem: Any, index: Any, value: Any, lanes: int) -> None:
     who = np.flatnonzero(m)
     if len(who):
-        mem.data[_place(b, m, mem, index, who, lanes, True)] = (value[:, None] if lanes == 1 else value)[who]
+        made = value[:, None] if lanes == 1 else value
+        mem.data[_place(b, m, mem, index, who, lanes, True)] = made if len(who) == len(m) else made[who]
 
 
 def _place(b: Block, m: Any, mem: Any, index: Any, who: Any, lanes: int, writes: bool) -> Any:
