@@ -134,8 +134,9 @@ class Block:
     its own."""
 
     threads: int
-    values: dict[Any, Any]
-    memory: dict[Any, Any]
+    #: by the variable's number (`Emulator.number`)
+    values: dict[int, Any]
+    memory: dict[int, Any]
     moments: Moments
     first: int
     draw: Any
@@ -252,6 +253,11 @@ def decoded(stored: Any, dtype: str) -> Any:
     return numerics.decode(stored, dtype)
 
 
+def spread(value: Any, m: Any) -> Any:
+    """A value for each thread."""
+    return value if getattr(value, "shape", None) == m.shape else np.broadcast_to(value, m.shape)
+
+
 def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     """Elements as they lie in memory, (threads,) or (threads, lanes); zero where a lane does not run."""
     who = np.flatnonzero(m)
@@ -279,7 +285,7 @@ def _place(b: Block, m: Any, mem: Any, index: Any, who: Any, lanes: int, writes:
         first = int(index.flat[0])
         inside(mem, first, first, lanes)
         return (slice(None) if len(who) == len(m) else who), slice(first, first + lanes)
-    index = np.broadcast_to(index, m.shape)[who]
+    index = spread(index, m)[who]
     inside(mem, int(index.min()), int(index.max()), lanes)
     at = index[:, None] + np.arange(lanes)
     if isinstance(mem, Registers):
