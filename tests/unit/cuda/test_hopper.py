@@ -10,10 +10,10 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
+from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate, engines, toolchain
 from tilescale.compiler.cuda.kernel import ThreadKernel
-from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
@@ -40,8 +40,8 @@ CASES = [
 
 
 def lowered(kernel: Any) -> tuple[ThreadKernel, Any]:
-    program, _ = pipeline.run(kernel.trace(), passes=pipeline.gpu_passes("sm_90a"))
-    return Lowering(program, "sm_90a").run(), program
+    made = emulated.lowered(kernel)
+    return made.kernel, made.program
 
 
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:
