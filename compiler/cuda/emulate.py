@@ -33,6 +33,7 @@ from tilescale.compiler.cuda.emulated import (
     spread,
     store,
 )
+from tilescale.compiler.cuda.emulated_maps import TensorMap
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.sim import numerics
@@ -83,7 +84,7 @@ class Emulator:
             elif source.kind == "map":
                 m = self.kernel.maps[source.index]
                 name = self.names[m.param]
-                values[of] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
+                values[of] = TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
             elif source.kind == "failure":
                 memory[of] = Memory(var.name, np.zeros(3, np.int64), 3)
             elif source.kind == "param" and tirx.is_buffer_var(var):
@@ -119,7 +120,7 @@ class Emulator:
                 elif source.kind == "map":
                     m = self.kernel.maps[source.index]
                     name = self.names[m.param]
-                    values[of] = engines.TensorMap(args[task.rank][name].reshape(shapes[name]), m.box, m.swizzle)
+                    values[of] = TensorMap(args[task.rank][name].reshape(shapes[name]), m.box, m.swizzle)
                 else:
                     own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
                     value = symbols[source.index] if source.kind == "symbol" else own[source.kind]

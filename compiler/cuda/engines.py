@@ -18,6 +18,7 @@ import numpy as np
 
 from tilescale.compiler.cuda.dtypes import KINDS
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError, overlap
+from tilescale.compiler.cuda.emulated_maps import TensorMap, swizzled
 from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.ops.gemm_sp import expanded
@@ -27,7 +28,6 @@ from tilescale.compiler.widths import WARP, WARPGROUP
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
 #: an instruction's word for an operand's dtype
 DTYPES = {kind: dtype for dtype, kind in KINDS.items()}
-MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 #: what an accumulator holds while products are under way
 UNKNOWN = {"float32": np.nan, "int32": -0x5EED5EED}
 
@@ -57,35 +57,6 @@ class Barrier:
     def release(self, handed: Any) -> None:
         if handed is not None:
             self.coming = handed if self.coming is None else np.maximum(self.coming, handed)
-
-
-@dataclass
-class TensorMap:
-    """A tensor map as TMA sees it."""
-
-    array: Any
-    box: tuple[int, ...]
-    swizzle: int
-
-    def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
-        """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
-        if coordinates[0] * self.array.dtype.itemsize % 16:
-            raise EmulationError(f"a box begins at column {coordinates[0]}, no multiple of 16 bytes: an illegal instruction")
-        starts = coordinates[::-1]
-        parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
-        if not all(a < z for a, z in parts):
-            return None
-        box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
-        return box, tuple(slice(a, z) for a, z in parts)
-
-    def cells(self, at: int) -> Any:
-        """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""
-        size = self.array.dtype.itemsize
-        if self.swizzle and (self.box[-1] * size != self.swizzle or at % (8 * self.swizzle)):
-            raise EmulationError(f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}")
-        if any(n > 256 for n in self.box):
-            raise EmulationError(f"a box of {self.box}")
-        return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)
 
 
 @dataclass
@@ -371,11 +342,6 @@ class Engines:
             flight.registers[flight.lanes, flight.slots] = flight.value
             del self.flights[p.key]
             group.fenced = False
-
-
-def swizzled(address: Any, width: int) -> Any:
-    """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
-    return address ^ ((address >> 7 & MASKS[width]) << 4)
 
 
 def in_memory(p: Product) -> tuple[int, ...]:
