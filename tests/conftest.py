@@ -14,6 +14,11 @@ from tilescale.comm import bootstrap
 
 pytest_plugins = ["tilescale.testing"]
 
+# Each process of the tests has a core: threads of torch's and NumPy's own would only wait for one another, busily. Both read this when they
+# are first imported, which is after this file.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -30,8 +30,10 @@ from tilescale.compiler.cuda.emulated import (
     encoded,
     garbage,
     load,
+    spread,
     store,
 )
+from tilescale.compiler.cuda.emulated_maps import TensorMap
 from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
@@ -54,7 +56,8 @@ class Emulator:
 
     def __init__(self, kernel: ThreadKernel, names: list[str]):
         self.kernel, self.names = kernel, names
-        self.thread_vars: dict[str, Any] = {}
+        self.numbers: dict[Any, int] = {}
+        self.thread_vars: dict[str, int] = {}
         self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
         #: whether engines write what they must know nobody reads
@@ -62,27 +65,32 @@ class Emulator:
         #: whether executors wait for each other by counters, wherever that stands
         self.waits = any(name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
 
+    def number(self, var: Any) -> int:
+        """What stands for a variable while the kernel runs: TVM's variables take long to compare, and each is looked up many times."""
+        return self.numbers.setdefault(var, len(self.numbers))
+
     def launch(self, grid: tuple[int, int, int], args: dict[str, Any], symbols: list[int], seed: int = 0,
                shapes: dict[str, tuple[int, ...]] | None = None) -> None:
         """Runs all blocks. ``args``: by parameter name flat arrays in storage dtypes, changed in place, and numbers. ``shapes``: the
         arrays' extents, for tensor maps."""
         shapes = shapes or {}
         draw = np.random.default_rng(seed)
-        values: dict[Any, Any] = {}
-        memory: dict[Any, Any] = {}
+        values: dict[int, Any] = {}
+        memory: dict[int, Any] = {}
         for var, source in zip(self.kernel.func.params, self.kernel.sources, strict=True):
+            of = self.number(var)
             if source.kind == "symbol":
-                values[var] = np.int32(symbols[source.index])
+                values[of] = np.int32(symbols[source.index])
             elif source.kind == "map":
                 m = self.kernel.maps[source.index]
                 name = self.names[m.param]
-                values[var] = engines.TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
+                values[of] = TensorMap(args[name].reshape(shapes[name]), m.box, m.swizzle)
             elif source.kind == "failure":
-                memory[var] = Memory(var.name, np.zeros(3, np.int64), 3)
+                memory[of] = Memory(var.name, np.zeros(3, np.int64), 3)
             elif source.kind == "param" and tirx.is_buffer_var(var):
-                memory[var] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
+                memory[of] = Memory(var.name, args[self.names[source.index]], args[self.names[source.index]].size)
             else:
-                values[var] = _typed(args[self.names[source.index]], str(var.ty))
+                values[of] = _typed(args[self.names[source.index]], str(var.ty))
         dims = self.kernel.cluster
         clusters = [range(0, g, c) for g, c in zip(grid, dims, strict=True)]
         within = list(itertools.product(*(range(c) for c in reversed(dims))))  # x counts first
@@ -100,22 +108,23 @@ class Emulator:
         world = emulate_ranks.World(args, len(blocks), draw)
 
         def run(task: Any) -> None:
-            values: dict[Any, Any] = {}
-            memory: dict[Any, Any] = {}
+            values: dict[int, Any] = {}
+            memory: dict[int, Any] = {}
             for var, source in zip(self.kernel.func.params, self.kernel.sources, strict=True):
+                of = self.number(var)
                 name = self.names[source.index] if source.kind == "param" else ""
                 if source.kind == "param" and tirx.is_buffer_var(var):
-                    memory[var] = world.view(task, task.rank, name)
+                    memory[of] = world.view(task, task.rank, name)
                 elif source.kind == "failure":
-                    memory[var] = Memory(var.name, np.zeros(3, np.int64), 3)
+                    memory[of] = Memory(var.name, np.zeros(3, np.int64), 3)
                 elif source.kind == "map":
-                    of = self.kernel.maps[source.index]
-                    name = self.names[of.param]
-                    values[var] = engines.TensorMap(args[task.rank][name].reshape(shapes[name]), of.box, of.swizzle)
+                    m = self.kernel.maps[source.index]
+                    name = self.names[m.param]
+                    values[of] = TensorMap(args[task.rank][name].reshape(shapes[name]), m.box, m.swizzle)
                 else:
                     own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
                     value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
-                    values[var] = value if value is None else _typed(value, str(var.ty))
+                    values[of] = value if value is None else _typed(value, str(var.ty))
             (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed))
             b.world, b.task = world, task
             self._block(b)
@@ -123,7 +132,7 @@ class Emulator:
         with np.errstate(all="ignore"):
             world.turns.together([partial(run, t) for t in world.tasks])
 
-    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], draw: Any, seed: int) -> None:
+    def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], draw: Any, seed: int) -> None:
         """Runs the blocks of a cluster, in turns."""
         made = self._made(blocks, values, memory, turns.Turns(draw, seed))
         if len(made) == 1:
@@ -131,7 +140,7 @@ class Emulator:
         else:
             made[0].engines.turns.together([partial(self._block, b) for b in made])
 
-    def _made(self, blocks: list[tuple[int, int, int]], values: dict[Any, Any], memory: dict[Any, Any], order: Any) -> list[Block]:
+    def _made(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], order: Any) -> list[Block]:
         """The blocks of a cluster, by rank, before they begin."""
         n = self.kernel.threads
         everyone = np.zeros((n * len(blocks), 5), np.int64)
@@ -181,14 +190,15 @@ class Emulator:
         return run
 
     def s_AttrStmt(self, s: Any) -> Any:
-        self.thread_vars[s.node.thread_tag] = s.node.var
+        self.thread_vars[s.node.thread_tag] = self.number(s.node.var)
         return self.stmt(s.body)
 
     def s_For(self, s: Any) -> Any:
-        low, extent, body, var, dtype = self.expr(s.min), self.expr(s.extent), self.stmt(s.body), s.loop_var, str(s.loop_var.ty)
+        low, extent, body = self.expr(s.min), self.expr(s.extent), self.stmt(s.body)
+        var, dtype = self.number(s.loop_var), str(s.loop_var.ty)
 
         def run(b: Block, m: Any) -> None:
-            start, count = low(b, m), np.broadcast_to(extent(b, m), m.shape)
+            start, count = low(b, m), spread(extent(b, m), m)
             k = 0
             while (live := m & (k < count)).any():
                 b.values[var] = np.asarray(start + k).astype(dtype)
@@ -217,7 +227,7 @@ class Emulator:
             return self._roles(test, then, other)
 
         def run(b: Block, m: Any) -> None:
-            holds = np.broadcast_to(test(b, m), m.shape)
+            holds = spread(test(b, m), m)
             if (yes := m & holds).any():
                 then(b, yes)
             if other is not None and (no := m & ~holds).any():
@@ -229,7 +239,7 @@ class Emulator:
         """Both branches at once, each warpgroup on its own: they wait for one another."""
 
         def run(b: Block, m: Any) -> None:
-            holds = np.broadcast_to(test(b, m), m.shape)
+            holds = spread(test(b, m), m)
             parts = []
             for body, mask in ((then, m & holds), (other, m & ~holds)):
                 for g in np.unique(np.flatnonzero(mask) // WARPGROUP):
@@ -241,7 +251,7 @@ class Emulator:
         return run
 
     def s_Bind(self, s: Any) -> Any:
-        value, var = self.expr(s.value), s.var
+        value, var = self.expr(s.value), self.number(s.var)
 
         def run(b: Block, m: Any) -> None:
             b.values[var] = value(b, m)
@@ -257,8 +267,8 @@ class Emulator:
         return run
 
     def s_AllocBuffer(self, s: Any) -> Any:
-        buf, dtype, count = s.buffer, str(s.buffer.ty.dtype), int(s.buffer.ty.shape[0])
-        if buf.ty.storage_scope == "shared":
+        buf, name, dtype, count = self.number(s.buffer), s.buffer.name, str(s.buffer.ty.dtype), int(s.buffer.ty.shape[0])
+        if s.buffer.ty.storage_scope == "shared":
 
             def arena(b: Block, m: Any) -> None:
                 if b.engines.arena is None:
@@ -269,42 +279,43 @@ class Emulator:
             return arena
 
         def registers(b: Block, m: Any) -> None:
-            b.memory[buf] = Registers(buf.name, garbage(b.draw, (b.threads, count), dtype))
+            b.memory[buf] = Registers(name, garbage(b.draw, (b.threads, count), dtype))
 
         return registers
 
     def s_DeclBuffer(self, s: Any) -> Any:
-        buf, dtype = s.buffer, str(s.buffer.ty.dtype)
+        buf, name, dtype = self.number(s.buffer), s.buffer.name, str(s.buffer.ty.dtype)
         if (there := _elsewhere(s.data)) is not None:
             pointer = self.expr(there)
 
             def twin(b: Block, m: Any) -> None:
                 found = pointer(b, m).memory
-                b.memory[buf] = found if not isinstance(found, Tile) else Tile(buf.name, found.arena, found.offset, dtype)
+                b.memory[buf] = found if not isinstance(found, Tile) else Tile(name, found.arena, found.offset, dtype)
 
             return twin
-        arena, offset = _placed(s.data)
-        if arena.ty.storage_scope != "shared":  # a view of registers
+        var, offset = _placed(s.data)
+        arena = self.number(var)
+        if var.ty.storage_scope != "shared":  # a view of registers
 
             def view(b: Block, m: Any) -> None:
-                b.memory[buf] = Registers(buf.name, b.memory[arena].data.view(numerics.storage(dtype)))
+                b.memory[buf] = Registers(name, b.memory[arena].data.view(numerics.storage(dtype)))
 
             return view
 
         if offset % np.dtype(numerics.storage(dtype)).itemsize:
-            raise InternalError(f"{buf.name} lies at byte {offset}")
+            raise InternalError(f"{name} lies at byte {offset}")
 
         def run(b: Block, m: Any) -> None:
-            b.memory[buf] = Tile(buf.name, b.memory[arena], offset, dtype)
+            b.memory[buf] = Tile(name, b.memory[arena], offset, dtype)
 
         return run
 
     def s_BufferStore(self, s: Any) -> Any:
         index, lanes = self._index(s.indices[0])
-        dtype, buf = str(s.buffer.ty.dtype), s.buffer
+        dtype, buf = str(s.buffer.ty.dtype), self.number(s.buffer)
         if lanes > 1 and isinstance(s.value, ir.TensorLoad):
             from_index, _ = self._index(s.value.indices[0])
-            source = s.value.source
+            source = self.number(s.value.source)
 
             def vector(b: Block, m: Any) -> None:
                 store(b, m, b.memory[buf], index(b, m), load(b, m, b.memory[source], from_index(b, m), lanes), lanes)
@@ -313,7 +324,7 @@ class Emulator:
         value = self.expr(s.value.value if lanes > 1 else s.value)
 
         def run(b: Block, m: Any) -> None:
-            v = np.broadcast_to(encoded(value(b, m), dtype), m.shape)
+            v = spread(encoded(value(b, m), dtype), m)
             store(b, m, b.memory[buf], index(b, m), v if lanes == 1 else np.repeat(v[:, None], lanes, 1), lanes)
 
         return run
@@ -329,14 +340,15 @@ class Emulator:
     def expr(self, e: Any) -> Value:
         kind = type(e).__name__
         if isinstance(e, ir.Var):
-            return lambda b, m: b.values[e]
+            var = self.number(e)
+            return lambda b, m: b.values[var]
         if isinstance(e, (tirx.IntImm, tirx.FloatImm)):
             fixed = _typed(e.value, str(e.ty))
             return lambda b, m: fixed
         if isinstance(e, ir.StringImm):
             return lambda b, m: str(e.value)
         if isinstance(e, ir.TensorLoad):
-            index, dtype, buf = self.expr(e.indices[0]), str(e.source.ty.dtype), e.source
+            index, dtype, buf = self.expr(e.indices[0]), str(e.source.ty.dtype), self.number(e.source)
             return lambda b, m: decoded(load(b, m, b.memory[buf], index(b, m), 1), dtype)
         if kind == "Cast":
             inner, src, dst = self.expr(e.value), str(e.value.ty), str(e.ty)
@@ -354,7 +366,7 @@ class Emulator:
         if isinstance(e, ir.Call):
             return self._call(e)
         op, a, b_ = _BINARY[kind], self.expr(e.a), self.expr(e.b)
-        if kind in ("FloorDiv", "FloorMod", "Div", "Mod") and "int" in str(e.ty):
+        if kind in ("FloorDiv", "FloorMod", "Div", "Mod") and "int" in str(e.ty) and not (isinstance(e.b, tirx.IntImm) and int(e.b.value)):
             return lambda b, m: op(a(b, m), np.where(np.asarray(y := b_(b, m)) == 0, np.ones_like(y), y))
         return lambda b, m: op(a(b, m), b_(b, m))
 
@@ -362,7 +374,7 @@ class Emulator:
         test, a, c = self.expr(condition), self.expr(yes), self.expr(no)
 
         def run(b: Block, m: Any) -> Any:
-            holds = np.broadcast_to(test(b, m), m.shape)
+            holds = spread(test(b, m), m)
             return np.where(holds, a(b, m & holds), c(b, m & ~holds))
 
         return run
@@ -371,8 +383,8 @@ class Emulator:
         a, c = self.expr(e.a), self.expr(e.b)
 
         def run(b: Block, m: Any) -> Any:
-            left = np.broadcast_to(a(b, m), m.shape)
-            right = np.broadcast_to(c(b, m & (left if both else ~left)), m.shape)
+            left = spread(a(b, m), m)
+            right = spread(c(b, m & (left if both else ~left)), m)
             return left & right if both else left | right
 
         return run
@@ -380,10 +392,10 @@ class Emulator:
     def _call(self, e: Any) -> Value:
         name, dtype = e.op.name, str(e.ty)
         if name == "tirx.address_of":
-            index, buf = self.expr(e.args[0].indices[0]), e.args[0].source
-            return lambda b, m: Pointer(b.memory[buf], np.broadcast_to(index(b, m), m.shape))
+            index, buf = self.expr(e.args[0].indices[0]), self.number(e.args[0].source)
+            return lambda b, m: Pointer(b.memory[buf], spread(index(b, m), m))
         if name == "tirx.buffer_data":
-            whole = e.args[0]
+            whole = self.number(e.args[0])
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)

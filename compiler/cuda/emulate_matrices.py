@@ -35,11 +35,10 @@ def _ldmatrix(trans: bool) -> Callable[..., None]:
             raise EmulationError("ldmatrix from an address that is no multiple of 16 bytes")
         each = 4 // row.memory.size
         rows = load(b, m, row.memory, row.index, 4 * each)
-        lanes = np.arange(b.threads)
-        for j in range(4):
-            for h in range(each):
-                line, col = (each * (lanes % 4) + h, lanes % WARP // 4) if trans else (lanes % WARP // 4, each * (lanes % 4) + h)
-                to.memory.data[lanes[m], to.index[m] + each * j + h] = rows[lanes // WARP * WARP + 8 * j + line, col][m]
+        lanes, elements = np.flatnonzero(m)[:, None], np.arange(4 * each)  # each lane has so many of each of four matrices
+        beside, below = each * (lanes % 4) + elements % each, lanes % WARP // 4
+        line, col = (beside, below) if trans else (below, beside)
+        to.memory.data[lanes, to.index[m][:, None] + elements] = rows[lanes // WARP * WARP + 8 * (elements // each) + line, col]
 
     return run
 
@@ -71,9 +70,14 @@ class _Places:
         at = np.indices(fragment.shape)
         self.thread, self.slot = fragment.thread(*at), fragment.slot(*at)
 
-    def of(self, p: Pointer, w: int) -> tuple[Any, Any]:
-        """Threads and elements of ``p``'s registers, for the matrix of warp ``w``."""
-        return w * WARP + self.thread, p.index[w * WARP] + self.slot
+    def of(self, p: Pointer, warps: Any) -> tuple[Any, Any]:
+        """Threads and elements of ``p``'s registers, for the matrices of several warps, (warps, 1, 1)."""
+        return warps * WARP + self.thread, p.index[warps * WARP] + self.slot
+
+
+def _each(b: Block, m: Any, what: str) -> Any:
+    """The warps that run an instruction, (warps, 1, 1): one product of many matrices is faster than many products."""
+    return np.array(whole_warps(b, m, what), np.int64)[:, None, None]
 
 
 def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
@@ -81,12 +85,11 @@ def _mma(a_dtype: str, b_dtype: str, bits: int) -> Callable[..., None]:
     wide = np.float64 if a_dtype in numerics.FLOATS else np.int64
 
     def run(b: Block, m: Any, d: Pointer, pa: Pointer, pb: Pointer) -> None:
-        for w in whole_warps(b, m, "mma"):
-            x, y = (
-                factors(p.memory.data[f.of(p, w)], dt).astype(wide) for f, p, dt in ((a_at, pa, a_dtype), (b_at, pb, b_dtype))
-            )
-            there = c_at.of(d, w)
-            d.memory.data[there] = (d.memory.data[there].astype(wide) + x @ y).astype(d.memory.data.dtype)
+        warps = _each(b, m, "mma")
+        x = factors(pa.memory.data[a_at.of(pa, warps)], a_dtype).astype(wide)
+        y = factors(pb.memory.data[b_at.of(pb, warps)], b_dtype).astype(wide)
+        there = c_at.of(d, warps)
+        d.memory.data[there] = (d.memory.data[there].astype(wide) + x @ y).astype(d.memory.data.dtype)
 
     return run
 

@@ -134,8 +134,9 @@ class Block:
     its own."""
 
     threads: int
-    values: dict[Any, Any]
-    memory: dict[Any, Any]
+    #: by the variable's number (`Emulator.number`)
+    values: dict[int, Any]
+    memory: dict[int, Any]
     moments: Moments
     first: int
     draw: Any
@@ -252,19 +253,29 @@ def decoded(stored: Any, dtype: str) -> Any:
     return numerics.decode(stored, dtype)
 
 
+def spread(value: Any, m: Any) -> Any:
+    """A value for each thread."""
+    return value if getattr(value, "shape", None) == m.shape else np.broadcast_to(value, m.shape)
+
+
 def load(b: Block, m: Any, mem: Any, index: Any, lanes: int) -> Any:
     """Elements as they lie in memory, (threads,) or (threads, lanes); zero where a lane does not run."""
     who = np.flatnonzero(m)
-    out = np.zeros((len(m), lanes), mem.data.dtype)
-    if len(who):
-        out[who] = mem.data[_place(b, m, mem, index, who, lanes, False)]
+    if len(who) == len(m):
+        found = mem.data[_place(b, m, mem, index, who, lanes, False)]
+        out = found.copy() if isinstance(mem, Registers) else found  # a slice of registers would change with them
+    else:
+        out = np.zeros((len(m), lanes), mem.data.dtype)
+        if len(who):
+            out[who] = mem.data[_place(b, m, mem, index, who, lanes, False)]
     return out[:, 0] if lanes == 1 else out
 
 
 def store(b: Block, m: Any, mem: Any, index: Any, value: Any, lanes: int) -> None:
     who = np.flatnonzero(m)
     if len(who):
-        mem.data[_place(b, m, mem, index, who, lanes, True)] = (value[:, None] if lanes == 1 else value)[who]
+        made = value[:, None] if lanes == 1 else value
+        mem.data[_place(b, m, mem, index, who, lanes, True)] = made if len(who) == len(m) else made[who]
 
 
 def _place(b: Block, m: Any, mem: Any, index: Any, who: Any, lanes: int, writes: bool) -> Any:
@@ -274,7 +285,7 @@ def _place(b: Block, m: Any, mem: Any, index: Any, who: Any, lanes: int, writes:
         first = int(index.flat[0])
         inside(mem, first, first, lanes)
         return (slice(None) if len(who) == len(m) else who), slice(first, first + lanes)
-    index = np.broadcast_to(index, m.shape)[who]
+    index = spread(index, m)[who]
     inside(mem, int(index.min()), int(index.max()), lanes)
     at = index[:, None] + np.arange(lanes)
     if isinstance(mem, Registers):

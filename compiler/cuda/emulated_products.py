@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.emulated_copies import EmulationError
+from tilescale.compiler.cuda.emulated_maps import swizzled
 from tilescale.compiler.sim import numerics, tiles
 
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}
@@ -51,11 +52,6 @@ class Product:
         return np.float64 if self.sums == "float32" else np.int64
 
 
-def swizzled(address: Any, width: int) -> Any:
-    """Where a byte goes (PTX ISA, "Tensor Swizzling Modes")."""
-    return address ^ ((address >> 7 & MASKS[width]) << 4)
-
-
 def in_memory(p: Product) -> tuple[int, ...]:
     """Which operands of a product lie in shared memory."""
     return (1,) if isinstance(p.a, Held) else (0, 1)
@@ -85,9 +81,6 @@ def operand(p: Product, which: int) -> Any:
     else:
         address = r // 8 * (stride << 4) + r % 8 * width + k * p.size
     return swizzled((start << 4) + address, width)
-
-
-MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
 
 
 @dataclass

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError, overlap
-from tilescale.compiler.cuda.emulated_products import SWIZZLE_OF, Held, Product, factors, in_memory, swizzled
+from tilescale.compiler.cuda.emulated_maps import TensorMap
+from tilescale.compiler.cuda.emulated_products import SWIZZLE_OF, Held, Product, factors, in_memory
 from tilescale.compiler.cuda.turns import Turns
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
@@ -56,35 +57,6 @@ class Barrier:
     def release(self, handed: Any) -> None:
         if handed is not None:
             self.coming = handed if self.coming is None else np.maximum(self.coming, handed)
-
-
-@dataclass
-class TensorMap:
-    """A tensor map as TMA sees it."""
-
-    array: Any
-    box: tuple[int, ...]
-    swizzle: int
-
-    def inside(self, coordinates: list[int]) -> tuple[Any, Any] | None:
-        """The part of a box that lies inside the tensor, as slices of both; None where there is none."""
-        if coordinates[0] * self.array.dtype.itemsize % 16:
-            raise EmulationError(f"a box begins at column {coordinates[0]}, no multiple of 16 bytes: an illegal instruction")
-        starts = coordinates[::-1]
-        parts = [(max(0, s), min(e, s + n)) for s, n, e in zip(starts, self.box, self.array.shape, strict=True)]
-        if not all(a < z for a, z in parts):
-            return None
-        box = tuple(slice(a - s, z - s) for (a, z), s in zip(parts, starts, strict=True))
-        return box, tuple(slice(a, z) for a, z in parts)
-
-    def cells(self, at: int) -> Any:
-        """The bytes of shared memory of a box that begins at byte ``at``, in the box's order."""
-        size = self.array.dtype.itemsize
-        if self.swizzle and (self.box[-1] * size != self.swizzle or at % (8 * self.swizzle)):
-            raise EmulationError(f"a box of {self.box[-1] * size} bytes a row at byte {at}, under a swizzle of {self.swizzle}")
-        if any(n > 256 for n in self.box):
-            raise EmulationError(f"a box of {self.box}")
-        return swizzled(at + np.arange(int(np.prod(self.box)) * size), self.swizzle)
 
 
 @dataclass

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tilescale.compiler.checks.run import launch
 from tilescale.compiler.cuda import emulate
+from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.ir.nests import nest_of
@@ -19,6 +22,7 @@ from tilescale.compiler.layout.match import Slots, by_counting, by_digits, seen_
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.fences import first_holders
 from tilescale.compiler.sim import numerics
+from tilescale.fingerprint import Fingerprint, Unhashable
 
 #: relative to the greatest magnitude of a result: sums of a few hundred terms in another order
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "float16": 2e-3, "bfloat16": 1.6e-2, "float8_e4m3fn": 0.13, "float8_e5m2": 0.26}
@@ -35,9 +39,48 @@ def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str =
 
 def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, Any]:
     """A launch on the emulated threads, its layouts counted first."""
+    made = lowered(kernel, arch).count()
+    return emulate.run(made.kernel, made.program, args, seed)
+
+
+@dataclass
+class Made:
+    """A kernel's thread IR, and the program that it was made of; whether its layouts have been counted."""
+
+    kernel: ThreadKernel
+    program: Any
+    counted: bool = False
+
+    def count(self) -> Made:
+        if not self.counted:
+            check_layouts(self.program)
+            self.counted = True
+        return self
+
+
+#: the kernels that were made last, the latest at the end
+_LATEST: OrderedDict[tuple[str, str], Made] = OrderedDict()
+
+
+def lowered(kernel: Any, arch: str = "sm_90a") -> Made:
+    """A kernel for GPUs. Many tests ask for one kernel: it is made once, by the key under which the compiler's own cache would keep it; what
+    has none is made each time. Nobody changes what this gives."""
+    try:
+        fingerprint = Fingerprint()
+        fingerprint.value((kernel.func, kernel.params), kernel.name)
+    except Unhashable:
+        return _lowered(kernel, arch)
+    key = fingerprint.hexdigest(), arch
+    made = _LATEST.pop(key, None) or _lowered(kernel, arch)
+    _LATEST[key] = made
+    if len(_LATEST) > 32:
+        _LATEST.popitem(last=False)
+    return made
+
+
+def _lowered(kernel: Any, arch: str) -> Made:
     program, _ = pipeline.run(kernel.trace(), target(arch))
-    check_layouts(program)
-    return emulate.run(Lowering(program).run(), program, args, seed)
+    return Made(Lowering(program).run(), program)
 
 
 def check_layouts(program: Any) -> None:
@@ -113,10 +156,8 @@ def empty(shape: tuple[int, ...], dtype: str) -> Any:
 def agree_on_ranks(kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch: str = "sm_90a") -> None:
     """Runs a launch of several ranks on both, the emulated threads under several orders; ``args``: one entry a rank."""
     want = launch(kernel, len(args), {name: [a[name] for a in args] for name in args[0]}).arrays
-    program, _ = pipeline.run(kernel.trace(), target(arch))
-    check_layouts(program)
-    lowered = Lowering(program).run()
+    made = lowered(kernel, arch).count()
     for seed in range(seeds):
-        for rank, arrays in enumerate(emulate.run_ranks(lowered, program, args, seed)):
+        for rank, arrays in enumerate(emulate.run_ranks(made.kernel, made.program, args, seed)):
             for name, array in arrays.items():
                 same(array, want[rank][name], f"{name} of rank {rank}", False)

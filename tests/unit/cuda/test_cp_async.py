@@ -10,13 +10,11 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
+from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate, engines, toolchain
-from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
-from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.layout.shared import bank_conflicts
-from tilescale.compiler.passes import pipeline
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, tirx
 
@@ -37,8 +35,8 @@ CASES = [
 
 
 def lowered(kernel: Any, arch: str = "sm_80") -> tuple[Any, Any]:
-    program, _ = pipeline.run(kernel.trace(), target(arch))
-    return Lowering(program).run(), program
+    made = emulated.lowered(kernel, arch)
+    return made.kernel, made.program
 
 
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:

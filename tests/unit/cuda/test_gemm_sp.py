@@ -12,7 +12,7 @@ import tilescale.language as T
 from tests.gpu.gemms import sparse_gemm, sparse_operand
 from tests.kernels import refused
 from tests.unit.cuda import sass
-from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
@@ -76,8 +76,8 @@ def test_on_hopper(shape: tuple[int, int, int], options: dict[str, Any]):
     """On emulated threads, which have the places of each instruction as PTX defines them, and the schedule on the simulator."""
     args, whole = arguments(shape, options)
     kernel = sparse_gemm(*shape, **options)
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    text = print_kernel(Lowering(program).run()).text
+    made = lowered(kernel)
+    program, text = made.program, print_kernel(made.kernel).text
     assert not program.notes or program.notes[0].startswith(f"{program.name} has ")
     assert "ts::wgmma_sp_m64" in text and "E_map" in text
     b = numerics.decode(args["B"], str(args["B"].dtype)).astype(np.float64)

@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 
 import tilescale.language as T
-from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.cuda.lower import Lowering
+from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tilescale.compiler.cuda.printer import print_kernel
-from tilescale.compiler.cuda.targets import target
-from tilescale.compiler.passes import pipeline
 
 
 def product(result: Any, wide: int = 64) -> Any:
@@ -66,8 +63,7 @@ def test_who_stores(result: Any, stores: int):
     """A name that stands for a column; a tensor that two branches write, or two statements one behind the other; not a place that is no
     multiple of 16 bytes."""
     kernel = product(result)
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    assert print_kernel(Lowering(program).run()).text.count("ts::tma_store(") == stores
+    assert print_kernel(lowered(kernel).kernel).text.count("ts::tma_store(") == stores
     args = {"A": data((128, 64), "float16", 1), "B": data((64, 128), "float16", 2), "C": empty((128, 128), "float16")}
     for seed in (0, 1):
         agree(kernel, args, seed=seed)
@@ -82,8 +78,7 @@ def test_columns_of_a_narrower_swizzle(wide: int, stores: int):
         T.copy(acc, C[by * 64, bx * wide])
 
     kernel = product(plain, wide)
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    assert print_kernel(Lowering(program).run()).text.count("ts::tma_store(") == stores
+    assert print_kernel(lowered(kernel).kernel).text.count("ts::tma_store(") == stores
     agree(kernel, {"A": data((128, 64), "float16", 1), "B": data((64, 2 * wide), "float16", 2), "C": empty((128, 2 * wide), "float16")})
 
 
@@ -104,7 +99,7 @@ def test_where_a_box_begins(first: int, by_tma: bool):
                 T.gemm(a, b, acc)
             T.copy(acc, C)
 
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    assert ("ts::tma_load(" in print_kernel(Lowering(program).run()).text) == by_tma
-    assert by_tma or "the first column of A's tile is not known to be a multiple of 16 bytes" in program.notes[0]
+    made = lowered(kernel)
+    assert ("ts::tma_load(" in print_kernel(made.kernel).text) == by_tma
+    assert by_tma or "the first column of A's tile is not known to be a multiple of 16 bytes" in made.program.notes[0]
     agree(kernel, {"A": data((64, 80), "float16", 1), "B": data((64, 64), "float16", 2), "C": empty((64, 64), "float32")})

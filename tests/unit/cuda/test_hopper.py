@@ -10,10 +10,10 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
+from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler.cuda import emulate, engines, toolchain
 from tilescale.compiler.cuda.kernel import ThreadKernel
-from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
@@ -41,8 +41,8 @@ CASES = [
 
 
 def lowered(kernel: Any) -> tuple[ThreadKernel, Any]:
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    return Lowering(program).run(), program
+    made = emulated.lowered(kernel)
+    return made.kernel, made.program
 
 
 def arguments(M: int, N: int, K: int, options: dict[str, Any]) -> dict[str, Any]:

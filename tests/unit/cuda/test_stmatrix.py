@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilescale.language as T
-from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tilescale.compiler.cuda import emulate, toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
@@ -52,8 +52,7 @@ def stored(m: int = 64, n: int = 64, threads: int = 64, dtype: str = "float16", 
 
 
 def printed(kernel: Any, arch: str = "sm_90a") -> Any:
-    program, _ = pipeline.run(kernel.trace(), target(arch))
-    return print_kernel(Lowering(program).run())
+    return print_kernel(lowered(kernel, arch).kernel)
 
 
 CASES: list[tuple[dict[str, Any], str]] = [

@@ -9,12 +9,9 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
-from tests.unit.cuda.emulated import agree, data, empty
+from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tilescale.compiler.advice import Advice
-from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
-from tilescale.compiler.cuda.targets import target
-from tilescale.compiler.passes import pipeline
 
 #: (M, N, K), options, threads that compute, seed of the schedule
 CASES = [
@@ -31,9 +28,8 @@ CASES = [
 
 
 def scheduled(kernel: Any) -> tuple[Any, Any, str]:
-    program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    made = Lowering(program).run()
-    return program, made, print_kernel(made).text
+    made = lowered(kernel)
+    return made.program, made.kernel, print_kernel(made.kernel).text
 
 
 @pytest.mark.parametrize("shape, options, computing, seed", CASES, ids=str)
