@@ -73,19 +73,10 @@ def lowers(target: str, *names: str) -> Callable[[Made], Made]:
     return register
 
 
-def has_lowering(call: Any, target: Target) -> bool:
-    """Whether a target has registered how it does what a Call stands for."""
-    return _found(call, target) is not None
-
-
 def lowering(call: Any, target: Target) -> Lowering:
     """How a target does what a Call stands for; one that asks for nothing where it has registered none."""
-    return _found(call, target) or _NONE
-
-
-def _found(call: Any, target: Target) -> Lowering | None:
     _load(target.lowerings)
-    return _TABLE.get((target.name, call.op.name)) if isinstance(call, ir.Call) and hasattr(call.op, "name") else None
+    return _TABLE.get((target.name, call.op.name), _NONE) if isinstance(call, ir.Call) and hasattr(call.op, "name") else _NONE
 
 
 @functools.cache

@@ -90,14 +90,20 @@ def is_module(name: str) -> bool:
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
-def violations(source: str, file: str) -> list[str]:
-    """What is wrong with the imports of ``source`` as the file ``file`` (relative to the root), one line each."""
+def module_of(source: str, file: str) -> tuple[str, list[tuple[int, str]]]:
+    """The module that a file (relative to the root) is, and what it may import, each once."""
     path = Path(file)
     inner = path.with_suffix("").parts[1:]
     is_package = bool(inner) and inner[-1] == "__init__"
     module = ".".join([FOLDERS[path.parts[0]], *(inner[:-1] if is_package else inner)])
+    return module, list(dict.fromkeys(imported(source, module, is_package)))
+
+
+def violations(source: str, file: str) -> list[str]:
+    """What is wrong with the imports of ``source`` as the file ``file`` (relative to the root), one line each."""
+    module, names = module_of(source, file)
     found = []
-    for line, name in dict.fromkeys(imported(source, module, is_package)):
+    for line, name in names:
         top = name.split(".")[0]
         if top == "tilescale" and part(name) not in ALLOWED[part(module)] | {part(module)}:
             found.append(f"{file}:{line}: {part(module)} may not import {name}")
@@ -120,16 +126,14 @@ def test_the_sources_import_one_way():
 
 def inner_violations(source: str, file: str) -> list[str]:
     """The same of the packages inside compiler/, by the table COMPILER."""
-    path = Path(file)
-    inner = path.with_suffix("").parts[1:]
-    is_package = inner[-1] == "__init__"
-    module = ".".join(["tilescale.compiler", *(inner[:-1] if is_package else inner)])
+    module, names = module_of(source, file)
+    own = module.split(".")[2]
     found = []
-    for line, name in dict.fromkeys(imported(source, module, is_package)):
+    for line, name in names:
         parts = name.split(".")
         other = parts[2] if parts[:2] == ["tilescale", "compiler"] and len(parts) > 2 else ""
-        if other in COMPILER and other not in COMPILER[inner[0]] | {inner[0], "tvm_compat"}:
-            found.append(f"{file}:{line}: compiler/{inner[0]} may not import {name}")
+        if other in COMPILER and other not in COMPILER[own] | {own, "tvm_compat"}:
+            found.append(f"{file}:{line}: compiler/{own} may not import {name}")
     return found
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 from tests.gpu.gemms import gemm
+from tests.gpu.ranks import module
 from tilescale.compiler.advice import Advice
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
@@ -17,7 +15,6 @@ from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 #: the examples of one rank, and for which constants they are compiled
 OF_ONE_RANK = {
     "01_vector_add": ((1000,), {}),
@@ -44,14 +41,7 @@ GEMMS: dict[str, dict[str, Any]] = {
 
 def example(name: str, args: Any, options: Any) -> Any:
     """An example's kernel for these constants, traced afresh."""
-    if str(EXAMPLES) not in sys.path:
-        sys.path.insert(0, str(EXAMPLES))
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.kernel.__wrapped__(*args, **options)
+    return module(name).kernel.__wrapped__(*args, **options)
 
 
 #: which of them are compiled for Ampere too: where none of this is Hopper's own, one is as good as many
@@ -76,8 +66,8 @@ def cases_of_ops(arch: str) -> list[tuple[str, Any, Any]]:
     from tilescale.ops import MODULES, load
 
     made = []
-    for module in MODULES:
-        op = load(module)
+    for name in MODULES:
+        op = load(name)
         measured = [c for c in op.cases if c.bar is not None]
         for case in [*[c for c in op.cases if c.small][:1], *measured[:1], *(measured[1:][-1:] if arch == "sm_90a" else [])]:
             made.append((f"{op.name}: {case}", op, case))
