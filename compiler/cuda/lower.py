@@ -576,7 +576,7 @@ def _looks_up(producer: Any) -> bool:
 
 def _is_remote(s: Any) -> bool:
     call = s.value if isinstance(s, tirx.Evaluate) else None
-    return isinstance(call, ir.Call) and call.op.name == "ts.copy" and bool(str(call.attrs["side"]))
+    return isinstance(call, ir.Call) and call.op.name == "ts.remote_copy"
 
 
 def _role(s: Any) -> str:

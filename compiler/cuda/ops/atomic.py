@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import tma
 from tilescale.compiler.cuda.places import Global
-from tilescale.compiler.cuda.tma import stored
-from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.tvm_compat import tirx
@@ -68,11 +66,5 @@ def _operand(cx: Any, value: Any, dtype: str) -> Any:
 
 
 @lowers("cuda", "atomic")
-class Atomic(Lowering):
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        return {call.args[1].source: stored(call.args[1])} if "bulk" in call.attrs else {}
-
-    def lower(self, call: Any, cx: Any) -> Any:
-        if "bulk" in call.attrs:
-            return tma.combine(cx, call)
-        return emit_atomic(cx, call)
+def lower_atomic(call: Any, cx: Any) -> Any:
+    return emit_atomic(cx, call)

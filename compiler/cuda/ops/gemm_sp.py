@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import wgmma_sp
 from tilescale.compiler.cuda.ops import gemm
-from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.lowerings import Lowering, lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP
@@ -23,7 +22,7 @@ from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.products import mma_fragments, operands_of, swizzled
-from tilescale.compiler.layout.sparse import COVERED, dense_shape, sparse_fragments
+from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.layout.tensor_cores import HALVES, KINDS
 from tilescale.compiler.ops.gemm_sp import as_gemm
 from tilescale.compiler.passes.gpu_stage import is_whole
@@ -43,8 +42,6 @@ def _has_mma(call: Any, threads: int, target: Target) -> bool:
 
 def stage(call: Any, cx: Any) -> list[Any] | None:
     """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A written out."""
-    if "wgmma" in call.attrs:
-        return None
     a, b, c, clears, e = call.args
     m, k = dense_shape(call)
     if not _has_mma(call, cx.executor.threads, cx.program.target):
@@ -54,7 +51,8 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
         dense = cx.tile(f"{a.source.name}_dense", (m, k), element_dtype(a.source), "shared", call.span)
         again = cx.again(call, [held.get(id(a), a), b, c, clears, held.get(id(e), e)])
         nest, product = as_gemm(again.value, dense)
-        return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(gemm.stage(product.value, cx) or [product])]
+        staged = lowering(product.value, cx.program.target).stage(product.value, cx)
+        return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(staged or [product])]
     own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
     before, operands = [], []
     for r in (a, b, e):
@@ -77,9 +75,6 @@ def layouts(call: Any, cx: Any) -> list[list[Demand]]:
     """The accumulator's fragments, best first."""
     m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
     threads = cx.executor_of(call).threads
-    if "wgmma" in call.attrs:
-        made = sparse_fragments(call, threads)
-        return [[Demand(call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span))] for f, wm, wn in made]
     cuts = mma_fragments(m, n, threads, int(call.attrs["policy"]))
     return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]
 
@@ -90,9 +85,7 @@ def shared_layouts(call: Any) -> dict[Any, Any]:
 
 
 def emit_gemm_sp(cx: Any, call: Any) -> Any:
-    """C += A · op(B), by wgmma.sp where passes/gpu_schedule.py says so, else by mma.sp, in steps of 32 along k."""
-    if "wgmma" in call.attrs:
-        return wgmma_sp.emit(cx, call)
+    """C += A · op(B) by mma.sp, in steps of 32 along k."""
     a, b = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])), gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
     c = cx.places[call.args[2].source]
     kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]

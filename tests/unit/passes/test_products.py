@@ -67,8 +67,8 @@ def test_a_tile_that_is_filled_once():
 def test_the_overlap_keeps_the_meaning(between: bool, fresh: bool):
     """Both levels leave the same bits, whatever runs first, for no round and more."""
     made = chained(None, between, fresh)
-    order = [n for n in names(gpu_scheduled(tile_level(made), target("sm_90a"))) if n in ("gemm", "await_products")]
-    assert order.count("gemm") == (2 if between or fresh else 4), "the overlapped loop has its first and its last product once more"
+    order = [n for n in names(gpu_scheduled(tile_level(made), target("sm_90a"))) if n in ("wgmma", "await_products")]
+    assert order.count("wgmma") == (2 if between or fresh else 4), "the overlapped loop has its first and its last product once more"
     for n in (0, 1, 3):
         report = check(made, 1, inputs(n), level="both", arch="sm_90a", seeds=2)
         assert not report.findings, report
