@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import overlap
-from tilescale.compiler.cuda.engines import EmulationError, arrived, barrier_wait, byte, one, synced, usable
+from tilescale.compiler.emulator.copies import overlap
+from tilescale.compiler.emulator.engines import EmulationError, arrived, barrier_wait, byte, one, synced, usable
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.signals import OPS
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated import Block, Memory, Pointer
-from tilescale.compiler.cuda.engines import EmulationError
-from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.memory import Block, Memory, Pointer
+from tilescale.compiler.emulator.turns import Turns
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics

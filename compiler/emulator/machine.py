@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import emulate_clusters, emulate_matrices, emulate_ranks, emulated_threads, engines, turns
-from tilescale.compiler.cuda.arguments import laid_out, strides_of
-from tilescale.compiler.cuda.emulated import (
+from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.emulator import clusters, engines, matrices, ranks, threads, turns
+from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.maps import TensorMap
+from tilescale.compiler.emulator.memory import (
     Block,
     Clocks,
     Memory,
@@ -33,13 +35,10 @@ from tilescale.compiler.cuda.emulated import (
     spread,
     store,
 )
-from tilescale.compiler.cuda.emulated_maps import TensorMap
-from tilescale.compiler.cuda.engines import EmulationError
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx
-from tilescale.errors import InternalError, TileValueError
+from tilescale.errors import InternalError
 
 #: the named barrier of a block's consumers (`lower.CONSUMERS`)
 CONSUMERS = 15
@@ -92,10 +91,10 @@ class Emulator:
             else:
                 values[of] = _typed(args[self.names[source.index]], str(var.ty))
         dims = self.kernel.cluster
-        clusters = [range(0, g, c) for g, c in zip(grid, dims, strict=True)]
+        firsts = [range(0, g, c) for g, c in zip(grid, dims, strict=True)]
         within = list(itertools.product(*(range(c) for c in reversed(dims))))  # x counts first
         with np.errstate(all="ignore"):
-            for z, y, x in itertools.product(*reversed(clusters)):
+            for z, y, x in itertools.product(*reversed(firsts)):
                 for mem in memory.values():
                     mem.clear()
                 self._cluster([(x + i, y + j, z + k) for k, j, i in within], values, memory, draw, seed)
@@ -105,7 +104,7 @@ class Emulator:
         """Runs all blocks of several ranks in turns; ``args`` has one entry a rank, as in `launch`."""
         draw = np.random.default_rng(seed)
         blocks = [(x, y, z) for z, y, x in itertools.product(*(range(g) for g in reversed(grid)))]
-        world = emulate_ranks.World(args, len(blocks), draw)
+        world = ranks.World(args, len(blocks), draw)
 
         def run(task: Any) -> None:
             values: dict[int, Any] = {}
@@ -399,7 +398,7 @@ class Emulator:
             return lambda b, m: Pointer(b.memory[whole], np.zeros(m.shape, np.int64))
         if name in EXTERN_CALLS:
             name = str(e.args[0].value)
-            function = FUNCTIONS.get(name) or emulate_ranks.FUNCTIONS.get(name) or engines.find(name) or emulate_clusters.find(name)
+            function = FUNCTIONS.get(name) or ranks.FUNCTIONS.get(name) or engines.find(name) or clusters.find(name)
             args = [self.expr(a) for a in e.args[1:]]
             if function is None:
                 raise InternalError(f"the emulator does not know {e.args[0].value}")
@@ -475,7 +474,7 @@ def _await_launches(b: Block, m: Any) -> None:
 def _cluster_address(b: Block, m: Any, where: Pointer, rank: Any) -> Pointer:
     """The same place of another block's shared memory."""
     tile = where.memory
-    return Pointer(Tile(tile.name, emulate_clusters.peer_arena(b, m, rank), tile.offset, "uint8"), where.index)
+    return Pointer(Tile(tile.name, clusters.peer_arena(b, m, rank), tile.offset, "uint8"), where.index)
 
 
 def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
@@ -536,79 +535,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "ts::cluster_address": _cluster_address,
     "ts::await_launches": _await_launches,
     "ts::admit_launches": lambda b, m: None,
-    "ts::any": emulated_threads.vote,
-    "ts::uniform": emulated_threads.uniform,
-    "ts::shuffle_xor": emulated_threads.shuffle_xor,
-    **{f"ts::lane_{kind}": emulated_threads.lane(kind) for kind in ("xor", "up", "down", "from")},
-    "ts::named_barrier": emulated_threads.named_barrier,
+    "ts::any": threads.vote,
+    "ts::uniform": threads.uniform,
+    "ts::shuffle_xor": threads.shuffle_xor,
+    **{f"ts::lane_{kind}": threads.lane(kind) for kind in ("xor", "up", "down", "from")},
+    "ts::named_barrier": threads.named_barrier,
     "ts::fail": _fail,
     "printf": _printf,
-    **emulate_matrices.FUNCTIONS,
-    **{f"ts::{how}red_add{n}_{k}": emulated_threads.red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
+    **matrices.FUNCTIONS,
+    **{f"ts::{how}red_add{n}_{k}": threads.red_add(n, d) for k, d in (("f32", "float32"), ("f16", "float16"), ("bf16", "bfloat16"))
        for n in (2, 4, 8) for how in ("", "publishing_")},
-    **{f"ts::{how}_{kind}": emulated_threads.atomic(kind.partition("_")[0])
+    **{f"ts::{how}_{kind}": threads.atomic(kind.partition("_")[0])
        for kind in ("add", "add_f16", "add_bf16", "max", "min", "load", "store") for how in ("atomic", "publishing")},
 }
-
-
-# ---- the entry
-
-
-def launch(prim: Any, args: dict[str, Any], arch: str = "sm_90a", seed: int = 0) -> dict[str, Any]:
-    """Runs one launch of a ``@T.prim_func`` (or a traced program) on the emulated GPU and gives the arrays it leaves, by name.
-
-    Args:
-        args: by parameter name arrays in storage dtypes (never written) and numbers.
-
-    Raises:
-        EmulationError: what would go wrong on a GPU. TileError: what the target refuses.
-    """
-    from tilescale.compiler.cuda.lower import Lowering
-    from tilescale.compiler.cuda.targets import target
-    from tilescale.compiler.passes import pipeline
-
-    program = prim.trace() if hasattr(prim, "trace") else prim
-    scheduled, _ = pipeline.run(program, target(arch))
-    return run(Lowering(scheduled).run(), scheduled, args, seed)
-
-
-def run(kernel: ThreadKernel, program: Any, args: dict[str, Any], seed: int = 0) -> dict[str, Any]:
-    """Runs a lowered kernel."""
-    grid, flat, arrays, symbols = _bound(kernel, program, args)
-    made = Emulator(kernel, [p.name for p in program.params])
-    made.launch(grid, flat, symbols, seed, {k: v.shape for k, v in arrays.items()})
-    return arrays
-
-
-def run_ranks(kernel: ThreadKernel, program: Any, args: list[dict[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
-    """Runs a lowered kernel on as many ranks as ``args`` has entries, once; counters are left as they are then."""
-    bound = [_bound(kernel, program, a) for a in args]
-    made = Emulator(kernel, [p.name for p in program.params])
-    made.ranks(bound[0][0], [flat for _, flat, _, _ in bound], bound[0][3], seed, {k: v.shape for k, v in bound[0][2].items()})
-    return [arrays for _, _, arrays, _ in bound]
-
-
-def _bound(
-    kernel: ThreadKernel, program: Any, args: dict[str, Any]
-) -> tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], list[int]]:
-    """A launch's grid, its arguments as the kernel takes them, its arrays by name, and its symbolic extents."""
-    from tilescale.compiler.ir import numeric
-    from tilescale.language.symbolic import Sym, settle
-
-    symbols: dict[str, int] = {}
-    arrays: dict[str, Any] = {}
-    flat = dict(args)
-    values: dict[Any, int] = {}
-    for p in program.params:
-        if not hasattr(p.spec, "shape"):
-            values[p.var] = args[p.name]
-            continue
-        for extent, n in zip(p.spec.shape, args[p.name].shape, strict=True):
-            known = settle(extent)
-            if isinstance(known, Sym) and symbols.setdefault(known.name, n) != n:
-                raise TileValueError(f"{p.name}: {known.name} is {symbols[known.name]} and {n}")
-        flat[p.name], arrays[p.name] = laid_out(args[p.name], strides_of(p.spec, args[p.name], symbols))
-    for name, var in program.symbols.items():
-        values[var] = symbols[name]
-    grid = [int(numeric.evaluate(e, values)) for e in kernel.grid]
-    return (grid[0], grid[1], grid[2]), flat, arrays, [symbols[n] for n in program.symbols]

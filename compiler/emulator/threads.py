@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import engines
-from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, load
-from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.emulator import engines
+from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.memory import Block, Pointer, decoded, load
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ops.shuffle import taken_from
 from tilescale.compiler.sim import numerics

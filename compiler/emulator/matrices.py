@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda import engines
-from tilescale.compiler.cuda.emulated import Block, Pointer, decoded, encoded, load, store
-from tilescale.compiler.cuda.emulated_products import factors
-from tilescale.compiler.cuda.emulated_threads import whole_warps
-from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.emulator import engines
+from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.memory import Block, Pointer, decoded, encoded, load, store
+from tilescale.compiler.emulator.products import factors
+from tilescale.compiler.emulator.threads import whole_warps
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.layout.instructions import mma_a, mma_accumulator, mma_b
 from tilescale.compiler.ops.gemm_sp import expanded

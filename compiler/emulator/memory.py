@@ -1,4 +1,4 @@
-"""The memory and registers of an emulated block, and who touched what: `emulate` looks for races by it."""
+"""The memory and registers of an emulated block, and who touched what: the emulator looks for races by it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import overlap
-from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler.emulator.copies import overlap
+from tilescale.compiler.emulator.engines import EmulationError
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 
@@ -146,7 +146,7 @@ class Block:
     #: the threads that have not awaited the launches in front yet; None where there are none
     early: Any = None
     failed: list[int] = field(default_factory=list)
-    #: where several blocks run in turns: all ranks, and which block this is (`emulate_ranks`)
+    #: where several blocks run in turns: all ranks, and which block this is (`ranks`)
     world: Any = None
     task: Any = None
 

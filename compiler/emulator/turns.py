@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 
 STEPS = 1_000_000
 

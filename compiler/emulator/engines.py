@@ -1,4 +1,4 @@
-"""What runs beside a block's threads on Hopper, for `emulate`: barriers with phases, tensor copies, products of warpgroups; and a
+"""What runs beside a block's threads on Hopper, for `machine`: barriers with phases, tensor copies, products of warpgroups; and a
 block's roles, which take turns.
 
 A role is a function in a thread of its own, of which one runs at a time; it gives the turn away at every operation on a barrier. Who
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import Copies, EmulationError, overlap
-from tilescale.compiler.cuda.emulated_maps import TensorMap
-from tilescale.compiler.cuda.emulated_products import SWIZZLE_OF, Held, Product, factors, in_memory
-from tilescale.compiler.cuda.turns import Turns
+from tilescale.compiler.emulator.copies import Copies, EmulationError, overlap
+from tilescale.compiler.emulator.maps import TensorMap
+from tilescale.compiler.emulator.products import SWIZZLE_OF, Held, Product, factors, in_memory
+from tilescale.compiler.emulator.turns import Turns
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.layout.tensor_cores import KINDS
@@ -297,7 +297,7 @@ class Engines:
             group.fenced = False
 
 
-# ---- the instructions, as `emulate.FUNCTIONS` has them
+# ---- the instructions, as `machine.FUNCTIONS` has them
 
 
 def one(m: Any, value: Any) -> Any:

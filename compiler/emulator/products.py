@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import EmulationError
-from tilescale.compiler.cuda.emulated_maps import swizzled
+from tilescale.compiler.emulator.copies import EmulationError
+from tilescale.compiler.emulator.maps import swizzled
 from tilescale.compiler.sim import numerics, tiles
 
 SWIZZLE_OF = {1: 128, 2: 64, 3: 32}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.emulated_copies import EmulationError
+from tilescale.compiler.emulator.copies import EmulationError
 
 #: by a swizzle's width in bytes: which bits of a row's number change where its parts of 16 bytes lie
 MASKS = {128: 7, 64: 3, 32: 1, 0: 0}
