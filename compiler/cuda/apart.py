@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilescale.compiler.cuda import wgmma
-from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.scales import WARP, WARPGROUP, Executor

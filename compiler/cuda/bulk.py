@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.places import widened
-from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.gpu.build import all_of, at, call
+from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.gpu_bulk import rows_of
 from tilescale.compiler.tvm_compat import tirx
@@ -31,8 +31,6 @@ from tilescale.compiler.tvm_compat import tirx
 
 def put(cx: Any, node: Any) -> Any:
     """A copy into another block, by one thread."""
-    from tilescale.compiler.cuda.lower import all_of
-
     src, dst, peer, landed = node.args
     how = rows_of(node, cx.layouts)
     assert how is not None

@@ -15,8 +15,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda.places import InShared, widened
-from tilescale.compiler.cuda.rings import call as do
+from tilescale.compiler.gpu.build import all_of
+from tilescale.compiler.gpu.build import call as do
+from tilescale.compiler.gpu.places import InShared, widened
 from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -156,8 +157,6 @@ class Clusters:
         return buf, flat, tests
 
     def _inside(self, done: Any, tests: list[Any], call: Any) -> Any:
-        from tilescale.compiler.cuda.lower import all_of
-
         if not tests:
             return done
         return tirx.IfThenElse(all_of(tests), done, self.fail("bounds", call, "a counter outside its T.alloc_signal"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.gpu.build import all_of, at, call
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.chunks import chunk, integer_names
@@ -48,10 +48,7 @@ def load(cx: Any, copy: Any) -> Any:
     frm, where, tests, _ = cx.access(src.source, source, copy, False)
     operands = [at(place.buf, cx.analyzer.simplify(place.flat(target))), at(frm, where)]
     if tests:
-        test = tests[0]
-        for t in tests[1:]:
-            test = tirx.And(test, t)
-        operands.append(tirx.Select(test, tirx.IntImm("int32", bytes_), tirx.IntImm("int32", 0)))
+        operands.append(tirx.Select(all_of(tests), tirx.IntImm("int32", bytes_), tirx.IntImm("int32", 0)))
     body: Any = call(f"cp_async<{bytes_}>", *operands, span=copy.span)
     if total % threads:
         body = tirx.IfThenElse(flat < total, body, None)

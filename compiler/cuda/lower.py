@@ -14,15 +14,17 @@ from typing import Any
 
 from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.clusters import Clusters
-from tilescale.compiler.cuda.cprinter import symbol
-from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel, arena, placed
-from tilescale.compiler.cuda.nests import NestLowering
-from tilescale.compiler.cuda.places import Global, InShared, Private, Registers, widened
-from tilescale.compiler.cuda.ranks import Ranks
-from tilescale.compiler.cuda.rings import Barriers, call, ended, initialised, rounds_of
-from tilescale.compiler.cuda.scalars import Scalars
-from tilescale.compiler.cuda.tidy import tidied
+from tilescale.compiler.cuda.rings import Barriers, ended, initialised
+from tilescale.compiler.cuda.stmatrix import MatrixStores
+from tilescale.compiler.cuda.tma import TensorMap
 from tilescale.compiler.cuda.wgmma import TURNS
+from tilescale.compiler.gpu.build import all_of, call
+from tilescale.compiler.gpu.cprinter import symbol
+from tilescale.compiler.gpu.kernel import Source, ThreadKernel, arena, placed
+from tilescale.compiler.gpu.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.gpu.ranks import Ranks
+from tilescale.compiler.gpu.scalars import Scalars, rounds_of
+from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.lowerings import lowering
@@ -46,7 +48,7 @@ CONSUMERS = 15
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 
-class Lowering(Scalars, NestLowering, Ranks, Clusters, Apart):
+class Lowering(Scalars, MatrixStores, Ranks, Clusters, Apart):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any):
@@ -591,11 +593,6 @@ def _used(body: Any, buffer: Any) -> bool:
     return bool(found)
 
 
-def all_of(tests: list[Any]) -> Any:
-    made = tests[0]
-    for t in tests[1:]:
-        made = tirx.And(made, t)
-    return made
 
 
 def _linear(index: list[Any], extents: list[Any], which: int) -> Any:

@@ -5,11 +5,11 @@ barrier expects, and never written."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import TensorMap
-from tilescale.compiler.cuda.places import widened
-from tilescale.compiler.cuda.rings import at
+from tilescale.compiler.gpu.build import at
+from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
@@ -18,6 +18,22 @@ from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor map (CUtensorMap) of a parameter, encoded by the launcher for the pointer and the extents of each call.
+
+    param: the parameter's index. box: extents of the tile, outermost axis first like the tensor's shape. swizzle: bytes, 0, 32, 64 or
+    128. l2: bytes that a miss brings into the L2 cache, 0, 64, 128 or 256; a box's rows have 128 at most, and with 256 products of 16 rows,
+    which are bound by reading the other operand, took 3 % longer. Elements outside read zero. A copy's coordinates may be negative, but the
+    one along the innermost axis must come to a multiple of 16 bytes: anything else stops the kernel as an illegal instruction.
+    """
+
+    param: int
+    box: tuple[int, ...]
+    swizzle: int = 0
+    l2: int = 128
 
 
 def box_rows(rows: int, shares: int = 1) -> int:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.places import Registers, digit
-from tilescale.compiler.cuda.rings import at
+from tilescale.compiler.gpu.build import at
+from tilescale.compiler.gpu.places import Registers, digit
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence

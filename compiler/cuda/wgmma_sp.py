@@ -26,10 +26,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import placed
 from tilescale.compiler.cuda.ops import gemm
-from tilescale.compiler.cuda.rings import at
 from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, plain, wait_asked
+from tilescale.compiler.gpu.build import at
+from tilescale.compiler.gpu.kernel import placed
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP, WARPGROUP

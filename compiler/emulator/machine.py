@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.emulator import clusters, engines, matrices, ranks, threads, turns
 from tilescale.compiler.emulator.engines import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
@@ -35,6 +34,7 @@ from tilescale.compiler.emulator.memory import (
     spread,
     store,
 )
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, REINTERPRET, ir, structural_walk, tirx

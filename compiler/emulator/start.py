@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.emulator.arguments import laid_out, strides_of
 from tilescale.compiler.emulator.machine import Emulator
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileValueError

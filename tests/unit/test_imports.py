@@ -53,8 +53,9 @@ COMPILER: dict[str, set[str]] = {
     "backend": {"passes", "description"},
     "static": {"ir", "passes", "findings"},
     "cpu": {"ir", "builder", "layout", "ops", "passes", "description", "backend"},
-    "cuda": {"ir", "layout", "ops", "passes", "description", "backend", "advice"},
-    "emulator": {"ir", "layout", "ops", "passes", "sim", "cuda"},
+    "gpu": {"ir", "layout", "ops", "passes"},
+    "cuda": {"ir", "layout", "ops", "passes", "description", "backend", "advice", "gpu"},
+    "emulator": {"ir", "layout", "ops", "passes", "sim", "gpu", "cuda"},
     "checks": {"ir", "sim", "passes", "findings", "static", "cuda"},
     "driver": {"ir", "passes", "description", "backend", "static"},
 }

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilescale.compiler.cuda import wgmma
-from tilescale.compiler.cuda.places import Registers, digit
-from tilescale.compiler.cuda.vectors import multiple, spelt_out
+from tilescale.compiler.gpu.places import Registers, digit
+from tilescale.compiler.gpu.vectors import multiple, spelt_out
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda import tma
-from tilescale.compiler.cuda.places import widened
-from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.gpu.build import at, call
+from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of

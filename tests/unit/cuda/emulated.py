@@ -10,9 +10,9 @@ import numpy as np
 
 from tilescale.compiler import emulator
 from tilescale.compiler.checks.run import launch
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk

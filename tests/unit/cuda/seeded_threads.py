@@ -13,9 +13,9 @@ import numpy as np
 from tests.gpu.gemms import gemm
 from tests.unit.cuda.emulated import data, empty
 from tilescale.compiler import emulator
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 

@@ -14,9 +14,9 @@ from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
 from tilescale.compiler import emulator
 from tilescale.compiler.cuda import toolchain
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 

@@ -190,7 +190,7 @@ def test_what_was_written_before_is_carried():
 
 
 def test_the_emulator_finds_what_is_not_aligned(monkeypatch: pytest.MonkeyPatch):
-    from tilescale.compiler.cuda import vectors
+    from tilescale.compiler.gpu import vectors
 
     monkeypatch.setattr(vectors, "_aligned", lambda *_: True)
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda import packed, stmatrix
-from tilescale.compiler.cuda.ops.atomic import emit_neighbours
-from tilescale.compiler.cuda.places import Global, Registers, digit, widened
-from tilescale.compiler.cuda.vectors import Plan, plan
+from tilescale.compiler.gpu import packed
+from tilescale.compiler.gpu.build import all_of
+from tilescale.compiler.gpu.ops.atomic import emit_neighbours
+from tilescale.compiler.gpu.places import Global, Registers, digit, widened
+from tilescale.compiler.gpu.vectors import Plan, plan
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import Nest
-from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by
-from tilescale.compiler.layout.matrices import Matrices
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
 
@@ -28,10 +27,6 @@ UNROLLED = 16
 DECIDED = 8
 
 
-class _Guarded(Exception):
-    """An access that must be guarded, where all lanes of a warp have to make it."""
-
-
 class _Irregular(Exception):
     """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
 
@@ -39,6 +34,7 @@ class _Irregular(Exception):
 class NestLowering:
     """Mixed into the lowering: ``nest(nest)``."""
 
+    target: Target
     variables: dict[Any, Any]
     analyzer: Any
     executor: Any
@@ -85,15 +81,14 @@ class NestLowering:
     # -- constant extents -----------------------------------------------------------------------------------------
     def _looped(self, nest: Nest, loop: Loop) -> Any:
         """One loop a digit of the slots."""
-        if not nest.width and (by := stmatrix.plan(self, nest, loop)) is not None:
-            with contextlib.suppress(_Guarded):
-                return self._by_matrices(nest, loop, by)
+        if not nest.width and (made := self.by_matrices(nest, loop)) is not None:
+            return made
         inner, test = _guarded(nest, loop)
         if (vectors := plan(self, inner, loop)) is not None:
             return self._vectorised(inner, loop, vectors, test)
         if (two := packed.pairs(self, nest, loop)) is not None:
             return self._packed(nest, loop, two)
-        starts, binds = self._starts(loop)
+        starts, binds = self.starts(loop)
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
         for var, p in zip(counters, loop.digits, strict=True):
             self.bind_range(var, p.extent)
@@ -101,14 +96,14 @@ class NestLowering:
         if (outer := self._deciding(nest, loop)) is not None:
             body = self._decided(nest, loop, starts, around, outer)
         else:
-            body = self._loops(nest, self._round(nest, loop, starts, counters, None), around)
-        return sequence([*binds, self._by_those(loop, body)])
+            body = self.loops(nest, self.round_of(nest, loop, starts, counters, None), around)
+        return sequence([*binds, self.by_those(loop, body)])
 
     def _deciding(self, nest: Nest, loop: Loop) -> list[bool] | None:
         """Which digits of the slots decide about the condition around a nest's whole body, where the others are so many that a branch is
         worth its while and the condition is one of whole warps' registers; None where there is no such condition."""
         s = nest.body
-        if not isinstance(s, tirx.IfThenElse) or s.else_case is not None or self.executor.threads % WARP or nest.alone:
+        if not isinstance(s, tirx.IfThenElse) or s.else_case is not None or self.executor.threads % self.target.wave or nest.alone:
             return None
         reads: list[Any] = []
         structural_walk(s.condition, (ir.TensorLoad, lambda e: reads.append(e.source)))
@@ -129,14 +124,14 @@ class NestLowering:
 
         def inside() -> Any:
             test = tirx.call_extern("bool", "ts::any", self.scalar(nest.body.condition))
-            body = self._round(nest, loop, starts, counters, None)
-            return tirx.IfThenElse(test, self._loops(nest, body, [a for a, o in zip(around, outer, strict=True) if not o]), None)
+            body = self.round_of(nest, loop, starts, counters, None)
+            return tirx.IfThenElse(test, self.loops(nest, body, [a for a, o in zip(around, outer, strict=True) if not o]), None)
 
         held = [v if o else zero for v, o in zip(counters, outer, strict=True)]
-        body = self._round(nest, loop, starts, held, None, inside)
-        return self._loops(nest, body, [a for a, o in zip(around, outer, strict=True) if o])
+        body = self.round_of(nest, loop, starts, held, None, inside)
+        return self.loops(nest, body, [a for a, o in zip(around, outer, strict=True) if o])
 
-    def _by_those(self, loop: Loop, body: Any) -> Any:
+    def by_those(self, loop: Loop, body: Any) -> Any:
         """The body for the warps that have any of a nest's iterations."""
         for axis in range(len(loop.vars)):
             p = idle(loop, axis)
@@ -151,56 +146,21 @@ class NestLowering:
 
     def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
         """The innermost digit two by two, one instruction each."""
-        starts, binds = self._starts(loop)
+        starts, binds = self.starts(loop)
         counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
         extents = [*loop.counts[:-1], loop.counts[-1] // 2]
         for var, n in zip(counters, extents, strict=True):
             self.bind_range(var, n)
         around = list(zip(counters, extents, strict=True))
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
-        body = self._round(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
-        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
+        body = self.round_of(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
+        return sequence([*binds, self.by_those(loop, self.loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
 
-    def _by_matrices(self, nest: Nest, loop: Loop, made: Matrices) -> Any:
-        """Up to four matrices at a time: each lane's elements of them into registers, then one instruction. Of the counters of the slots'
-        digits a part counts an instruction's matrices, the rest instructions; the innermost counts a register's two elements."""
-        s, span, zero = nest.body, nest.node.span, tirx.IntImm("int32", 0)
-        starts, binds = self._starts(loop)
-        lane = tirx.Var("lane", "int32")
-        self.bind_range(lane, WARP)
-        row, among = stmatrix.lane_part(made, lane)
-        firsts, more = self._starts(loop, row)
-        factors = dict(made.bits)
-        outer = [(tirx.Var(f"u{k}", "int32"), n // factors.get(k, 1)) for k, n in enumerate(loop.counts[:-1])]
-        inner = [(tirx.Var(f"m{k}", "int32"), k, n) for k, n in made.bits]
-        pair = tirx.Var("u", "int32")
-        for var, n in [*outer, *((v, n) for v, _, n in inner), (pair, 2)]:
-            self.bind_range(var, n)
-        whole = [(var * factors.get(k, 1) if n > 1 else zero) for k, (var, n) in enumerate(outer)]
-        counted = lambda parts: [c + parts[k] if k in parts else c for k, c in enumerate(whole)]  # noqa: E731
-        held = tirx.decl_buffer((2 * made.count,), str(s.buffer.ty.dtype), f"{s.buffer.name}_out", scope="local", layout=None)
-        at, unit = pair, 2
-        for var, _, n in inner:
-            at, unit = var * unit + at, unit * n
-        before, self.moved = self.moved, [(s, tirx.BufferLoad(held, [at]))]
-        value = self._round(nest, loop, starts, [*counted({k: v for v, k, _ in inner}), pair], None)
-        self.moved = before
-        values = self._loops(nest, value, [*((v, n) for v, _, n in reversed(inner)), (pair, 2)])
-        store = self._round(nest, loop, firsts, [*counted(among), zero], None, lambda: self._matrix(s, held, made))
-        body = sequence([tirx.AllocBuffer(held, {}, span), values, store])
-        loops = self._loops(nest, body, [(v, n) for v, n in outer if n > 1])
-        return sequence([*binds, tirx.Bind(lane, self.thread() % WARP), *more, self._by_those(loop, loops)])
+    def by_matrices(self, nest: Nest, loop: Loop) -> Any | None:
+        """The nest by instructions that store a wave's elements as matrices; None where the target, or this nest, does not."""
+        return None
 
-    def _matrix(self, s: Any, held: Any, made: Matrices) -> Any:
-        """The instruction, at the place of a lane's row."""
-        buf, flat, tests, _ = self.access(s.buffer, s.indices, s, True)
-        if tests:
-            raise _Guarded
-        address = lambda b, at: tirx.address_of(tirx.BufferLoad(b, [at]))  # noqa: E731
-        name = f"ts::stmatrix{'_trans' if made.trans else ''}_x{made.count}"
-        return self.once(tirx.Evaluate(tirx.call_extern("void", name, address(buf, flat), address(held, tirx.IntImm("int32", 0))), s.span))
-
-    def _loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
+    def loops(self, nest: Nest, body: Any, counters: list[tuple[Any, int]]) -> Any:
         """Loops around a round, unrolled where they index registers or are short."""
         indexed = any(prod(self.layouts[a.buffer].shape) > 1 for a in fragments_of(nest) if a.buffer in self.layouts)
         unroll = indexed or prod(n for _, n in counters) <= UNROLLED
@@ -212,7 +172,7 @@ class NestLowering:
     # -- several neighbours at once ---------------------------------------------------------------------------------
     def _vectorised(self, nest: Nest, loop: Loop, vectors: Plan, test: Any = None) -> Any:
         """The innermost digit in groups of neighbours; a group runs where ``test`` holds."""
-        starts, binds = self._starts(loop)
+        starts, binds = self.starts(loop)
         chunks = loop.digits[-1].extent // vectors.count
         counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
         extents = [*loop.counts[:-1], chunks]
@@ -223,9 +183,9 @@ class NestLowering:
         group = counters[-1] * vectors.count if chunks > 1 else tirx.IntImm("int32", 0)
         plain = (lambda: self._direct(nest, vectors, group)) if vectors.direct else (lambda: self._group(nest, vectors, group))
         make = plain if test is None else (lambda: tirx.IfThenElse(self.scalar(test), plain(), None))
-        body = self._round(nest, loop, starts, [*counters[:-1], group], None, make)
+        body = self.round_of(nest, loop, starts, [*counters[:-1], group], None, make)
         around = list(zip(counters, extents, strict=True))
-        return sequence([*binds, self._by_those(loop, self._loops(nest, body, around if chunks > 1 else around[:-1]))])
+        return sequence([*binds, self.by_those(loop, self.loops(nest, body, around if chunks > 1 else around[:-1]))])
 
     def _step(self, nest: Nest, vectors: Plan, group: Any, first: Any, offset: Any) -> None:
         """Turns to the element ``offset`` behind the first of the group."""
@@ -252,10 +212,10 @@ class NestLowering:
                 value = tirx.BufferLoad(frm, [tirx.Ramp(at, tirx.IntImm(str(at.ty), 1), width)])
                 made: Any = tirx.BufferStore(buf, value, into, s.span)
                 if reads:
-                    made = tirx.IfThenElse(_all(reads), made, tirx.BufferStore(buf, zero, into, s.span))
+                    made = tirx.IfThenElse(all_of(reads), made, tirx.BufferStore(buf, zero, into, s.span))
             else:
                 made = tirx.BufferStore(buf, zero, into, s.span)
-            made = tirx.IfThenElse(_all(tests), made, None) if tests else made
+            made = tirx.IfThenElse(all_of(tests), made, None) if tests else made
             out.append(made if isinstance(place, Registers) else self.once(made))
         return sequence(out)
 
@@ -279,12 +239,12 @@ class NestLowering:
                 if reads:
                     made: Any = tirx.BufferStore(tile, tirx.BufferLoad(buf, there), here)
                     zero = tirx.BufferStore(tile, tirx.Broadcast(tirx.const(0, dtype), m.width), here)
-                    before.append(tirx.IfThenElse(_all(tests), made, zero) if tests else made)
+                    before.append(tirx.IfThenElse(all_of(tests), made, zero) if tests else made)
                 else:
                     made = tirx.BufferStore(buf, tirx.BufferLoad(tile, here), there, node.span)
                     if m.element.mode == "update":
                         made = emit_neighbours(self, node, m.width, tirx.BufferLoad(buf, [flat]), tirx.BufferLoad(tile, [here[0].base]))
-                    after.append(self.once(tirx.IfThenElse(_all(tests), made, None) if tests else made))
+                    after.append(self.once(tirx.IfThenElse(all_of(tests), made, None) if tests else made))
             held.append((node, tile))
         u = tirx.Var("u", "int32")
         self.bind_range(u, vectors.count)
@@ -298,25 +258,25 @@ class NestLowering:
             body = sequence([tirx.Bind(var, at), self.stmt(nest.body)])
         finally:
             self.moved = outer  # where slots turn out irregular, each element moves by itself
-        return sequence([*before, self._loops(nest, body, [(u, vectors.count)]), *after])
+        return sequence([*before, self.loops(nest, body, [(u, vectors.count)]), *after])
 
     def in_vector(self, node: Any) -> Any:
         """The register that stands for an access which moves as part of a vector; None for any other."""
         return next((e for n, e in self.moved if n.same_as(node)), None)
 
     def _laid_out(self, nest: Nest, loop: Loop) -> Any:
-        starts, out = self._starts(loop)
+        starts, out = self.starts(loop)
         for number, counters in enumerate(itertools.product(*[range(n) for n in loop.counts])):
-            out.append(self._round(nest, loop, starts, list(counters), number))
+            out.append(self.round_of(nest, loop, starts, list(counters), number))
         return sequence(out)
 
-    def _starts(self, loop: Loop, instead: dict[int, Any] | None = None) -> tuple[list[Any], list[Any]]:
+    def starts(self, loop: Loop, instead: dict[int, Any] | None = None) -> tuple[list[Any], list[Any]]:
         """Where along each axis a thread begins, and the bindings that say so. ``instead``: what stands for a lane's own part, by axis."""
         thread, starts, binds = self.thread(), [], []
         for axis, var in enumerate(loop.vars):
             total: Any = None if instead is None else instead.get(axis)
             for p in loop.thread_digits:
-                if p.axis == axis and (instead is None or p.stride >= WARP):
+                if p.axis == axis and (instead is None or p.stride >= self.target.wave):
                     part = digit(thread, p.stride, p.extent, last=p.stride * p.extent == loop.fragment.threads)
                     part = part * p.unit if p.unit != 1 else part
                     total = part if total is None else total + part
@@ -334,7 +294,7 @@ class NestLowering:
             binds.append(tirx.Bind(start, total))
         return starts, binds
 
-    def _round(self, nest: Nest, loop: Loop, starts: list[Any], counters: list[Any], number: int | None, make: Any = None) -> Any:
+    def round_of(self, nest: Nest, loop: Loop, starts: list[Any], counters: list[Any], number: int | None, make: Any = None) -> Any:
         binds, tests = [], []
         for axis, var in enumerate(loop.vars):
             total = starts[axis]
@@ -359,9 +319,7 @@ class NestLowering:
         self.loop, self.counters, self.round = loop, counters, number
         try:
             if tests:
-                test = tests[0]
-                for t in tests[1:]:
-                    test = tirx.And(test, t)
+                test = all_of(tests)
                 with self.analyzer.constraint_scope(test):
                     body: Any = tirx.IfThenElse(test, make() if make else self._body(nest), None)
             else:
@@ -473,13 +431,6 @@ def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:
 def _with(test: Any, value: Any, name: Any) -> Any:
     """A test on ``value`` as one on the variable bound to it."""
     return type(test)(name, test.b) if test.a.same_as(value) else test
-
-
-def _all(tests: list[Any]) -> Any:
-    made = tests[0]
-    for t in tests[1:]:
-        made = tirx.And(made, t)
-    return made
 
 
 def _range(total: Any) -> Any:

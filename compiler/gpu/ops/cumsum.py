@@ -32,7 +32,7 @@ def stage(call: Any, cx: Any) -> list[Any] | None:
 # ---- what is registered
 
 
-@lowers("cuda", "cumsum")
+@lowers("gpu", "cumsum")
 class CumSum(Lowering):
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         return stage(call, cx)

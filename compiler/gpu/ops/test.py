@@ -1,4 +1,4 @@
-"""How the operations of compiler/ops/test.py are done on the GPU."""
+"""How the operations of compiler/ops/test.py are done on GPUs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ops.sync import is_global
 
 
-@lowers("cuda", "test")
+@lowers("gpu", "test")
 def lower_test(call: Any, cx: Any) -> Any:
     return cx.test(call) if is_global(call.args[0]) else cx.shared_test(call)

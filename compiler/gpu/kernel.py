@@ -7,9 +7,6 @@ from typing import Any
 
 from tilescale.compiler.tvm_compat import ir, tirx
 
-#: the arena's alignment: what TMA's 128-byte swizzle asks of a tile (PTX ISA, "Tensor Swizzling Modes")
-ARENA_ALIGN = 1024
-
 
 @dataclass(frozen=True)
 class Source:
@@ -24,33 +21,20 @@ class Source:
     index: int = 0
 
 
-@dataclass(frozen=True)
-class TensorMap:
-    """A tensor map (CUtensorMap) of a parameter, encoded by the launcher for the pointer and the extents of each call.
-
-    param: the parameter's index. box: extents of the tile, outermost axis first like the tensor's shape. swizzle: bytes, 0, 32, 64 or
-    128. l2: bytes that a miss brings into the L2 cache, 0, 64, 128 or 256; a box's rows have 128 at most, and with 256 products of 16 rows,
-    which are bound by reading the other operand, took 3 % longer. Elements outside read zero. A copy's coordinates may be negative, but the
-    one along the innermost axis must come to a multiple of 16 bytes: anything else stops the kernel as an illegal instruction.
-    """
-
-    param: int
-    box: tuple[int, ...]
-    swizzle: int = 0
-    l2: int = 128
 
 
 @dataclass(frozen=True)
 class ThreadKernel:
-    """What `cuda.lower` returns.
+    """What `lower` returns.
 
     func: the PrimFunc; its parameters are buffers and variables, ``sources`` has one entry for each. name: of the function in the code.
     grid: three extents, ints or expressions of the kernel's scalar parameters and symbolic extents (``program``'s variables).
     threads: of a block. shared_bytes: the arena's size. written: parameters that the kernel may write.
     min_blocks: how many blocks of a multiprocessor the compiler must leave registers for; None: its own choice.
-    cooperative: all blocks must be resident together (cuLaunchAttributeCooperative). dependent: may start before the kernel in front
-    of it has ended (programmatic dependent launch); the code then holds griddepcontrol. device: other ranks are reached, between the
+    cooperative: all blocks must be resident together (a cooperative launch). dependent: may start before the kernel in front
+    of it has ended (programmatic dependent launch); the code then says what it waits for. device: other ranks are reached, between the
     flags at both ends of the launch; those are left out where it is not ``ordered``. team: the code holds ts_enter and ts_leave.
+    maps: what the launcher makes of parameters beside passing them on; on NVIDIA's GPUs `cuda.tma.TensorMap`.
     widths: copies (of the scheduled program) that threads make in vectors → the bytes of one.
     """
 
@@ -65,7 +49,7 @@ class ThreadKernel:
     min_blocks: int | None = None
     cooperative: bool = False
     dependent: bool = False
-    maps: tuple[TensorMap, ...] = ()
+    maps: tuple[Any, ...] = ()
     sites: tuple[str, ...] = field(default=())
     device: bool = False
     ordered: bool = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda.places import Global, InShared, Registers
+from tilescale.compiler.gpu.places import Global, InShared, Registers
 from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.ir.operations import VOID

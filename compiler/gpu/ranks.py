@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import Source
-from tilescale.compiler.cuda.places import Global, widened
+from tilescale.compiler.gpu.build import all_of
+from tilescale.compiler.gpu.build import call as do
+from tilescale.compiler.gpu.kernel import Source
+from tilescale.compiler.gpu.places import Global, widened
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.source import loc_of
@@ -99,7 +101,7 @@ class Ranks:
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         if len(call.args) > 2:
             at = self._peer(at, call.args[2], site)
-        done = self._do(f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span)
+        done = do(f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span)
         return self._checked(done, tests, site)
 
     def wait(self, call: Any) -> Any:
@@ -110,13 +112,11 @@ class Ranks:
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         where = (tirx.buffer_data(buf), widened(index, "int64"))
         value = self._long(call.args[1])
-        done = self._do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
+        done = do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
         return self._checked(done, tests, site)
 
     def test(self, call: Any) -> Any:
         """``T.test`` there, as a value."""
-        from tilescale.compiler.cuda.lower import all_of
-
         region, reach = call.args[0], str(call.attrs["reach"])
         site = self.site("wait", region.source.name, call)
         buf, index, tests = self._counter(region, call)
@@ -129,8 +129,6 @@ class Ranks:
     def remote_atomic(self, call: Any) -> Any:
         """An update of a rank's memory at the scope of the system: a statement, or the value before it. The executor's threads have met in
         front of it and meet behind it (`TileOp.order`), so its release and acquire are those of all of them."""
-        from tilescale.compiler.cuda.lower import all_of
-
         region, value, peer = call.args
         site = self.site("atomic", region.source.name, call)
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
@@ -149,17 +147,12 @@ class Ranks:
         return buf, flat, tests
 
     def _checked(self, done: Any, tests: list[Any], site: Any) -> Any:
-        from tilescale.compiler.cuda.lower import all_of
-
         if tests:
-            done = tirx.IfThenElse(all_of(tests), done, self._do("no_counter", self.of_launch("team"), site))
+            done = tirx.IfThenElse(all_of(tests), done, do("no_counter", self.of_launch("team"), site))
         return self.once(done)
 
     def _long(self, value: Any) -> Any:
         return widened(self.scalar(value), "int64")
-
-    def _do(self, name: str, *args: Any, span: Any = None) -> Any:
-        return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)
 
     # -- meetings -----------------------------------------------------------------------------------------------------
     def barrier(self, call: Any) -> Any:
@@ -169,8 +162,8 @@ class Ranks:
         executors = tirx.IntImm("int32", self.executor.count)
         site = self.site("barrier", reach, call)
         if (among := self._among(call)) is not None:
-            return self.once(self._do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span))
-        return self.once(self._do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span))
+            return self.once(do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span))
+        return self.once(do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span))
 
     def team_sync(self, call: Any) -> Any:
         """The same block of every rank."""
@@ -179,8 +172,8 @@ class Ranks:
         self.device = True
         site = self.site("collective", "", call)
         if (among := self._among(call)) is not None:
-            return self.once(self._do("team_sync_among", self.of_launch("team"), site, among, span=call.span))
-        return self.once(self._do("team_sync", self.of_launch("team"), site, span=call.span))
+            return self.once(do("team_sync_among", self.of_launch("team"), site, among, span=call.span))
+        return self.once(do("team_sync", self.of_launch("team"), site, span=call.span))
 
     def _among(self, call: Any) -> Any:
         """The members of the team inside the kernel that meets in ``call``; None where it is everyone."""

@@ -1,4 +1,4 @@
-"""How the operations of compiler/ops/assertion.py are done on the GPU."""
+"""How the operations of compiler/ops/assertion.py are done on GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
 
 
-@lowers("cuda", "assert")
+@lowers("gpu", "assert")
 def lower_assert(call: Any, cx: Any) -> Any:
     failed = cx.fail("assert", call, str(call.args[1].value))
     return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)

@@ -8,7 +8,7 @@ from typing import Any
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ops import team
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_walk, tirx
 from tilescale.errors import InternalError
 
 _LEAVES = ("IntImm", "FloatImm", "StringImm")
@@ -53,7 +53,7 @@ class Scalars:
             return self.scalar(e.body)
         if isinstance(e, ir.Call):
             return self._call(e)
-        raise InternalError(f"no CUDA lowering for the expression {kind}: {e}")
+        raise InternalError(f"no lowering for the expression {kind}: {e}")
 
     def _chosen(self, condition: Any, yes: Any, no: Any) -> Any:
         """Only the chosen side is evaluated, so what the condition says holds in it."""
@@ -75,3 +75,15 @@ class Scalars:
         if find(e) is not None:
             return lowering(e, self.program.target).lower(e, self)
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=e.ty, span=e.span)
+
+
+def rounds_of(program: Any) -> set[Any]:
+    """The variables that count the rounds of a program's rings."""
+    found: set[Any] = set()
+
+    def look(c: Any) -> None:
+        if c.op.name in ("ts.ring_commit", "ts.ring_wait") and isinstance(c.args[0], ir.TensorLoad):
+            found.add(c.args[0].source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return found

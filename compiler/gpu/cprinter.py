@@ -16,9 +16,9 @@ from pathlib import PurePath
 from typing import Any, ClassVar
 
 from tilescale import source_text
-from tilescale.compiler.cuda.cexpr import Expressions, bits_of, constant, dtype_of
-from tilescale.compiler.cuda.kernel import ThreadKernel
-from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.gpu.cexpr import Expressions, bits_of, constant, dtype_of
+from tilescale.compiler.gpu.kernel import ThreadKernel
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc, utf8

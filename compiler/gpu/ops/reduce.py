@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.statements import sequence
@@ -318,7 +318,7 @@ def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Pi
 # ---- what is registered
 
 
-@lowers("cuda", "reduce")
+@lowers("gpu", "reduce")
 class Reduce(Lowering):
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         return stage(call, cx)
@@ -333,6 +333,6 @@ class Reduce(Lowering):
         return emit_reduce(cx, call)
 
 
-@lowers("cuda", "reduce_part")
+@lowers("gpu", "reduce_part")
 def lower_reduce_part(call: Any, cx: Any) -> Any:
     return emit_part(cx, call)

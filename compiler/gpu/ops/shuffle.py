@@ -1,4 +1,4 @@
-"""How the operations of compiler/ops/shuffle.py are done on the GPU."""
+"""How the operations of compiler/ops/shuffle.py are done on GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
 
 
-@lowers("cuda", "shuffle")
+@lowers("gpu", "shuffle")
 def lower_shuffle(call: Any, cx: Any) -> Any:
     dst, value, by = call.args
     buf, flat, _, _ = cx.access(dst.source, [r.min for r in dst.region], call, True)
@@ -17,6 +17,6 @@ def lower_shuffle(call: Any, cx: Any) -> Any:
     return tirx.BufferStore(buf, made, [flat], call.span)
 
 
-@lowers("cuda", "sync_threads")
+@lowers("gpu", "sync_threads")
 def lower_sync_threads(call: Any, cx: Any) -> Any:
     return cx.numbered_meeting(int(call.attrs["barrier"]), int(call.attrs["count"]))

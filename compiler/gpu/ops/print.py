@@ -109,7 +109,7 @@ def _printf(text: str, *args: Any) -> Any:
 # ---- what is registered
 
 
-@lowers("cuda", "print")
+@lowers("gpu", "print")
 class Print(Lowering):
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         return stage(call, cx)

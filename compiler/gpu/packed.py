@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda.places import Registers
-from tilescale.compiler.cuda.vectors import in_slots
+from tilescale.compiler.gpu.places import Registers
+from tilescale.compiler.gpu.vectors import in_slots
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
