@@ -16,11 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilescale.compiler.cuda import wgmma
+from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import call
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
-from tilescale.compiler.ir.scales import WARP, WARPGROUP, Executor
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
@@ -41,18 +42,9 @@ def is_apart(program: Any, consumer: Any, threads: int) -> bool:
     return threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["wgmma"]) < 0 for c in found)
 
 
-class Apart:
+class Apart(lower.Lowering):
     """Mixed into the lowering: who runs a statement where warpgroups have code of their own."""
 
-    program: Any
-    threads: int
-    tid: Any
-    executor: Executor
-    analyzer: Any
-    layouts: dict[Any, Any]
-    places: dict[Any, Any]
-    stmt: Any
-    bind_range: Any
     #: the warpgroup whose code is being made; None where all run the same
     group: int | None = None
     #: the thread's number in it

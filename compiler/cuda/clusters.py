@@ -12,26 +12,21 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.cuda.ops.mbarrier import initialised
+from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.ir.target import Target
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
 
 AXES = "xyz"
 
 
-class Clusters:
+class Clusters(lower.Lowering):
     """Mixed into the lowering. ``axes``: those along which blocks are looked at, some of "xyz"."""
 
-    program: Any
-    target: Target
     by_hand: list[tuple[Any, list[int]]]
-    scalar: Any
-    rank_along: Any
-    zeroing: Any
 
     def cluster_peer(self, axes: str, number: Any) -> Any:
         """The rank in the cluster of the block with a number among those along ``axes``, as this block sees them."""

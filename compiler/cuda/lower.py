@@ -27,7 +27,7 @@ from tilescale.errors import TileValueError
 CONSUMERS = 15
 
 
-class Lowering(Clusters, Apart, MatrixStores, lower.Lowering):
+class Lowering(Clusters, Apart, MatrixStores):
     """One kernel on its way to thread IR."""
 
     def __init__(self, program: Any):
@@ -57,11 +57,11 @@ class Lowering(Clusters, Apart, MatrixStores, lower.Lowering):
             self.bind_range(self.mine, self.threads // WARPGROUP)
         return self.mine
 
-    def allocate(self, s: Any) -> Any:
+    def _s_AllocBuffer(self, s: Any) -> Any:
         b = s.buffer
         if b.ty.storage_scope.startswith("shared") and b in self.places:  # another warpgroup's code has it already
             return lower.NOTHING
-        made = super().allocate(s)
+        made = super()._s_AllocBuffer(s)
         if b.ty.storage_scope == "shared.barrier":
             self.by_hand.append((self.places[b].buf, [int(n) for n in s.annotations["ts.counts"]]))
         return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from tilescale.compiler.gpu.nests import NestLowering
+from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.places import InShared, digit
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.scales import WARP
@@ -19,7 +19,7 @@ class _Guarded(Exception):
     """An access that must be guarded, where all lanes of a warp have to make it."""
 
 
-class MatrixStores(NestLowering):
+class MatrixStores(lower.Lowering):
     """Mixed into the lowering."""
 
     def by_matrices(self, nest: Nest, loop: Loop) -> Any | None:

@@ -6,24 +6,15 @@ from math import prod
 from typing import Any
 
 from tilescale.compiler.gpu.places import widened
-from tilescale.compiler.ir.scales import WIDTHS, Executor
+from tilescale.compiler.gpu.state import State
+from tilescale.compiler.ir.scales import WIDTHS
 from tilescale.compiler.tvm_compat import tirx
 
 AXES = "xyz"
 
 
-class Blocks:
+class Blocks(State):
     """Mixed into the lowering. ``axes``: those along which blocks are looked at, some of "xyz"."""
-
-    program: Any
-    executor: Executor
-    threads: int
-    tid: Any
-    block: list[Any]
-    raw: list[Any]
-    analyzer: Any
-    extent: Any
-    of_launch: Any
 
     def scale_value(self, name: str, which: int) -> Any:
         """The own index (0) or the count (1) at a scale."""

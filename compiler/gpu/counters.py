@@ -12,27 +12,14 @@ from typing import Any
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.places import InShared, widened
+from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import tirx
 
 
-class Counters:
+class Counters(State):
     """Mixed into the lowering."""
-
-    threads: int
-    extra: int
-    tid: Any
-    places: dict[Any, Any]
-    zeroed: list[tuple[Any, int]]
-    remote: Any
-    nest: Any
-    once: Any
-    refused: Any
-    scalar: Any
-    access: Any
-    fail: Any
-    record: Any
 
     def elsewhere(self, buffer: Any, block: Any) -> Any:
         """A buffer's address in another block of the cluster."""

@@ -20,6 +20,7 @@ from tilescale.compiler.gpu.cexpr import Expressions, bits_of, constant, dtype_o
 from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, REINTERPRET, ir, structural_walk, tirx
 from tilescale.errors import InternalError, Loc, utf8
 
@@ -166,7 +167,7 @@ class CPrinter(Expressions):
         """Whether a store is the first value of the variable that is declared right in front of it."""
         if not isinstance(declared, tirx.AllocBuffer) or not isinstance(store, tirx.BufferStore):
             return False
-        return store.buffer.same_as(declared.buffer) and self._is_variable(declared.buffer) and not _mentions(store.value, declared.buffer)
+        return store.buffer.same_as(declared.buffer) and self._is_variable(declared.buffer) and not mentions(store.value, declared.buffer)
 
     def _is_variable(self, buffer: Any) -> bool:
         ty = buffer.ty
@@ -184,7 +185,7 @@ class CPrinter(Expressions):
             raise InternalError(f"the attribute {s.attr_key} at the thread level", loc=self.place)
         var = s.node.var
         if var not in self.names:
-            if _mentions(s.body, var):
+            if mentions(s.body, var):
                 self.write(f"const int {self.declare(var)} = {self.thread_tags[s.node.thread_tag]};")
             self.analyzer.bind(var, ir.Range.from_min_extent(0, s.value))
         self.statement(s.body)
@@ -368,10 +369,3 @@ def _unused(body: Any) -> set[Any]:
             out.add(s.var)
             uses.subtract(own)
     return out
-
-
-def _mentions(body: Any, var: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(body, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))
-    return bool(found)
-

@@ -8,7 +8,7 @@ write outside a tile fails the launch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -16,27 +16,25 @@ from tilescale.compiler.gpu.blocks import Blocks
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.counters import Counters
 from tilescale.compiler.gpu.cprinter import symbol
-from tilescale.compiler.gpu.kernel import Source, ThreadKernel, arena, placed
+from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
 from tilescale.compiler.gpu.nests import NestLowering
 from tilescale.compiler.gpu.places import Global, InShared, Private, Registers, widened
 from tilescale.compiler.gpu.ranks import Ranks
-from tilescale.compiler.gpu.scalars import Scalars, rounds_of
+from tilescale.compiler.gpu.scalars import Scalars
 from tilescale.compiler.gpu.tidy import tidied
 from tilescale.compiler.ir import numeric
-from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.nests import Element, nest_of
 from tilescale.compiler.ir.operations import find
-from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.shuffle import OF_WARPS
-from tilescale.compiler.passes.fences import published
 from tilescale.compiler.passes.residency import waits_for_blocks
-from tilescale.compiler.tvm_compat import ir, sym, tirx
-from tilescale.errors import InternalError, Loc, TileSyntaxError, TileValueError
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import InternalError, TileSyntaxError, TileValueError
 
 _HUGE = 1 << 40
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
@@ -46,41 +44,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
     """One kernel on its way to thread IR. A target's own overrides what its instructions do otherwise."""
 
     def __init__(self, program: Any):
-        self.program, self.target = program, program.target
-        self.analyzer = sym.Analyzer()
-        self.variables: dict[Any, Any] = {}
-        self.places: dict[Any, Any] = {}
-        self.layouts: dict[Any, Any] = program.layouts
-        self.params: list[tuple[Any, Source]] = []
-        self.ranked = []
-        self.head: list[Any] = []
-        #: counters in shared memory, with how many words they have for all executors
-        self.zeroed: list[tuple[Any, int]] = []
-        #: names of the program that stand for integer expressions
-        self.definitions: dict[Any, Any] = {}
-        self.written = written_buffers(program)
-        self.rounds = rounds_of(program)
-        self.sites: list[str] = []
-        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (ops/participants.py)
-        self.here: Loc | None = None
-        self.loop = None
-        self.moved: list[tuple[Any, Any]] = []
-        self.widths: dict[Any, int] = {}
-        self.threads = program.launch.threads
-        self.executor = Executor("block", self.threads)
-        self.tid = tirx.Var("tid", "int32")
-        self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
-        self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
-        self.raw = self.block
-        #: blocks can tell each other something through tensors: atomic updates carry what was written before them
-        self.publishes = bool(published(program))
-        self.arena = arena(max(1, program.arena_bytes))
-        #: who runs a statement where a block has a producer: "producer" or "consumer"; None where all threads are alike
-        self.role: str | None = None
-        #: where a failing thread says who it is; None where none can fail
-        self.failure: Any = None
-        #: threads beside the block's own
-        self.extra = 0
+        super().__init__(program)
         self._parameters()
 
     # -- parameters -----------------------------------------------------------------------------------------------
@@ -136,7 +100,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         return TileSyntaxError(text, loc=self.here, hint='target="cpu"')
 
     # -- memory ---------------------------------------------------------------------------------------------------
-    def allocate(self, s: Any) -> Any:
+    def _s_AllocBuffer(self, s: Any) -> Any:
         """Gives an allocation its place."""
         b, dtype = s.buffer, element_dtype(s.buffer)
         shape = tuple(int(e) for e in b.ty.shape)
@@ -170,7 +134,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             width = WIDTHS[scale]
         return flat * each
 
-    def view(self, s: Any) -> Any:
+    def _s_DeclBuffer(self, s: Any) -> Any:
         """T.view: the same memory under another shape or dtype."""
         held = self.places[s.data.args[0]]
         b, dtype = s.buffer, element_dtype(s.buffer)
@@ -233,7 +197,7 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         value = tirx.BufferLoad(buf, [flat])
         return value if not tests else tirx.if_then_else(all_of(tests), value, tirx.const(0, str(value.ty)))
 
-    def store(self, s: Any) -> Any:
+    def _s_BufferStore(self, s: Any) -> Any:
         """A store, dropped outside a tensor; memory that threads share is written by one of those that hold the iteration."""
         if (moved := self.in_vector(s)) is not None:
             return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
@@ -341,15 +305,6 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
         return made
 
-    def _s_AllocBuffer(self, s: Any) -> Any:
-        return self.allocate(s)
-
-    def _s_DeclBuffer(self, s: Any) -> Any:
-        return self.view(s)
-
-    def _s_BufferStore(self, s: Any) -> Any:
-        return self.store(s)
-
     def _s_Bind(self, s: Any) -> Any:
         value = self.scalar(s.value)
         var = tirx.Var(s.var.name, str(value.ty))
@@ -366,19 +321,13 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
 
     def _s_IfThenElse(self, s: Any) -> Any:
         test = self.scalar(s.condition)
-        with self.given(test):
+        with self.analyzer.constraint_scope(test):
             then = self.stmt(s.then_case)
         other = None
         if s.else_case is not None:
-            with self.given(tirx.Not(test)):
+            with self.analyzer.constraint_scope(tirx.Not(test)):
                 other = self.stmt(s.else_case)
         return tirx.IfThenElse(test, then, other, s.span)
-
-    @contextlib.contextmanager
-    def given(self, condition: Any) -> Iterator[None]:
-        """Inside, ``condition`` holds."""
-        with self.analyzer.constraint_scope(condition):
-            yield
 
     def _s_While(self, s: Any) -> Any:
         return tirx.While(self.scalar(s.condition), self.stmt(s.body), s.span)

@@ -11,11 +11,11 @@ from tilescale.compiler.gpu import packed
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.ops.atomic import emit_neighbours
 from tilescale.compiler.gpu.places import Global, Registers, digit, widened
+from tilescale.compiler.gpu.state import State
 from tilescale.compiler.gpu.vectors import Plan, plan
 from tilescale.compiler.ir.multiples import bound_in, spelt_out
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
@@ -31,37 +31,12 @@ class _Irregular(Exception):
     """An access whose slot is no linear function of the loops' counters: every round is laid out with constants."""
 
 
-class NestLowering:
+class NestLowering(State):
     """Mixed into the lowering: ``nest(nest)``."""
 
-    target: Target
-    variables: dict[Any, Any]
-    analyzer: Any
-    executor: Any
-    layouts: dict[Any, Any]
-    places: dict[Any, Any]
-    here: Any
-    thread: Any
-    stmt: Any
-    scalar: Any
-    bind_range: Any
-    extent: Any
-    #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
-    loop: Loop | None
     strided: bool = False
-    turned: Any
-    own: Any
-    did: Any
-    #: accesses that move as parts of vectors, each with the register that stands for it
-    moved: list[tuple[Any, Any]]
-    #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
-    widths: dict[Any, int]
-    once: Any
-    access: Any
     #: one holder of the iteration runs already
     only: bool = False
-    counters: list[Any]
-    round: int | None
 
     def nest(self, nest: Nest) -> Any:
         """A nest as thread IR."""
@@ -315,7 +290,7 @@ class NestLowering:
             self.bind_range(made, extent)  # outside it nothing of the round runs
             self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
             tests = [_with(t, total, made) for t in tests]
-        outer = self.loop, getattr(self, "counters", []), getattr(self, "round", None)
+        outer = self.loop, self.counters, self.round
         self.loop, self.counters, self.round = loop, counters, number
         try:
             if tests:

@@ -15,9 +15,10 @@ from tilescale.compiler.gpu.places import Registers
 from tilescale.compiler.gpu.vectors import in_slots
 from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.layout.match import Loop, match, seen_by
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import ir, tirx
 
 KINDS = {"float16": "f16", "bfloat16": "bf16"}
 NAMES = {tirx.Add: "add", tirx.Sub: "sub", tirx.Mul: "mul"}
@@ -49,7 +50,7 @@ def pairs(cx: Any, nest: Nest, loop: Loop) -> Pairs | None:
     operands = (s.value.a, s.value.b)
     sides = [(s.buffer, s.indices, True)]
     for x in operands:
-        if not _mentions(x, nest.vars[axis]):
+        if not mentions(x, nest.vars[axis]):
             continue  # a value that both elements share
         if not (isinstance(x, ir.TensorLoad) and isinstance(cx.places.get(x.source), Registers)):
             return None
@@ -59,7 +60,7 @@ def pairs(cx: Any, nest: Nest, loop: Loop) -> Pairs | None:
     for buffer, indices, writes in sides:
         if not in_slots(match(loop, indices, seen_by(cx.places[buffer].layout, loop.fragment.threads), writes), 2):
             return None
-    shared = tuple(not _mentions(x, nest.vars[axis]) for x in operands)
+    shared = tuple(not mentions(x, nest.vars[axis]) for x in operands)
     return Pairs(f"ts::{NAMES[type(s.value)]}2_{KINDS[dtype]}", operands, shared)
 
 
@@ -81,9 +82,3 @@ def emit(cx: Any, nest: Nest, made: Pairs) -> Any:
 def _address(cx: Any, buffer: Any, indices: Any, writes: bool) -> Any:
     place = cx.places[buffer]
     return tirx.address_of(tirx.BufferLoad(place.buf, [cx.slot(place, buffer, indices, writes)]))
-
-
-def _mentions(e: Any, var: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(e, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))
-    return bool(found)

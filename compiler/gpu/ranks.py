@@ -13,6 +13,7 @@ from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import Source
 from tilescale.compiler.gpu.places import Global, widened
+from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.operations import VOID
 from tilescale.compiler.ir.signals import COMPARISONS
 from tilescale.compiler.ir.source import loc_of
@@ -25,25 +26,8 @@ from tilescale.compiler.tvm_compat import ir, tirx
 _SCOPES = {"grid": "false", "device": "true"}
 
 
-class Ranks:
+class Ranks(State):
     """Mixed into the lowering."""
-
-    executor: Any
-    places: dict[Any, Any]
-    sites: list[str]
-    scalar: Any
-    nest: Any
-    once: Any
-    proven: Any
-    refused: Any
-    access: Any
-    cluster_copy: Any
-    #: parameters that the launcher adds where the code uses them
-    ranked: list[tuple[Any, Source]]
-    #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
-    remote: tuple[Any, bool, Any] | None = None
-    #: whether other ranks are reached
-    device: bool = False
 
     # -- what the launcher says ---------------------------------------------------------------------------------------
     def of_launch(self, kind: str) -> Any:

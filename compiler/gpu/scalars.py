@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.gpu.state import State
 from tilescale.compiler.ir.lowerings import lowering
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ops import team
-from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, tirx
 from tilescale.errors import InternalError
 
 _LEAVES = ("IntImm", "FloatImm", "StringImm")
@@ -16,16 +17,8 @@ _BINARY = ("Add", "Sub", "Mul", "Div", "Mod", "FloorDiv", "FloorMod", "Min", "Ma
            "LShift", "RShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor")  # fmt: skip
 
 
-class Scalars:
+class Scalars(State):
     """Mixed into the lowering: ``scalar(e)``."""
-
-    variables: dict[Any, Any]
-    #: the variables that count a ring's rounds
-    rounds: set[Any]
-    program: Any
-    load: Any
-    given: Any
-    scale_value: Any
 
     def scalar(self, e: Any) -> Any:
         """An expression of tile IR as one of thread IR."""
@@ -58,9 +51,9 @@ class Scalars:
     def _chosen(self, condition: Any, yes: Any, no: Any) -> Any:
         """Only the chosen side is evaluated, so what the condition says holds in it."""
         test = self.scalar(condition)
-        with self.given(test):
+        with self.analyzer.constraint_scope(test):
             a = self.scalar(yes)
-        with self.given(tirx.Not(test)):
+        with self.analyzer.constraint_scope(tirx.Not(test)):
             b = self.scalar(no)
         return tirx.if_then_else(test, a, b)
 
@@ -75,15 +68,3 @@ class Scalars:
         if find(e) is not None:
             return lowering(e, self.program.target).lower(e, self)
         return ir.Call(e.op, [self.scalar(a) for a in e.args], attrs=e.attrs, ret_ty=e.ty, span=e.span)
-
-
-def rounds_of(program: Any) -> set[Any]:
-    """The variables that count the rounds of a program's rings."""
-    found: set[Any] = set()
-
-    def look(c: Any) -> None:
-        if c.op.name in ("ts.ring_commit", "ts.ring_wait") and isinstance(c.args[0], ir.TensorLoad):
-            found.add(c.args[0].source)
-
-    structural_walk(program.func.body, (ir.Call, look))
-    return found

@@ -14,6 +14,7 @@ from tilescale.compiler.gpu.places import Global, InShared, Registers
 from tilescale.compiler.ir.multiples import multiple, spelt_out
 from tilescale.compiler.ir.nests import Element, Nest
 from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.layout.match import Loop, Slots, match, seen_by
 from tilescale.compiler.tvm_compat import IF_THEN_ELSE, ir, structural_map, structural_walk, sym, tirx
@@ -136,7 +137,7 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
     at = [spelt_out(e, cx.definitions) for e in a.indices]
     starts = [structural_map(e, (ir.Var, lambda v: first if v.same_as(var) else v)) for e in at]
     for k, (e, start) in enumerate(zip(at, starts, strict=True)):
-        uses = _mentions(e, var)
+        uses = mentions(e, var)
         if k < len(at) - 1:
             if uses:
                 return False
@@ -153,12 +154,6 @@ def _aligned(cx: Any, nest: Nest, axis: int, count: int, place: Any, a: Element,
     if not _is_one(place.strides[-1]):
         return False
     return inside and all(multiple(analyzer, s, width) for s in place.strides[:-1])
-
-
-def _mentions(e: Any, var: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(e, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))
-    return bool(found)
 
 
 def _is_one(e: Any) -> bool:

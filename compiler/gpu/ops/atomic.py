@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.places import Global
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.operations import VOID
@@ -31,9 +32,7 @@ def lower_atomic(call: Any, cx: Any) -> Any:
     where = tirx.address_of(tirx.BufferLoad(buf, [flat]))
     kind = "publishing" if isinstance(place, Global) and cx.publishes else "atomic"
     done = tirx.call_extern(dtype, f"ts::{kind}_{call.attrs['kind']}{_suffix(cx, call, dtype)}", where, operand)
-    test: Any = None
-    for t in tests:
-        test = t if test is None else tirx.And(test, t)
+    test = all_of(tests) if tests else None
     if str(call.ty) != str(VOID):
         return done if test is None else tirx.if_then_else(test, done, tirx.const(0, dtype))
     made: Any = tirx.Evaluate(done, call.span)
