@@ -16,6 +16,10 @@ def call(name: str, *args: Any, span: Any = None) -> Any:
     return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)
 
 
+def cast(value: Any, dtype: str) -> Any:
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+
+
 def all_of(tests: list[Any]) -> Any:
     made = tests[0]
     for t in tests[1:]:

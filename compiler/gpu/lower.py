@@ -31,10 +31,12 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.ops.shuffle import OF_WARPS
 from tilescale.compiler.passes.residency import waits_for_blocks
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.errors import InternalError, TileSyntaxError, TileValueError
+from tilescale.language.dtypes import BITS
 
 _HUGE = 1 << 40
 NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
@@ -142,9 +144,6 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
         if isinstance(held, InShared):
             if held.layout.swizzle:
                 raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
-            from tilescale.compiler.layout.shared import strided
-            from tilescale.language.dtypes import BITS
-
             layout = strided(shape, BITS[dtype])
             root = next(v for v in self.program.arena if self.places.get(v) is held or self.places.get(v, held).buf is held.buf)
             tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[root][0], s.span)

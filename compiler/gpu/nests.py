@@ -18,6 +18,7 @@ from tilescale.compiler.ir.nests import Nest
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import bits_of, choose, fragments_of, in_registers
 from tilescale.compiler.layout.match import Loop, Slots, everywhere, idle, match, seen_by
+from tilescale.compiler.layout.spread import replicated
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_walk, sym, tirx
 from tilescale.errors import InternalError
 
@@ -336,7 +337,7 @@ class NestLowering(State):
             self.variables[nest.vars[k]] = var if dt == "int32" else tirx.Cast(dt, var)
             rest = rest // widened(extents[k], "int32")
         outer, self.strided = self.strided, True
-        before, self.loop = self.loop, Loop((), (), seen_by(_everyone(threads), threads), ())
+        before, self.loop = self.loop, Loop((), (), seen_by(replicated((), threads), threads), ())
         body = tirx.IfThenElse(inside, sequence([*binds[1:], self.stmt(nest.body)]), None)
         self.loop, self.strided = before, outer
         count = (widened(total, "int32") + (threads - 1)) // threads
@@ -410,9 +411,3 @@ def _with(test: Any, value: Any, name: Any) -> Any:
 
 def _range(total: Any) -> Any:
     return ir.Range.from_min_extent(tirx.IntImm("int32", 0), widened(total, "int32"))
-
-
-def _everyone(threads: int) -> Any:
-    from tilescale.compiler.layout.spread import replicated
-
-    return replicated((), threads)

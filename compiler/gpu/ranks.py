@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.gpu.build import all_of
+from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.kernel import Source
 from tilescale.compiler.gpu.places import Global, widened
@@ -117,8 +117,7 @@ class Ranks(State):
         site = self.site("atomic", region.source.name, call)
         buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         dtype = element_dtype(buf)
-        operand = self.scalar(value)
-        operand = operand if str(operand.ty) == dtype else tirx.Cast(dtype, operand)
+        operand = cast(self.scalar(value), dtype)
         at = self._peer(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site)
         done = tirx.call_extern(dtype, f"ts::system_{call.attrs['kind']}", at, operand)
         if str(call.ty) != str(VOID):

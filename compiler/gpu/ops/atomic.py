@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.gpu.build import all_of
+from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import Global
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ir.operations import VOID
@@ -25,10 +25,10 @@ def lower_atomic(call: Any, cx: Any) -> Any:
     """
     region, value = call.args
     if (moved := cx.in_vector(call)) is not None:  # added with its neighbours, behind their loop
-        return tirx.BufferStore(moved.source, _operand(cx, value, element_dtype(region.source)), list(moved.indices), call.span)
+        return tirx.BufferStore(moved.source, cast(cx.scalar(value), element_dtype(region.source)), list(moved.indices), call.span)
     buf, flat, tests, place = cx.access(region.source, [r.min for r in region.region], call, True)
     dtype = element_dtype(buf)
-    operand = _operand(cx, value, dtype)
+    operand = cast(cx.scalar(value), dtype)
     where = tirx.address_of(tirx.BufferLoad(buf, [flat]))
     kind = "publishing" if isinstance(place, Global) and cx.publishes else "atomic"
     done = tirx.call_extern(dtype, f"ts::{kind}_{call.attrs['kind']}{_suffix(cx, call, dtype)}", where, operand)
@@ -55,8 +55,3 @@ def _suffix(cx: Any, call: Any, dtype: str) -> str:
     a sum in float32 does."""
     own = str(call.attrs["kind"]) == "add" and (dtype == "float16" or dtype == "bfloat16" and cx.target.wide_atomics)
     return f"_{NAMES[dtype]}" if own else ""
-
-
-def _operand(cx: Any, value: Any, dtype: str) -> Any:
-    made = cx.scalar(value)
-    return made if str(made.ty) == dtype else tirx.Cast(dtype, made)

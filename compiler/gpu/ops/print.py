@@ -17,34 +17,6 @@ ZERO = tirx.IntImm("int32", 0)
 LINE = 16
 
 
-def stage(call: Any, cx: Any) -> list[Any] | None:
-    """A tile in registers is printed from shared memory."""
-    value = call.args[0]
-    if not isinstance(value, ir.TensorRegion) or not in_registers(value.source):
-        return None
-    shape = [int(r.extent) for r in value.region]
-    tile = cx.tile(f"{value.source.name}_shared", shape, element_dtype(value.source), "shared", call.span)
-    return [cx.copy(value, tile, call), cx.again(call, [tile])]
-
-
-def emit_print(cx: Any, call: Any) -> Any:
-    value, label = call.args[0], str(call.attrs["msg"])
-    loc = loc_of(call.span)
-    head = f"block (%d, %d, %d) {loc.file}:{loc.line}: " if loc else "block (%d, %d, %d) "
-    head, label = head.replace("%", "%%").replace("(%%d, %%d, %%d)", "(%d, %d, %d)"), label.replace("%", "%%")
-    if isinstance(value, ir.StringImm):
-        return cx.once(_printf(f"{head}{label}\n", *cx.block))
-    if not isinstance(value, ir.TensorRegion):
-        number, form = _number(cx.scalar(value), "%.9g")
-        return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
-    kept = [k for k, d in enumerate(call.attrs["dropped"]) if not d]
-    if not kept:
-        at = [cx.scalar(r.min) for r in value.region]
-        number, form = _number(tirx.BufferLoad(cx.places[value.source].buf, [cx.places[value.source].flat(at)]), "%.9g")
-        return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
-    return cx.once(sequence([_printf(f"{head}{label} =\n", *cx.block), _rows(cx, value, kept, label)]))
-
-
 def _rows(cx: Any, region: Any, kept: list[int], label: str) -> Any:
     """The elements, the last axis in lines of `LINE`, each one printf that says where it begins."""
     at = [cx.scalar(r.min) for r in region.region]
@@ -106,13 +78,30 @@ def _printf(text: str, *args: Any) -> Any:
     return tirx.Evaluate(tirx.call_extern("int32", "printf", ir.StringImm(utf8(text)), *args))
 
 
-# ---- what is registered
-
-
 @lowers("gpu", "print")
 class Print(Lowering):
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        return stage(call, cx)
+        """A tile in registers is printed from shared memory."""
+        value = call.args[0]
+        if not isinstance(value, ir.TensorRegion) or not in_registers(value.source):
+            return None
+        shape = [int(r.extent) for r in value.region]
+        tile = cx.tile(f"{value.source.name}_shared", shape, element_dtype(value.source), "shared", call.span)
+        return [cx.copy(value, tile, call), cx.again(call, [tile])]
 
     def lower(self, call: Any, cx: Any) -> Any:
-        return emit_print(cx, call)
+        value, label = call.args[0], str(call.attrs["msg"])
+        loc = loc_of(call.span)
+        head = f"block (%d, %d, %d) {loc.file}:{loc.line}: " if loc else "block (%d, %d, %d) "
+        head, label = head.replace("%", "%%").replace("(%%d, %%d, %%d)", "(%d, %d, %d)"), label.replace("%", "%%")
+        if isinstance(value, ir.StringImm):
+            return cx.once(_printf(f"{head}{label}\n", *cx.block))
+        if not isinstance(value, ir.TensorRegion):
+            number, form = _number(cx.scalar(value), "%.9g")
+            return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
+        kept = [k for k, d in enumerate(call.attrs["dropped"]) if not d]
+        if not kept:
+            at = [cx.scalar(r.min) for r in value.region]
+            number, form = _number(tirx.BufferLoad(cx.places[value.source].buf, [cx.places[value.source].flat(at)]), "%.9g")
+            return cx.once(_printf(f"{head}{label} = {form}\n", *cx.block, number))
+        return cx.once(sequence([_printf(f"{head}{label} =\n", *cx.block), _rows(cx, value, kept, label)]))

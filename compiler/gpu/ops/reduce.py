@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from tilescale.compiler.gpu.build import cast
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.lowerings import Lowering, lowers
@@ -19,7 +20,7 @@ from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
-from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
@@ -28,34 +29,8 @@ WAYS = 4
 
 def part(op: str, value: Any, dtype: str) -> Any:
     """An element as it enters the fold."""
-    value = value if str(value.ty) == dtype else tirx.Cast(dtype, value)
+    value = cast(value, dtype)
     return tirx.abs(value) if op.startswith("abs") and not dtype.startswith("uint") else value
-
-
-# ---- staging, layouts, exchange
-
-
-def stage(call: Any, cx: Any) -> list[Any] | None:
-    """Operands that are no whole tiles in registers go through such."""
-    src, dst = call.args
-    good = [in_registers(r.source) and is_whole(r) for r in (src, dst)]
-    if all(good):
-        return None
-    out, axis = [], axis_of(call)
-    shape = [int(r.extent) for r in src.region]
-    left = shape[:axis] + shape[axis + 1 :]
-    frm, to = src, dst
-    if not good[0]:
-        frm = cx.tile(f"{src.source.name}_part", shape, element_dtype(src.source), "local.fragment", call.span)
-        out.append(cx.copy(src, frm, call))
-    if not good[1]:
-        to = cx.tile(f"{dst.source.name}_part", left, element_dtype(dst.source), "local.fragment", call.span)
-        if not call.attrs["clear"]:
-            out.append(cx.copy(dst, to, call))
-    out.append(cx.again(call, [frm, to], {"axis": axis - len(shape)}))
-    if not good[1]:
-        out.append(cx.copy(to, dst, call))
-    return out
 
 
 def result(call: Any, held: Fragment) -> Fragment:
@@ -77,41 +52,6 @@ def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> 
     return Fragment(tuple(whole), tuple(pieces), left.threads, left.turn)
 
 
-def layouts(call: Any, cx: Any) -> list[list[Demand]]:
-    """The result's fragment follows from the source's."""
-    src, dst = (r.source for r in call.args)
-    held = cx.known.get(src)
-    if not isinstance(held, Fragment) or dst in cx.known:
-        return []
-    return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
-
-
-def exchange(call: Any, cx: Any) -> list[Any] | None:
-    """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its own."""
-    src, dst = call.args
-    held, axis, op = cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
-    acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
-    _, far = digits_across(held, axis)
-    made = result(call, held)
-    if not far and cx.layouts[dst.source] == made:
-        return None
-    shape = [int(e) for e in dst.source.ty.shape]
-    if far:
-        groups = 1
-        for p in far:
-            groups *= p.extent
-        parts = cx.scratch(f"{dst.source.name}_parts", [groups, *shape], acc, call.span)
-        first = tirx.Evaluate(ir.Call("ts.reduce_part", [src, parts], attrs=dict(call.attrs), ret_ty=call.ty, span=call.span), call.span)
-        return [first, _combine(call, parts.source, dst, groups, op, acc)]
-    own = tirx.decl_buffer(tuple(shape), element_dtype(dst.source), f"{dst.source.name}_own", scope="local.fragment", layout=None)
-    cx.layouts[own] = made
-    cx.made.append(tirx.AllocBuffer(own, {}, call.span))
-    from tilescale.compiler.passes.gpu_stage import again, copy_statement, whole
-
-    cx.made += [] if call.attrs["clear"] else [copy_statement(dst, whole(own), call)]
-    return [again(call, [src, whole(own)]), copy_statement(whole(own), dst, call)]
-
-
 def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) -> Any:
     """``dst[…] = parts[0, …] ∘ parts[1, …] ∘ …`` as a T.Parallel nest."""
     zero = tirx.IntImm("int32", 0)
@@ -121,44 +61,19 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
     total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
     now, old = tirx.BufferLoad(total, [zero]), tirx.BufferLoad(dst.source, index)
     first = tirx.BufferLoad(parts, [zero, *index])
-    start = first if call.attrs["clear"] else fold(op, _cast(old, acc), first)
+    start = first if call.attrs["clear"] else fold(op, cast(old, acc), first)
     step = tirx.BufferStore(total, fold(op, now, tirx.BufferLoad(parts, [group + 1, *index])), [zero], call.span)
     body = [
         tirx.AllocBuffer(total, {}, call.span),
         tirx.BufferStore(total, start, [zero], call.span),
         tirx.For(group, zero, tirx.IntImm("int32", groups - 1), tirx.ForKind.SERIAL, step, annotations={"ts.kind": "unroll"}),
-        tirx.BufferStore(dst.source, _cast(now, element_dtype(dst.source)), index, call.span),
+        tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), index, call.span),
     ]
     made = sequence(body)
     for k in reversed(range(len(shape))):
         notes = {"ts.kind": "parallel", "ts.depth": len(shape) - k}
         made = tirx.For(index[k], zero, tirx.IntImm("int32", shape[k]), tirx.ForKind.PARALLEL, made, annotations=notes, span=call.span)
     return made
-
-
-def _cast(value: Any, dtype: str) -> Any:
-    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
-
-
-# ---- thread IR
-
-
-def emit_reduce(cx: Any, call: Any) -> Any:
-    with cx.turned(cx.layouts[call.args[0].source].turn):
-        return _emit_reduce(cx, call)
-
-
-def _emit_reduce(cx: Any, call: Any) -> Any:
-    """A reduction whose threads are lanes of one warp."""
-    dst = cx.places[call.args[1].source]
-    op, clear = str(call.attrs["op"]), bool(call.attrs["clear"])
-
-    def put(slot: Any, index: list[Any], total: Any) -> Any:
-        old = tirx.BufferLoad(dst.buf, [slot])
-        made = total if clear else fold(op, _cast(old, str(total.ty)), total)
-        return tirx.BufferStore(dst.buf, _cast(made, str(old.ty)), [slot], call.span)
-
-    return _folded(cx, call, put)
 
 
 def emit_join(cx: Any, call: Any) -> Any:
@@ -174,7 +89,8 @@ def emit_join(cx: Any, call: Any) -> Any:
     return tirx.For(slot, zero, count, tirx.ForKind.UNROLLED, sequence(body), span=call.span)
 
 
-def emit_part(cx: Any, call: Any) -> Any:
+@lowers("gpu", "reduce_part")
+def lower_part(call: Any, cx: Any) -> Any:
     """Each group's part into shared memory, by one of the lanes that have it."""
     parts, held = cx.places[call.args[1].source], cx.layouts[call.args[0].source]
     axis, thread = axis_of(call), cx.thread()
@@ -315,24 +231,70 @@ def _along(cx: Any, held: Fragment, axis: int, thread: Any, slots: list[tuple[Pi
     return cx.analyzer.simplify(total)
 
 
-# ---- what is registered
-
-
 @lowers("gpu", "reduce")
 class Reduce(Lowering):
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        return stage(call, cx)
+        """Operands that are no whole tiles in registers go through such."""
+        src, dst = call.args
+        good = [in_registers(r.source) and is_whole(r) for r in (src, dst)]
+        if all(good):
+            return None
+        out, axis = [], axis_of(call)
+        shape = [int(r.extent) for r in src.region]
+        left = shape[:axis] + shape[axis + 1 :]
+        frm, to = src, dst
+        if not good[0]:
+            frm = cx.tile(f"{src.source.name}_part", shape, element_dtype(src.source), "local.fragment", call.span)
+            out.append(cx.copy(src, frm, call))
+        if not good[1]:
+            to = cx.tile(f"{dst.source.name}_part", left, element_dtype(dst.source), "local.fragment", call.span)
+            if not call.attrs["clear"]:
+                out.append(cx.copy(dst, to, call))
+        out.append(cx.again(call, [frm, to], {"axis": axis - len(shape)}))
+        if not good[1]:
+            out.append(cx.copy(to, dst, call))
+        return out
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
-        return layouts(call, cx)
+        """The result's fragment follows from the source's."""
+        src, dst = (r.source for r in call.args)
+        held = cx.known.get(src)
+        if not isinstance(held, Fragment) or dst in cx.known:
+            return []
+        return [[Demand(dst, result(call, held), "T.reduce's result", None)]]
 
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
-        return exchange(call, cx)
+        """A reduction across warps in two parts; one whose result is wanted elsewhere through a tile of its own."""
+        src, dst = call.args
+        held, axis, op = cx.layouts[src.source], axis_of(call), str(call.attrs["op"])
+        acc = accumulator(element_dtype(src.source), element_dtype(dst.source))
+        _, far = digits_across(held, axis)
+        made = result(call, held)
+        if not far and cx.layouts[dst.source] == made:
+            return None
+        shape = [int(e) for e in dst.source.ty.shape]
+        if far:
+            groups = 1
+            for p in far:
+                groups *= p.extent
+            parts = cx.scratch(f"{dst.source.name}_parts", [groups, *shape], acc, call.span)
+            first = ir.Call("ts.reduce_part", [src, parts], attrs=dict(call.attrs), ret_ty=call.ty, span=call.span)
+            return [tirx.Evaluate(first, call.span), _combine(call, parts.source, dst, groups, op, acc)]
+        own = tirx.decl_buffer(tuple(shape), element_dtype(dst.source), f"{dst.source.name}_own", scope="local.fragment", layout=None)
+        cx.layouts[own] = made
+        cx.made.append(tirx.AllocBuffer(own, {}, call.span))
+        cx.made += [] if call.attrs["clear"] else [copy_statement(dst, whole(own), call)]
+        return [again(call, [src, whole(own)]), copy_statement(whole(own), dst, call)]
 
     def lower(self, call: Any, cx: Any) -> Any:
-        return emit_reduce(cx, call)
+        """A reduction whose threads are lanes of one warp."""
+        dst = cx.places[call.args[1].source]
+        op, clear = str(call.attrs["op"]), bool(call.attrs["clear"])
 
+        def put(slot: Any, index: list[Any], total: Any) -> Any:
+            old = tirx.BufferLoad(dst.buf, [slot])
+            made = total if clear else fold(op, cast(old, str(total.ty)), total)
+            return tirx.BufferStore(dst.buf, cast(made, str(old.ty)), [slot], call.span)
 
-@lowers("gpu", "reduce_part")
-def lower_reduce_part(call: Any, cx: Any) -> Any:
-    return emit_part(cx, call)
+        with cx.turned(cx.layouts[call.args[0].source].turn):
+            return _folded(cx, call, put)
