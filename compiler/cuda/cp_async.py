@@ -19,8 +19,6 @@ from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
-NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
-
 
 def load(cx: Any, copy: Any) -> Any:
     """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros, of which nothing is read."""
@@ -62,7 +60,7 @@ def token(cx: Any, made: Any) -> Any:
     ring = cx.program.schedule.rings[number]
     kind = made.op.name.removeprefix("ts.ring_")
     if ring.form != AHEAD or kind in ("acquire", "release"):
-        return NOTHING
+        return sequence([])
     if kind == "commit":
         return call("cp_async_commit", span=made.span)
     everything, later = call("cp_async_wait<0>", span=made.span), ring.depth - 2

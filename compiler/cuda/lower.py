@@ -17,6 +17,7 @@ from tilescale.compiler.gpu.build import call
 from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.ir.walks import mentions
 from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.ops.shuffle import BARRIERS
 from tilescale.compiler.passes.gpu_schedule import LOOKING, REGISTERS
@@ -152,7 +153,7 @@ class Lowering(Clusters, Apart, MatrixStores):
     def own_params(self, body: Any) -> list[tuple[Any, Source]]:
         """Tensors that only engines touch go by their maps."""
         maps = [(var, Source("map", k)) for k, (var, _) in enumerate(self.maps)]
-        return [p for p in self.params if not maps or not is_buffer_var(p[0]) or _used(body, p[0])] + maps
+        return [p for p in self.params if not maps or not is_buffer_var(p[0]) or mentions(body, p[0])] + maps
 
     def run(self) -> ThreadKernel:
         return replace(
@@ -176,11 +177,3 @@ def _looks_up(producer: Any) -> bool:
 
 def _role(s: Any) -> str:
     return str(s.node.value) if isinstance(s, tirx.AttrStmt) and s.attr_key == "ts.role" else ""
-
-
-def _used(body: Any, buffer: Any) -> bool:
-    found: list[Any] = []
-    structural_walk(body, (ir.Var, lambda v: found.append(v) if v.same_as(buffer) else None))
-    structural_walk(body, (ir.TensorLoad, lambda e: found.append(e) if e.source.same_as(buffer) else None))
-    structural_walk(body, (tirx.BufferStore, lambda s: found.append(s) if s.buffer.same_as(buffer) else None))
-    return bool(found)

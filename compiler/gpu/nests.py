@@ -328,7 +328,7 @@ class NestLowering(State):
         self.bind_range(steps, (widened(total, "int32") + (threads - 1)) // threads)
         rest: Any = flat
         inside = flat < widened(total, "int32")
-        self.analyzer.bind(flat, _range(total))
+        self.bind_range(flat, total)
         for k in reversed(range(len(nest.vars))):
             var = tirx.Var(nest.vars[k].name, "int32")
             binds.append(tirx.Bind(var, rest % widened(extents[k], "int32") if k else rest))
@@ -407,7 +407,3 @@ def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:
 def _with(test: Any, value: Any, name: Any) -> Any:
     """A test on ``value`` as one on the variable bound to it."""
     return type(test)(name, test.b) if test.a.same_as(value) else test
-
-
-def _range(total: Any) -> Any:
-    return ir.Range.from_min_extent(tirx.IntImm("int32", 0), widened(total, "int32"))

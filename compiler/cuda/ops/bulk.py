@@ -8,10 +8,7 @@ from tilescale.compiler.cuda.tma import await_stores
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.tvm_compat import tirx
 
-
-@lowers("cuda", "await_stores")
-def lower_await_stores(call: Any, cx: Any) -> Any:
-    return await_stores(cx, call)
+lowers("cuda", "await_stores")(await_stores)
 
 
 @lowers("cuda", "fence_writes")

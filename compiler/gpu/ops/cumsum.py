@@ -6,9 +6,6 @@ from typing import Any
 
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.layout.loops import element_dtype, in_registers
-from tilescale.compiler.tvm_compat import tirx
-
-ZERO = tirx.IntImm("int32", 0)
 
 
 @lowers("gpu", "cumsum")
