@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.chunks import chunk, integer_names

@@ -16,10 +16,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tilescale.compiler.cuda import wgmma
-from tilescale.compiler.cuda.places import digit
+from tilescale.compiler.gpu import lower
+from tilescale.compiler.gpu.build import call
+from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
-from tilescale.compiler.ir.scales import WARP, WARPGROUP, Executor
+from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import element_dtype, in_registers
@@ -40,18 +42,9 @@ def is_apart(program: Any, consumer: Any, threads: int) -> bool:
     return threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["pending"]) < 0 for c in found)
 
 
-class Apart:
+class Apart(lower.Lowering):
     """Mixed into the lowering: who runs a statement where warpgroups have code of their own."""
 
-    program: Any
-    threads: int
-    tid: Any
-    executor: Executor
-    analyzer: Any
-    layouts: dict[Any, Any]
-    places: dict[Any, Any]
-    stmt: Any
-    bind_range: Any
     #: the warpgroup whose code is being made; None where all run the same
     group: int | None = None
     #: the thread's number in it
@@ -168,16 +161,16 @@ class Apart:
                 self.computed = a.buffer
             self.wrote = self.wrote or not in_registers(a.buffer)
 
-    def before_meeting(self, proxy: bool) -> tuple[list[Any], bool]:
-        """What stands in front of a meeting, and whether it needs a proxy fence of this warpgroup's. ptxas moves arithmetic behind a
-        barrier, where others wait for it; in front of it it fills the time that this warpgroup waits. (Not while products are under way,
-        each of which would be awaited where a block ends.)"""
-        if self.group is None:
-            return [], proxy
+    def before_meeting(self, proxy: bool) -> list[Any]:
+        """What stands in front of a meeting: a proxy fence, where it asks for one and this warpgroup wrote since its last. ptxas moves
+        arithmetic behind a barrier, where others wait for it; in front of it it fills the time that this warpgroup waits. (Not while
+        products are under way, each of which would be awaited where a block ends.)"""
         held = None if self.computed is None else self.places[self.computed]
-        self.computed, fence = None, proxy and self.wrote
-        self.wrote = self.wrote and not fence
-        return [] if held is None or any(self.flying) else wgmma.computed(held), fence
+        if self.group is not None:
+            self.computed, proxy = None, proxy and self.wrote
+            self.wrote = self.wrote and not proxy
+        named = [] if self.group is None or held is None or any(self.flying) else wgmma.computed(held)
+        return [*named, call("fence_proxy_async")] if proxy else named
 
     def has(self, tile: Any) -> bool:
         """Whether this warpgroup has a part of a tile."""

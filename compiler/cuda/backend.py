@@ -11,11 +11,11 @@ from tilescale.compiler.advice import Advice, listed
 from tilescale.compiler.backend import Lowered
 from tilescale.compiler.cuda import account, targets, toolchain
 from tilescale.compiler.cuda.describe import description as table
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
-from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.description import Artifact
+from tilescale.compiler.gpu.kernel import ThreadKernel
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.passes import pipeline
 from tilescale.errors import TileValueError

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.cexpr import bits_of, constant
-from tilescale.compiler.cuda.cprinter import access_bytes
-from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
+from tilescale.compiler.cuda.ops.tma import TensorMap
+from tilescale.compiler.gpu.cexpr import bits_of, constant
+from tilescale.compiler.gpu.cprinter import access_bytes
+from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, is_buffer_var, structural_walk, tirx
 from tilescale.errors import InternalError
 

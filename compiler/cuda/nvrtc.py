@@ -6,7 +6,7 @@ import functools
 import importlib
 from typing import Any
 
-from tilescale.compiler.cuda.printed import Printed
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.errors import TileError
 
 

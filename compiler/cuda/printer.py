@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from tilescale.compiler.cuda.cexpr import POSTFIX, SMALL, Text, dtype_of
-from tilescale.compiler.cuda.cprinter import CPrinter
-from tilescale.compiler.cuda.kernel import ARENA_ALIGN, ThreadKernel
-from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.wgmma import function_text
+from tilescale.compiler.gpu.cexpr import POSTFIX, SMALL, Text, dtype_of
+from tilescale.compiler.gpu.cprinter import CPrinter
+from tilescale.compiler.gpu.kernel import ThreadKernel
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.tvm_compat import ir, is_buffer_var, tirx
+
+#: the arena's alignment: what TMA's 128-byte swizzle asks of a tile (PTX ISA, "Tensor Swizzling Modes")
+ARENA_ALIGN = 1024
 
 
 class CudaPrinter(CPrinter):

@@ -17,20 +17,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.places import widened
+from tilescale.compiler.gpu.build import at, call
+from tilescale.compiler.gpu.kernel import placed
+from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.release_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import tirx
 
 
 class Barriers:
     """A ring's barriers: arrays of ``depth`` words in the arena."""
 
     def __init__(self, cx: Any, ring: Any, readers: set[int] | None = None):
-        from tilescale.compiler.cuda.kernel import placed
-
         self.depth, self.shared = ring.depth, ring.shared
         self.full, full = placed(cx.arena, f"full{ring.number}", "uint64", ring.depth, ring.barriers)
         self.empty, empty = placed(cx.arena, f"empty{ring.number}", "uint64", ring.depth, ring.barriers + 8 * ring.depth)
@@ -60,25 +60,10 @@ class Barriers:
         return tirx.bitwise_and(passes, tirx.IntImm("int32", 1))
 
 
-def at(buffer: Any, index: Any) -> Any:
-    """The address of an element."""
-    return tirx.address_of(tirx.BufferLoad(buffer, [index]))
 
 
-def call(name: str, *args: Any, span: Any = None) -> Any:
-    return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}", *args), span)
 
 
-def rounds_of(program: Any) -> set[Any]:
-    """The variables that count the rounds of a program's rings."""
-    found: set[Any] = set()
-
-    def look(c: Any) -> None:
-        if c.op.name in ("ts.ring_commit", "ts.ring_wait") and isinstance(c.args[0], ir.TensorLoad):
-            found.add(c.args[0].source)
-
-    structural_walk(program.func.body, (ir.Call, look))
-    return found
 
 
 def _of(cx: Any, token: Any) -> tuple[Barriers, Any]:

@@ -49,8 +49,8 @@ def target(arch: str = DEFAULT_ARCH) -> Target:
     hopper = arch == "sm_90a"  # what is that chip's alone
     newer = number >= 90
     return Target(
-        "cuda", "tilescale.compiler.cuda.ops", arch,
-        gpu=True, shared_bytes=SHARED[number], async_copies=number >= 80, matrix_products=number >= 80,
+        "cuda", arch, "gpu", shared_bytes=SHARED[number], wave=32,
+        async_copies=number >= 80, matrix_products=number >= 80,
         tensor_copies=hopper, group_products=hopper, counting_barriers=newer, proxies=newer,
         moves_registers=newer, clusters=newer, dependent_launches=newer, matrix_stores=newer, wide_atomics=newer,
     )  # fmt: skip

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from tilescale import env
 from tilescale.compiler.cuda import cubin
-from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.targets import check_arch
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.errors import InternalError, Loc, TileError
 
 INCLUDE = Path(__file__).resolve().parent / "include"

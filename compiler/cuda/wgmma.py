@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.places import Registers, digit
-from tilescale.compiler.cuda.rings import at
+from tilescale.compiler.gpu.build import at
+from tilescale.compiler.gpu.build import call as do
+from tilescale.compiler.gpu.places import Registers, digit
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
@@ -65,7 +66,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
                 right = moved(cx, descriptors[-1], b, first, step * each)
                 into = at(held.buf, tirx.IntImm("int32", (block * own_n + first) // 2))
                 steps.append(tirx.Evaluate(tirx.call_extern("void", f"ts::wgmma_m64n{wide}{kinds}", into, left, right, keep), call.span))
-    issued = [plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
+    issued = [do("wgmma_fence", span=call.span), *steps, do("wgmma_commit", span=call.span)]
     if own_m * down > m and cx.group is None:  # some warpgroups have padding alone; nothing is in flight where their ways meet
         issued.append(awaited(cx, [call.args[2]], 0, call.span))
         mine = digit(group, 1, down, across == 1) < m // own_m
@@ -115,7 +116,7 @@ def wait_asked(cx: Any, call: Any) -> list[Any]:
     """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below 0)."""
     pending = int(call.attrs["pending"])
     if pending > 0:
-        return [plain(f"wgmma_wait<{pending}>", call.span)]
+        return [do(f"wgmma_wait<{pending}>", span=call.span)]
     return [awaited(cx, [call.args[2]], 0, call.span)] if pending == 0 else []
 
 
@@ -153,10 +154,6 @@ def _leading(o: Any) -> Any:
     return tirx.IntImm("int32", int(o.place.shape[-2]) * wide * layout.bits // 8 if o.across else 16)
 
 
-def plain(name: str, span: Any) -> Any:
-    return tirx.Evaluate(tirx.call_extern("void", f"ts::{name}"), span)
-
-
 def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (), straight: bool = False) -> Any:
     """``wait_group``, and the accumulators and operands in registers named behind it. ``behind``: what is computed in front of it.
     ``straight``: what follows reads them in no branch."""
@@ -169,7 +166,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
         for k in range(min(slots, PINNED)):
             last = at(held.buf, tirx.IntImm("int32", slots - 1 - k))
             out.append(tirx.Evaluate(tirx.call_extern("void", "ts::wgmma_behind", last, at(cx.arena, tirx.IntImm("int32", 0))), span))
-    out.append(plain(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span))
+    out.append(do(f"wgmma_wait<{pending}, false>" if straight and not pending else f"wgmma_wait<{pending}>", span=span))
     for tile in tiles:
         held = cx.places[tile.source]
         if isinstance(held, Registers):
@@ -184,7 +181,7 @@ def awaited(cx: Any, tiles: Any, pending: int, span: Any = None, behind: Any = (
 def computed(held: Any) -> list[Any]:
     """What keeps everything that follows behind the computation of a tile in registers."""
     named = tirx.call_extern("void", f"ts::wgmma_arrived<{held.layout.slots}>", tirx.buffer_data(held.buf))
-    return [tirx.Evaluate(named), plain("block_ends", None)]
+    return [tirx.Evaluate(named), do("block_ends")]
 
 
 def turned(cx: Any, what: str, span: Any) -> Any:

@@ -26,10 +26,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import placed
 from tilescale.compiler.cuda.ops import gemm
-from tilescale.compiler.cuda.rings import at
-from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, plain, wait_asked
+from tilescale.compiler.cuda.wgmma import ROWS, columns, described, moved, own_part, parts, wait_asked
+from tilescale.compiler.gpu.build import at
+from tilescale.compiler.gpu.build import call as do
+from tilescale.compiler.gpu.kernel import placed
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
@@ -66,7 +67,7 @@ def emit(cx: Any, call: Any) -> Any:
             places = at(where, tirx.IntImm("int32", block * words + word))
             function = f"ts::wgmma_sp_m64n{wide}{kinds}"
             steps.append(tirx.Evaluate(tirx.call_extern("void", function, into, left, right, places, keep), call.span))
-    issued = [*_places(cx, call, where, row, blocks, words), plain("wgmma_fence", call.span), *steps, plain("wgmma_commit", call.span)]
+    issued = [*_places(cx, call, where, row, blocks, words), do("wgmma_fence", span=call.span), *steps, do("wgmma_commit", span=call.span)]
     return sequence([*binds, *named, *issued, *wait_asked(cx, call)])
 
 

@@ -1,7 +1,8 @@
 """How operations are done on targets: what a target registers for an operation, and what passes and its lowering find.
 
-Lowerings of the operations in compiler/ops/NAME.py stand in compiler/TARGET/ops/NAME.py, for every target; a target that has none for an
-operation refuses it, or gives it to threads as a loop over elements (`TileOp.nest`).
+Lowerings of the operations in compiler/ops/NAME.py stand in compiler/TARGET/ops/NAME.py, for every target and family of targets; a target
+that has none for an operation takes its family's. Where there is none either it refuses the operation, or gives it to threads as a loop
+over elements (`TileOp.nest`).
 """
 
 from __future__ import annotations
@@ -75,8 +76,14 @@ def lowers(target: str, *names: str) -> Callable[[Made], Made]:
 
 def lowering(call: Any, target: Target) -> Lowering:
     """How a target does what a Call stands for; one that asks for nothing where it has registered none."""
-    _load(target.lowerings)
-    return _TABLE.get((target.name, call.op.name), _NONE) if isinstance(call, ir.Call) and hasattr(call.op, "name") else _NONE
+    return _of(target.name, target.family, call.op.name) if isinstance(call, ir.Call) and hasattr(call.op, "name") else _NONE
+
+
+@functools.cache
+def _of(target: str, family: str, name: str) -> Lowering:
+    for owner in filter(None, (target, family)):
+        _load(f"tilescale.compiler.{owner}.ops")
+    return _TABLE.get((target, name)) or _TABLE.get((family, name), _NONE)
 
 
 @functools.cache

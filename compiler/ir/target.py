@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Target:
     """A machine. The tables are the targets' own (compiler/cuda/targets.py).
 
-    name: what people write, and what lowerings register for, in the package ``lowerings``. arch: which of several; "" where there is one.
-    gpu: blocks are threads that share registers and shared memory. shared_bytes: what a block may have of it.
+    name: what people write. arch: which of several; "" where there is one. family: a target of which it has all lowerings but those that
+    it registers itself; "gpu": blocks are threads that share registers and shared memory. shared_bytes: what a block may have of it.
+    wave: so many threads run in step.
     async_copies: threads copy from global to shared memory beside what they compute (PTX ISA, "cp.async").
     tensor_copies: one thread has boxes of tensors copied, which tell a barrier (PTX ISA, "cp.async.bulk.tensor").
     matrix_products: a warp multiplies fragments (PTX ISA, "mma"; of sparse operands "mma.sp").
@@ -23,10 +24,10 @@ class Target:
     """
 
     name: str
-    lowerings: str
     arch: str = ""
-    gpu: bool = False
+    family: str = ""
     shared_bytes: int = 0
+    wave: int = 0
     async_copies: bool = False
     tensor_copies: bool = False
     matrix_products: bool = False
@@ -39,9 +40,13 @@ class Target:
     matrix_stores: bool = False
     wide_atomics: bool = False
 
+    @property
+    def gpu(self) -> bool:
+        return self.family == "gpu"
+
     def __str__(self) -> str:
         return f"{self.name}:{self.arch}" if self.arch else self.name
 
 
 #: the processor that the compiler runs on
-CPU = Target("cpu", "tilescale.compiler.cpu.ops")
+CPU = Target("cpu")

@@ -48,3 +48,10 @@ def scalar_reads(s: Any) -> list[Element]:
         structural_walk(s.value, (ir.TensorLoad, lambda x: found.append(Element(x.source, tuple(x.indices), "read", False, x))))
         return found
     return []
+
+
+def mentions(e: Any, var: Any) -> bool:
+    """Whether an expression or a statement names a variable."""
+    found: list[Any] = []
+    structural_walk(e, (ir.Var, lambda v: found.append(v) if v.same_as(var) else None))
+    return bool(found)

@@ -1,5 +1,5 @@
 """What T.print shows, in the form of the other targets: ``block (1, 0, 0) kernel.py:7: x = 0.5``, with the rank in front where there are
-several; a tile as its dtype, shape and rows (tilescale/native/report.c, compiler/cuda/ops/print.py)."""
+several; a tile as its dtype, shape and rows (tilescale/native/report.c, compiler/gpu/ops/print.py)."""
 
 from __future__ import annotations
 

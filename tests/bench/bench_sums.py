@@ -1,6 +1,6 @@
 """``python -m tests.bench.bench_sums``: tiles that many blocks add to one tensor, in vectors and element by element.
 
-Eight blocks add each a tile of a 2048² tensor. Both kernels are of the same program; the second has vectors left out (cuda/vectors.py).
+Eight blocks add each a tile of a 2048² tensor. Both kernels are of the same program; the second has vectors left out (gpu/vectors.py).
 Writes tests/bench/results/sums.json.
 """
 
@@ -32,7 +32,7 @@ def sums(dtype: str, number: int) -> Any:
 def main() -> None:
     import torch
 
-    from tilescale.compiler.cuda import vectors
+    from tilescale.compiler.gpu import vectors
 
     own, out = vectors._added_at_once, {}
     for dtype in ("float32", "float16", "bfloat16"):

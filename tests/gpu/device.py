@@ -10,7 +10,7 @@ import torch
 import tilescale
 from tests.unit.cuda.emulated import same
 from tilescale.compiler.checks.run import launch
-from tilescale.compiler.cuda.arguments import laid_out, strides_of
+from tilescale.compiler.emulator.arguments import laid_out, strides_of
 
 
 def to_gpu(array: Any) -> Any:

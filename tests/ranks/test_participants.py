@@ -10,9 +10,8 @@ import tilescale.language as T
 from tests.kernels import refused, run
 from tests.ranks.harness import RanksFailed, run_ranks
 from tilescale import comm
-from tilescale.compiler import driver
-from tilescale.compiler.cuda import emulate
-from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler import driver, emulator
+from tilescale.compiler.emulator import EmulationError
 from tilescale.errors import TileValueError
 
 S = 8
@@ -101,7 +100,7 @@ def test_gpus_get_the_same_questions():
     lowered = driver.lower(moving("all_gather", lambda n: n - 1).trace(), "cuda:sm_90a")
     args = [{"A": np.ones(S, "float32"), "G": np.ones((4, S), "float32"), "H": np.ones((4, S), "float32")} for _ in range(2)]
     with pytest.raises(EmulationError, match="G has not as many parts as take part"):
-        emulate.run_ranks(lowered.own, lowered.program, args, 0)
+        emulator.run_ranks(lowered.own, lowered.program, args, 0)
 
 
 @pytest.mark.parametrize("op", ["all_gather", "all_to_all", "reduce_scatter", "broadcast"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda.rings import call
+from tilescale.compiler.gpu.build import call
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda.places import Registers, digit
-from tilescale.compiler.cuda.vectors import multiple, spelt_out
+from tilescale.compiler.gpu.places import Registers, digit
+from tilescale.compiler.gpu.vectors import multiple, spelt_out
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.nests import matrix_axes
 from tilescale.compiler.ir.numbers import constant
@@ -77,25 +77,6 @@ def held_left(call: Any, cx: Any) -> bool:
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
     deep = extents(call)[2] % tensor_cores.depth(bits_of(a.source)) == 0
     return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
-
-
-def layouts(call: Any, cx: Any) -> list[list[Demand]]:
-    """The accumulator's fragments, best first."""
-    m, n, _ = extents(call)
-    threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
-    c, loc = call.args[2].source, loc_of(call.span)
-    if by_tensor_cores(call, threads, cx.uses.target):
-        out = []
-        for f, wm, wn in mma_fragments(m, n, threads, policy):
-            what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
-            demands = [Demand(c, f, what, loc)]
-            if in_registers(call.args[0].source):
-                held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
-                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
-            out.append(demands)
-        return out
-    made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
-    return [[Demand(c, f, what, loc)] for f, what in made]
 
 
 def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
@@ -175,37 +156,6 @@ def both_operands(cx: Any, call: Any) -> tuple[Any, Any]:
     held = in_registers(call.args[0].source)
     a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     return a, operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
-
-
-def emit_gemm(cx: Any, call: Any) -> Any:
-    """C += op(A) · op(B)."""
-    (_, _, k), (a, b) = extents(call), both_operands(cx, call)
-    c = cx.places[call.args[2].source]
-    dtype = element_dtype(c.buf)
-    mma = by_tensor_cores(call, cx.executor.threads, cx.target)
-    inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
-    slots = c.layout.slots
-    acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
-    head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
-    clear = constant(call.args[3])
-    u = tirx.Var("u", "int32")
-    zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
-    held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
-    start: Any = None
-    if clear is None:
-        start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
-    elif clear:
-        start = zero
-    elif acc is not c.buf:
-        start = held
-    if start is not None:
-        head.append(unrolled(u, slots, start))
-    body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
-    tail = []
-    if acc is not c.buf:
-        v = tirx.Var("u", "int32")
-        tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
-    return sequence([*head, body, *tail])
 
 
 def unrolled(var: Any, extent: int, body: Any) -> Any:
@@ -414,10 +364,52 @@ class Gemm(Lowering):
         return stage(call, cx, warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx))
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
-        return layouts(call, cx)
+        """The accumulator's fragments, best first."""
+        m, n, _ = extents(call)
+        threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
+        c, loc = call.args[2].source, loc_of(call.span)
+        if by_tensor_cores(call, threads, cx.uses.target):
+            out = []
+            for f, wm, wn in mma_fragments(m, n, threads, policy):
+                what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
+                demands = [Demand(c, f, what, loc)]
+                if in_registers(call.args[0].source):
+                    held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
+                    demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
+                out.append(demands)
+            return out
+        made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
+        return [[Demand(c, f, what, loc)] for f, what in made]
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
     def lower(self, call: Any, cx: Any) -> Any:
-        return emit_gemm(cx, call)
+        """C += op(A) · op(B)."""
+        (_, _, k), (a, b) = extents(call), both_operands(cx, call)
+        c = cx.places[call.args[2].source]
+        dtype = element_dtype(c.buf)
+        mma = by_tensor_cores(call, cx.executor.threads, cx.target)
+        inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
+        slots = c.layout.slots
+        acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
+        head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
+        clear = constant(call.args[3])
+        u = tirx.Var("u", "int32")
+        zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
+        held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
+        start: Any = None
+        if clear is None:
+            start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
+        elif clear:
+            start = zero
+        elif acc is not c.buf:
+            start = held
+        if start is not None:
+            head.append(unrolled(u, slots, start))
+        body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
+        tail = []
+        if acc is not c.buf:
+            v = tirx.Var("u", "int32")
+            tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
+        return sequence([*head, body, *tail])

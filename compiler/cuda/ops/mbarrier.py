@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import tma
-from tilescale.compiler.cuda.places import widened
-from tilescale.compiler.cuda.rings import at, call
+from tilescale.compiler.cuda.ops import tma
+from tilescale.compiler.gpu.build import at, call
+from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.source import loc_of
@@ -17,20 +17,6 @@ from tilescale.compiler.layout.loops import bits_of
 from tilescale.compiler.layout.shared import boxed, widest_swizzle
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileSyntaxError, TileValueError
-
-
-def tile_layout(node: Any) -> dict[Any, Any]:
-    """The swizzled boxes of a tile that TMA reads or writes, stages in front."""
-    var = node.args[1 if len(node.args) > 2 else 0].source
-    shape = [int(e) for e in var.ty.shape]
-    width = widest_swizzle(shape[-1], bits_of(var)) if len(shape) in (2, 3) else 0
-    if not width or shape[-2] % 8:
-        raise TileValueError(
-            f"{var.name} is a tile of {tuple(shape)} {var.ty.dtype}, which TMA has no swizzle for", loc=loc_of(node.span),
-            expected="(rows, columns) or (stages, rows, columns), rows a multiple of 8 and each a multiple of 32 bytes",
-        )  # fmt: skip
-    made = boxed((shape[-2], shape[-1]), bits_of(var), width)
-    return {var: made.staged(shape[0]) if len(shape) == 3 else made}
 
 
 def _hopper(cx: Any, what: str) -> None:
@@ -66,30 +52,48 @@ def mbarrier_wait_parity(node: Any, cx: Any) -> Any:
     return call("mbarrier_wait", _barrier(cx, node.args[0], node), parity, span=node.span)
 
 
-def tma_copy(node: Any, cx: Any) -> Any:
-    """One instruction a box, all by one thread."""
-    _hopper(cx, "tma_copy")
-    src, dst = node.args[:2]
-    loads = len(node.args) > 2
-    tile, tensor = (dst, src) if loads else (src, dst)
-    shape = [int(e) for e in tile.source.ty.shape]
-    whole = all(constant(r.min) == 0 and constant(r.extent) == e for r, e in zip(tile.region[-2:], shape[-2:], strict=True))
-    if not whole or len(shape) == 3 and constant(tile.region[0].extent) != 1:
-        raise TileValueError(f"T.tma_copy of a part of {tile.source.name}", loc=cx.here, expected="a whole tile, or one stage of it")
-    row = constant(tensor.source.ty.shape[-1])
-    if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
-        raise TileValueError(f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here)
-    stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
-    barrier = [_barrier(cx, node.args[2], node)] if loads else []
-    out: list[Any] = []
-    for place, name, coordinates in tma.boxes(cx, tile.source, tensor, shape[-2:], stage):
-        if loads:
-            made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
-        else:
-            function = f"tma_reduce_{node.attrs['reduce']}" if str(node.attrs["reduce"]) else "tma_store"
-            made = tirx.call_extern("void", f"ts::{function}", name, place, *coordinates)
-        out.append(tirx.Evaluate(made, node.span))
-    return cx.once(sequence(out))
+@lowers("cuda", "tma_copy")
+class TmaCopy(Lowering):
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        """The swizzled boxes of a tile that TMA reads or writes, stages in front."""
+        var = call.args[1 if len(call.args) > 2 else 0].source
+        shape = [int(e) for e in var.ty.shape]
+        width = widest_swizzle(shape[-1], bits_of(var)) if len(shape) in (2, 3) else 0
+        if not width or shape[-2] % 8:
+            raise TileValueError(
+                f"{var.name} is a tile of {tuple(shape)} {var.ty.dtype}, which TMA has no swizzle for", loc=loc_of(call.span),
+                expected="(rows, columns) or (stages, rows, columns), rows a multiple of 8 and each a multiple of 32 bytes",
+            )  # fmt: skip
+        made = boxed((shape[-2], shape[-1]), bits_of(var), width)
+        return {var: made.staged(shape[0]) if len(shape) == 3 else made}
+
+    def insists(self, call: Any) -> bool:
+        return True
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        """One instruction a box, all by one thread."""
+        _hopper(cx, "tma_copy")
+        src, dst = call.args[:2]
+        loads = len(call.args) > 2
+        tile, tensor = (dst, src) if loads else (src, dst)
+        shape = [int(e) for e in tile.source.ty.shape]
+        whole = all(constant(r.min) == 0 and constant(r.extent) == e for r, e in zip(tile.region[-2:], shape[-2:], strict=True))
+        if not whole or len(shape) == 3 and constant(tile.region[0].extent) != 1:
+            raise TileValueError(f"T.tma_copy of a part of {tile.source.name}", loc=cx.here, expected="a whole tile, or one stage of it")
+        row = constant(tensor.source.ty.shape[-1])
+        if row is None or row * bits_of(tensor.source) // 8 % 16 or list(tensor.source.ty.strides):
+            raise TileValueError(f"rows of {tensor.source.name} are not known to be a multiple of 16 bytes", loc=cx.here)
+        stage = [cx.scalar(tile.region[0].min)] if len(shape) == 3 else []
+        barrier = [_barrier(cx, call.args[2], call)] if loads else []
+        out: list[Any] = []
+        for place, name, coordinates in tma.boxes(cx, tile.source, tensor, shape[-2:], stage):
+            if loads:
+                made = tirx.call_extern("void", "ts::tma_load", place, name, *barrier, *coordinates)
+            else:
+                function = f"tma_reduce_{call.attrs['reduce']}" if str(call.attrs["reduce"]) else "tma_store"
+                made = tirx.call_extern("void", f"ts::{function}", name, place, *coordinates)
+            out.append(tirx.Evaluate(made, call.span))
+        return cx.once(sequence(out))
 
 
 @lowers("cuda", "tma_store_arrive")
@@ -112,18 +116,3 @@ def initialised(cx: Any, barriers: list[tuple[Any, list[int]]]) -> list[Any]:
     number = lambda n: tirx.IntImm("int32", n)  # noqa: E731
     made = [call("mbarrier_init", at(buffer, number(k)), number(n)) for buffer, counts in barriers for k, n in enumerate(counts)]
     return [tirx.IfThenElse(tirx.EQ(cx.tid, tirx.IntImm("int32", 0)), sequence([*made, call("fence_mbarrier_init")]), None)]
-
-
-# ---- what is registered
-
-
-@lowers("cuda", "tma_copy")
-class TmaCopy(Lowering):
-    def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        return tile_layout(call)
-
-    def insists(self, call: Any) -> bool:
-        return True
-
-    def lower(self, call: Any, cx: Any) -> Any:
-        return tma_copy(call, cx)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.cuda import cp_async, rings
+from tilescale.compiler.cuda import rings
+from tilescale.compiler.cuda.ops import cp_async
 from tilescale.compiler.ir.lowerings import lowers
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tilescale.compiler import emulator
 from tilescale.compiler.checks.run import launch
-from tilescale.compiler.cuda import emulate
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
@@ -40,7 +40,7 @@ def agree(kernel: Any, args: dict[str, Any], *, exact: bool = False, arch: str =
 def run(kernel: Any, args: dict[str, Any], arch: str, seed: int) -> dict[str, Any]:
     """A launch on the emulated threads, its layouts counted first."""
     made = lowered(kernel, arch).count()
-    return emulate.run(made.kernel, made.program, args, seed)
+    return emulator.run(made.kernel, made.program, args, seed)
 
 
 @dataclass
@@ -158,6 +158,6 @@ def agree_on_ranks(kernel: Any, args: list[dict[str, Any]], seeds: int = 2, arch
     want = launch(kernel, len(args), {name: [a[name] for a in args] for name in args[0]}).arrays
     made = lowered(kernel, arch).count()
     for seed in range(seeds):
-        for rank, arrays in enumerate(emulate.run_ranks(made.kernel, made.program, args, seed)):
+        for rank, arrays in enumerate(emulator.run_ranks(made.kernel, made.program, args, seed)):
             for name, array in arrays.items():
                 same(array, want[rank][name], f"{name} of rank {rank}", False)

@@ -17,8 +17,9 @@ from tests.unit.cuda.thread_kernels import I32, kernel, pointer
 from tilescale import native
 from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.describe import description
-from tilescale.compiler.cuda.kernel import Source, TensorMap, ThreadKernel
+from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.description import parameter_words
+from tilescale.compiler.gpu.kernel import Source, ThreadKernel
 from tilescale.compiler.tvm_compat import ir, tirx
 from tilescale.cuda import synchronize
 

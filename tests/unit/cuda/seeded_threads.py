@@ -12,10 +12,10 @@ import numpy as np
 
 from tests.gpu.gemms import gemm
 from tests.unit.cuda.emulated import data, empty
-from tilescale.compiler.cuda import emulate, engines
-from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 
@@ -192,14 +192,14 @@ class Judge:
         self.case, self.args = case, case.args()
         self.program, _ = pipeline.run(case.build().trace(), target(arch))
         self.kernel = Lowering(self.program).run()
-        self.right = emulate.run(self.kernel, self.program, self.args)
+        self.right = emulator.run(self.kernel, self.program, self.args)
 
     def judge(self, kernel: ThreadKernel, seeds: int = 12) -> Verdict:
         verdict = Verdict()
         for seed in range(seeds):
             try:
-                got = emulate.run(kernel, self.program, self.args, seed)
-            except engines.EmulationError as error:
+                got = emulator.run(kernel, self.program, self.args, seed)
+            except emulator.EmulationError as error:
                 return Verdict(str(error), verdict.wrong)
             verdict.wrong |= any(not np.array_equal(_bits(got[name]), _bits(self.right[name])) for name in got)
         return verdict

@@ -10,7 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, engines
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.ops.latent_attention import decode
 
@@ -149,12 +149,12 @@ def test_a_branch_leaves_another_warpgroups_products_alone():
 
 def test_a_wait_too_weak_for_its_queue_is_found():
     made, program = lowered(halves())
-    right = emulate.run(made, program, arguments())["C"]
+    right = emulator.run(made, program, arguments())["C"]
     broken = edited(made, lambda n, a: None if n == "ts::wgmma_wait<1>" else ...)
     for seed in range(6):
         try:
-            got = emulate.run(broken, program, arguments(), seed)["C"]
-        except engines.EmulationError:
+            got = emulator.run(broken, program, arguments(), seed)["C"]
+        except emulator.EmulationError:
             return
         if not (got == right).all():
             return

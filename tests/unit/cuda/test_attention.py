@@ -11,7 +11,8 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import _named, edited, lowered
-from tilescale.compiler.cuda import emulate, engines, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.ops.attention import Tile, attention, tile_of
 
@@ -141,12 +142,12 @@ FAULTS: dict[str, Any] = {
 def test_faults_are_found(fault: str):
     made, program = lowered(kernel(1, 1, 32, False, Tile(128, 32, 256)))
     args = arguments(128, 130, 1, 1, 32)
-    right = emulate.run(made, program, args)["O"]
+    right = emulator.run(made, program, args)["O"]
     broken = edited(made, FAULTS[fault])
     for seed in range(12):
         try:
-            got = emulate.run(broken, program, args, seed)["O"]
-        except engines.EmulationError:
+            got = emulator.run(broken, program, args, seed)["O"]
+        except emulator.EmulationError:
             return
         if not (got == right).all():
             return
@@ -157,9 +158,9 @@ def test_a_missing_proxy_fence_is_found():
     made, program = lowered(chained(2))
     args = {"A": data((64, 64), "float32", 1), "B": data((512, 64), "float16", 2), "C": data((512, 64), "float16", 3)}
     args |= {"Y": empty((64, 64), "float32"), "n": 2}
-    emulate.run(made, program, args)
-    with pytest.raises(engines.EmulationError, match=r"fence\.proxy\.async"):
-        emulate.run(edited(made, lambda n, a: None if n == "ts::fence_proxy_async" else ...), program, args)
+    emulator.run(made, program, args)
+    with pytest.raises(emulator.EmulationError, match=r"fence\.proxy\.async"):
+        emulator.run(edited(made, lambda n, a: None if n == "ts::fence_proxy_async" else ...), program, args)
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

@@ -12,7 +12,8 @@ from ml_dtypes import bfloat16
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, engines, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.ops.attention_backward import key_gradients, key_tiles, query_gradients, query_tiles
 
@@ -117,12 +118,12 @@ FAULTS: dict[str, Any] = {
 def test_faults_are_found(fault: str, stages: int):
     made, program = lowered(sums(4, stages))
     args = arguments(4)
-    right = emulate.run(made, program, {k: v.copy() for k, v in args.items()})
+    right = emulator.run(made, program, {k: v.copy() for k, v in args.items()})
     broken = edited(made, FAULTS[fault])
     for seed in range(6):
         try:
-            got = emulate.run(broken, program, {k: v.copy() for k, v in args.items()}, seed)
-        except engines.EmulationError:
+            got = emulator.run(broken, program, {k: v.copy() for k, v in args.items()}, seed)
+        except emulator.EmulationError:
             return
         if not all((got[n] == right[n]).all() for n in "CD"):
             return

@@ -10,9 +10,10 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, toolchain
-from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.tvm_compat import structural_map, tirx
 from tilescale.errors import TileSyntaxError
 
@@ -333,11 +334,11 @@ def test_faults_are_found(fault: str):
     name, what, number = FAULTS[fault]
     kernel, args = PROGRAMS[name]
     made, program = lowered(kernel)
-    right = emulate.run(made, program, args)
+    right = emulator.run(made, program, args)
     broken = _unawaited(made, number) if what == "ts::shared_wait" else None
     for seed in range(12):
         try:
-            got = emulate.run(broken or edited(made, _without(what, number)), program, args, seed)
+            got = emulator.run(broken or edited(made, _without(what, number)), program, args, seed)
         except EmulationError:
             return
         if any((got[k] != right[k]).any() for k in right):

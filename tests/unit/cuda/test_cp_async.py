@@ -12,7 +12,8 @@ import tilescale.language as T
 from tests.gpu.gemms import gemm
 from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.cuda import emulate, engines, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.layout.shared import bank_conflicts
 from tilescale.compiler.passes.schedule import AHEAD
@@ -161,7 +162,7 @@ def test_faults_are_found(fault: str):
     shape, options = (32, 32, 192), {"BM": 32, "BN": 32, "BK": 32, "stages": 3, "threads": 64}
     made, program = lowered(gemm(*shape, **options))
     args = arguments(*shape, {})
-    emulate.run(made, program, args)
+    emulator.run(made, program, args)
 
     def change(s: Any) -> Any:
         call = s.value
@@ -171,8 +172,8 @@ def test_faults_are_found(fault: str):
         return tirx.Evaluate(tirx.IntImm("int32", 0)) if name is None else tirx.Evaluate(tirx.call_extern("void", name, *call.args[1:]))
 
     broken = dataclasses.replace(made, func=tirx.PrimFunc(list(made.func.params), structural_map(made.func.body, (tirx.Evaluate, change))))
-    with pytest.raises(engines.EmulationError):
-        emulate.run(broken, program, args)
+    with pytest.raises(emulator.EmulationError):
+        emulator.run(broken, program, args)
 
 
 # ---- the machine's

@@ -9,13 +9,14 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.describe import DEPENDENT, description
-from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.description import parameter_words
+from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes import pipeline
 
 
@@ -58,7 +59,7 @@ def test_tensors_are_touched_behind_the_launches_in_front(name: str):
     made, program = lowered(make())
     assert made.dependent
     with pytest.raises(EmulationError, match="before the launches in front"):
-        emulate.run(edited(made, lambda n, a: None if n == "ts::await_launches" else ...), program, args)
+        emulator.run(edited(made, lambda n, a: None if n == "ts::await_launches" else ...), program, args)
 
 
 def test_the_text_and_the_launch():

@@ -8,7 +8,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.cuda import emulate
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -305,11 +305,11 @@ def test_a_shuffle_of_part_of_a_warp_is_found(where: str):
         kernel = tk.kernel("k", [out], tk.threads(part, {"threadIdx.x": (tid, 64)}), block=64)
         array = np.zeros(64, "int32")
         if ok:
-            emulate.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])
+            emulator.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])
             assert array.tolist() == [t ^ 1 for t in range(64)]
         else:
-            with pytest.raises(emulate.EmulationError, match="a shuffle in part of a warp"):
-                emulate.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])
+            with pytest.raises(emulator.EmulationError, match="a shuffle in part of a warp"):
+                emulator.Emulator(kernel, ["out"]).launch((1, 1, 1), {"out": array}, [])
 
 
 def test_nothing_follows_from_a_number_of_which_nothing_is_known():

@@ -10,10 +10,10 @@ import pytest
 import tilescale.language as T
 from tests.gpu.ranks import module
 from tests.unit.cuda.emulated import agree_on_ranks, data, empty
-from tilescale.compiler.cuda import emulate
-from tilescale.compiler.cuda.engines import EmulationError
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.emulator import EmulationError
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
@@ -61,7 +61,7 @@ def test_slots_taken_by_atomic_updates(seed: int):
     kernel = example("13_expert_slots", "dispatch", tokens, topk, 8, local, n * tokens, blocks=3)
     program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     seen = []
-    for rank, out in enumerate(emulate.run_ranks(Lowering(program).run(), program, given, seed)):
+    for rank, out in enumerate(emulator.run_ranks(Lowering(program).run(), program, given, seed)):
         for e in range(local):
             for row in range(out["count"][e]):
                 sender, slot = divmod(int(out["origin"][e, row]), tokens * topk)
@@ -124,7 +124,7 @@ def arguments(ranks: int = 2) -> list[dict[str, Any]]:
 def run(kernel: Any, args: Any, change: Any = None, seed: int = 0) -> Any:
     program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
     program = program if change is None else program.with_body(structural_map(program.func.body, (tirx.Evaluate, change)))
-    return emulate.run_ranks(Lowering(program).run(), program, args, seed)
+    return emulator.run_ranks(Lowering(program).run(), program, args, seed)
 
 
 def test_a_shift_is_right_under_many_orders():

@@ -10,10 +10,11 @@ import tilescale.language as T
 from tests.unit.cuda import sass
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.account import copies
-from tilescale.compiler.cuda.engines import EmulationError
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.emulator import EmulationError
 
 
 def gemm(M: int, N: int, K: int, BM: int = 128, BN: int = 128, BK: int = 64, stages: int = 3, dtype: str = "bfloat16", later: bool = True) -> Any:
@@ -144,11 +145,11 @@ FAULTS: dict[str, Any] = {
 def test_faults_are_found(fault: str):
     made, program = lowered(gemm(64, 64, 520, BM=64, BN=64))
     args = operands(64, 64, 520)
-    right = emulate.run(made, program, args)["C"]
+    right = emulator.run(made, program, args)["C"]
     broken = edited(made, FAULTS[fault])
     for seed in range(8):
         try:
-            got = emulate.run(broken, program, args, seed)["C"]
+            got = emulator.run(broken, program, args, seed)["C"]
         except EmulationError:
             return
         if not (got == right).all():
@@ -207,7 +208,7 @@ def test_a_tile_that_a_store_may_still_read_is_not_written():
     agree(refilled(True), args)
     made, program = lowered(refilled(False))
     with pytest.raises(EmulationError, match="a store by TMA reads it: nobody has awaited the store"):
-        emulate.run(made, program, args)
+        emulator.run(made, program, args)
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

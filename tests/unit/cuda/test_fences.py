@@ -6,7 +6,7 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.cuda import emulate
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.targets import target
 from tilescale.compiler.passes import pipeline
@@ -122,11 +122,11 @@ def test_every_fence_is_needed_and_no_more_are(name):
     kernel, args, count = KERNELS[name]
     program = scheduled(kernel)
     assert len(reasons(program)) == count, reasons(program)
-    emulate.run(Lowering(program).run(), program, args())
+    emulator.run(Lowering(program).run(), program, args())
     for k in range(count):
         broken = without(program, k)
-        with pytest.raises(emulate.EmulationError, match="race"):
-            emulate.run(Lowering(broken).run(), broken, args())
+        with pytest.raises(emulator.EmulationError, match="race"):
+            emulator.run(Lowering(broken).run(), broken, args())
 
 
 def test_a_fence_says_what_it_orders():
@@ -155,7 +155,7 @@ def test_an_atomic_update_publishes_what_the_block_wrote():
     kernel = Lowering(program).run()
     assert "publishing_add" in kernel.func.script()
     args = {"A": data((256,), "float32"), "P": empty((4,), "float32"), "count": empty((1,), "int32"), "S": empty((1,), "float32")}
-    got = emulate.run(kernel, program, args)
+    got = emulator.run(kernel, program, args)
     assert abs(got["S"][0] - args["A"].sum()) < 1e-4
 
 

@@ -10,7 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, engines
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.printer import print_kernel
 
 
@@ -111,12 +111,12 @@ def test_rounds_that_share_a_ring(stages: int, products: int, seed: int):
 
 def test_a_stage_released_a_round_early_is_found():
     made, program = lowered(chain(3))
-    right = emulate.run(made, program, CHAIN)["C"]
+    right = emulator.run(made, program, CHAIN)["C"]
     broken = edited(made, lambda n, a: None if n == "ts::wgmma_wait<0>" else ...)
     for seed in range(12):
         try:
-            got = emulate.run(broken, program, CHAIN, seed)["C"]
-        except engines.EmulationError:
+            got = emulator.run(broken, program, CHAIN, seed)["C"]
+        except emulator.EmulationError:
             return
         if not (got == right).all():
             return

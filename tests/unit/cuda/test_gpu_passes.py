@@ -8,7 +8,7 @@ import pytest
 import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.cuda import emulate
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -269,9 +269,9 @@ def test_prints():
             T.print(bx, "block")
             T.copy(f, B)
 
-    emulate.PRINTED.clear()
-    emulate.launch(kernel, {"A": data((2, 3), "float32") * 0 + 2.5, "B": empty((2, 3), "float32")})
-    lines = "".join(emulate.PRINTED).splitlines()
+    emulator.PRINTED.clear()
+    emulator.launch(kernel, {"A": data((2, 3), "float32") * 0 + 2.5, "B": empty((2, 3), "float32")})
+    lines = "".join(emulator.PRINTED).splitlines()
     assert lines[0].startswith("block (0, 0, 0) ") and lines[0].endswith(": 100 % =") and lines[1:3] == [f"block (0, 0, 0) 100 %[{r}, 0:3]: 2.5 2.5 2.5" for r in (0, 1)]
     assert lines[3].endswith("block = 0") and lines[7].endswith("block = 1") and len(lines) == 8
 
@@ -287,9 +287,9 @@ def test_printed_lines_say_what_they_are_about():
             T.print(B)
             T.print(A[0, 3])
 
-    emulate.PRINTED.clear()
-    emulate.launch(kernel, {"A": np.arange(70, dtype="int32").reshape(2, 35), "B": np.arange(3, dtype="float32") / 4})
-    lines = "".join(emulate.PRINTED).splitlines()
+    emulator.PRINTED.clear()
+    emulator.launch(kernel, {"A": np.arange(70, dtype="int32").reshape(2, 35), "B": np.arange(3, dtype="float32") / 4})
+    lines = "".join(emulator.PRINTED).splitlines()
     head = "block (0, 0, 0) "
     rows = [f"{head}row[{c}:{min(c + 16, 33)}]: {' '.join(str(36 + k) for k in range(c, min(c + 16, 33)))}" for c in (0, 16, 32)]
     assert lines[1:4] == rows and lines[5:8] == [f"{head}B[{k}:{k + 1}]: {v}" for k, v in enumerate(("0", "0.25", "0.5"))]
@@ -304,8 +304,8 @@ def test_a_failed_assertion_says_where():
                 T.device_assert(A[i] < 7, "too great")
 
     agree(kernel, {"A": data((8,), "int32")})
-    with pytest.raises(emulate.EmulationError, match="assert.*too great"):
-        emulate.launch(kernel, {"A": data((8,), "int32") * 0 + 9})
+    with pytest.raises(emulator.EmulationError, match="assert.*too great"):
+        emulator.launch(kernel, {"A": data((8,), "int32") * 0 + 9})
 
 
 def test_layouts_are_fragments_or_shared():

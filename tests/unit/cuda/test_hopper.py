@@ -12,10 +12,11 @@ import tilescale.language as T
 from tests.gpu.gemms import gemm
 from tests.unit.cuda import emulated
 from tests.unit.cuda.emulated import agree, data, empty
-from tilescale.compiler.cuda import emulate, engines, toolchain
-from tilescale.compiler.cuda.kernel import ThreadKernel
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.compiler.passes import pipeline
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, ir, structural_map, structural_walk, tirx
 
@@ -263,12 +264,12 @@ def test_faults_of_clusters_are_found(fault: str):
 def _found(fault: Any, shape: tuple[int, int, int], options: dict[str, Any]) -> None:
     made, program = lowered(gemm(*shape, **options))
     args = arguments(*shape, options)
-    right = emulate.run(made, program, args)["C"]
+    right = emulator.run(made, program, args)["C"]
     broken = edited(made, fault)
     for seed in range(12):
         try:
-            got = emulate.run(broken, program, args, seed)["C"]
-        except engines.EmulationError:
+            got = emulator.run(broken, program, args, seed)["C"]
+        except emulator.EmulationError:
             return
         if not (got == right).all():
             return

@@ -12,7 +12,7 @@ import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_attention import arguments, kernel
 from tests.unit.cuda.test_hopper import edited, lowered
-from tilescale.compiler.cuda import emulate, engines
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.ops.attention import Tile
 
@@ -96,12 +96,12 @@ def test_warpgroups_store_apart():
 @pytest.mark.parametrize("fault", ["ts::barrier_sync", "ts::bulk_wait_read<0>", "ts::fence_proxy_async"])
 def test_what_orders_those_stores_is_needed(fault: str):
     made, program, args = staying()
-    right = emulate.run(made, program, args)["O"]
+    right = emulator.run(made, program, args)["O"]
     broken = edited(made, lambda n, a: None if n == fault else ...)
     for seed in range(6):
         try:
-            if not (emulate.run(broken, program, args, seed)["O"] == right).all():
+            if not (emulator.run(broken, program, args, seed)["O"] == right).all():
                 return
-        except engines.EmulationError:
+        except emulator.EmulationError:
             return
     pytest.fail("no schedule shows it")

@@ -10,8 +10,8 @@ import tilescale
 import tilescale.language as T
 from tests.unit.cuda.test_hopper import lowered
 from tilescale.compiler.cuda import toolchain
-from tilescale.compiler.cuda.cprinter import symbol
 from tilescale.compiler.cuda.printer import print_kernel
+from tilescale.compiler.gpu.cprinter import symbol
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="there is no nvcc on this machine")

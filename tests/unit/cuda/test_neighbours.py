@@ -12,8 +12,9 @@ from tests.kernels import refused
 from tests.unit.cuda.corpus import compiled
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import lowered
+from tilescale.compiler import emulator
 from tilescale.compiler.checks.run import launch
-from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -140,7 +141,7 @@ def test_sums_of_small_floats_have_an_instruction(dtype: str, arch: str, name: s
     """Of whole numbers, so that their order does not matter."""
     program = pipeline.run(single(dtype).trace(), target(arch))[0]
     assert print_kernel(Lowering(program).run()).text.count(f"ts::{name}") == 3
-    got = emulate.launch(single(dtype), whole_numbers(dtype), arch)
+    got = emulator.launch(single(dtype), whole_numbers(dtype), arch)
     check_single(dtype, got)
 
 
@@ -189,7 +190,7 @@ def test_what_was_written_before_is_carried():
 
 
 def test_the_emulator_finds_what_is_not_aligned(monkeypatch: pytest.MonkeyPatch):
-    from tilescale.compiler.cuda import vectors
+    from tilescale.compiler.gpu import vectors
 
     monkeypatch.setattr(vectors, "_aligned", lambda *_: True)
 
@@ -199,8 +200,8 @@ def test_the_emulator_finds_what_is_not_aligned(monkeypatch: pytest.MonkeyPatch)
             for i in T.Parallel(64):
                 T.atomic_add(C[i + 1], 1.0)
 
-    with pytest.raises(emulate.EmulationError, match="no multiple of 2"):
-        emulate.launch(kernel, {"C": empty((66,), "float32")})
+    with pytest.raises(emulator.EmulationError, match="no multiple of 2"):
+        emulator.launch(kernel, {"C": empty((66,), "float32")})
 
 
 @pytest.mark.parametrize("level", ["tile", "raw"])

@@ -10,7 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import _named, edited, lowered
-from tilescale.compiler.cuda import emulate, engines
+from tilescale.compiler import emulator
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.errors import TileValueError
 
@@ -151,5 +151,5 @@ def test_faults_of_threads_that_read_a_ring_are_found(fault: Any, message: str):
     """A proxy fence left out, a stage read before it is full, a stage that is never released."""
     made, program = lowered(beside())
     assert "full1" in print_kernel(made).text
-    with pytest.raises(engines.EmulationError, match=message):
-        emulate.run(edited(made, fault), program, operands(), 0)
+    with pytest.raises(emulator.EmulationError, match=message):
+        emulator.run(edited(made, fault), program, operands(), 0)

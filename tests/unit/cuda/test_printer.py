@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.cuda import thread_kernels as tk
-from tilescale.compiler.cuda.cexpr import Expressions
 from tilescale.compiler.cuda.printer import CudaPrinter, print_kernel
+from tilescale.compiler.gpu.cexpr import Expressions
 from tilescale.compiler.ir import spec as levels
 from tilescale.compiler.ops import math as language
 from tilescale.compiler.tvm_compat import ir, tirx

@@ -11,8 +11,8 @@ import tilescale.language as T
 from tests.kernels import refused
 from tilescale.compiler import driver
 from tilescale.compiler.cuda.describe import DEVICE, TEAM, UNORDERED, description
-from tilescale.compiler.cuda.kernel import ThreadKernel
 from tilescale.compiler.description import parameter_words
+from tilescale.compiler.gpu.kernel import ThreadKernel
 from tilescale.errors import TileSyntaxError
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import tilescale.language as T
 from tests.unit.cuda.emulated import agree, data, empty, lowered
-from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.lower import Lowering
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -124,8 +125,8 @@ def test_those_who_read_it_have_met():
 
     without = program.with_body(structural_map(program.func.body, (tirx.Evaluate, drop)))
     assert len(syncs) >= 2
-    with pytest.raises(emulate.EmulationError, match="race"):
-        emulate.run(Lowering(without).run(), without, args)
+    with pytest.raises(emulator.EmulationError, match="race"):
+        emulator.run(Lowering(without).run(), without, args)
 
 
 @pytest.mark.skipif(toolchain.find_nvcc() is None, reason="needs nvcc")

@@ -12,9 +12,9 @@ from tests.gpu.gemms import gemm
 from tests.unit.cuda import thread_kernels as tk
 from tests.unit.cuda.test_printer import CASES, STORED, math, printer
 from tilescale.compiler.cuda import nvrtc, targets, toolchain
-from tilescale.compiler.cuda.printed import Printed
 from tilescale.compiler.cuda.printer import CudaPrinter, print_kernel
 from tilescale.compiler.cuda.toolchain import Resources
+from tilescale.compiler.gpu.printed import Printed
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import InternalError, TileError
 

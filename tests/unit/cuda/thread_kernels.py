@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilescale.compiler.cuda.kernel import Source, ThreadKernel, arena, placed
+from tilescale.compiler.gpu.kernel import Source, ThreadKernel, arena, placed
 from tilescale.compiler.tvm_compat import ir, tirx
 
 I32, I64 = "int32", "int64"

@@ -52,12 +52,12 @@ def test_places_are_handed_out_once(dtype: str):
 
 
 def emulated(kernel: Any, args: list[dict[str, Any]], seed: int = 0) -> list[dict[str, Any]]:
-    from tilescale.compiler.cuda import emulate
+    from tilescale.compiler import emulator
     from tilescale.compiler.cuda.lower import Lowering
     from tilescale.compiler.passes import pipeline
 
     program, _ = pipeline.run(kernel.trace(), target("sm_90a"))
-    return emulate.run_ranks(Lowering(program).run(), program, args, seed)
+    return emulator.run_ranks(Lowering(program).run(), program, args, seed)
 
 
 def test_every_kind():

@@ -12,7 +12,8 @@ from tests.kernels import refused, run
 from tests.unit.cuda.corpus import compiled
 from tests.unit.cuda.emulated import agree, data, empty
 from tests.unit.cuda.test_hopper import lowered
-from tilescale.compiler.cuda import emulate, toolchain
+from tilescale.compiler import emulator
+from tilescale.compiler.cuda import toolchain
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.ops.shuffle import taken_from
 from tilescale.errors import TileSyntaxError, TileTypeError, TileValueError
@@ -149,8 +150,8 @@ def test_numbers_that_the_kernel_uses_itself():
 
 def test_a_missing_meeting_is_found():
     args = {"A": data((256,), "int32", 1), "C": empty((2, 256), "int32")}
-    with pytest.raises(emulate.EmulationError, match="race in"):
-        emulate.launch(halves(told=False), args)
+    with pytest.raises(emulator.EmulationError, match="race in"):
+        emulator.launch(halves(told=False), args)
     report = halves(told=False).check(args=args, seeds=2)
     assert any(f.kind == "race" for f in report.findings) and halves().check(args=args, seeds=2), report
 
@@ -174,10 +175,10 @@ def test_who_does_not_come_is_missed():
     for kernel, text in ((few, "T.sync_threads"), (lanes, "24 lanes of warp 0 at T.shfl_xor")):
         report = kernel.check(args=args, seeds=1)
         assert any(f.kind == "deadlock" and text in str(f) for f in report.findings), report
-    with pytest.raises(emulate.EmulationError, match="no role of the block can go on|meet"):
-        emulate.launch(few, args)
-    with pytest.raises(emulate.EmulationError, match="a shuffle in part of a warp"):
-        emulate.launch(lanes, args)
+    with pytest.raises(emulator.EmulationError, match="no role of the block can go on|meet"):
+        emulator.launch(few, args)
+    with pytest.raises(emulator.EmulationError, match="a shuffle in part of a warp"):
+        emulator.launch(lanes, args)
 
 
 def test_a_warp_meets():

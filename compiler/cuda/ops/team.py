@@ -1,8 +1,0 @@
-"""How the operations of compiler/ops/team.py are done on the GPU: what must hold of a team fails a launch as an assertion does."""
-
-from __future__ import annotations
-
-from tilescale.compiler.cuda.ops.assertion import lower_assert
-from tilescale.compiler.ir.lowerings import lowers
-
-lowers("cuda", "team")(lower_assert)

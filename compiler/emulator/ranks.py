@@ -1,0 +1,295 @@
+"""A launch of several ranks on the emulated GPU: all blocks of all ranks take turns, which a seed draws, wherever one tells another
+something or waits for it.
+
+Memory is as it would be if every store were seen at once, so what a GPU might do otherwise is looked for instead, as it is inside a block:
+every element of a tensor remembers when which block touched it last, and an access that conflicts with another block's must know of that
+by signals, waits and meetings (include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves
+all of them once they have met behind it: the meetings that passes/fences.py puts around both. The flags at the ends of a launch are not
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.memory import Block, Memory, Pointer
+from tilescale.compiler.emulator.turns import Turns
+from tilescale.compiler.ir.signals import OPS
+from tilescale.compiler.ops.atomic import KINDS
+from tilescale.compiler.sim import numerics
+from tilescale.compiler.sim.tiles import updated
+
+
+class Cells:
+    """Who touched each element of a rank's tensor, and when: for every block how often its threads had met by then; -1: never."""
+
+    def __init__(self, blocks: int, size: int):
+        self.wrote = np.full((blocks, size), -1, np.int64)
+        self.read = np.full((blocks, size), -1, np.int64)
+
+
+@dataclass
+class Heard:
+    """What a thread learnt: of each block, all that it did before its threads met so often."""
+
+    thread: int
+    stamp: int
+    clock: Any
+
+
+@dataclass
+class Task:
+    """One block of one rank."""
+
+    number: int
+    rank: int
+    block: int
+    known: Any
+    heard: list[Heard] = field(default_factory=list)
+    rounds: dict[Any, int] = field(default_factory=dict)
+    views: dict[tuple[int, str], Memory] = field(default_factory=dict)
+
+
+class World:
+    """The ranks of one launch. ``arrays``: for each rank its flat tensors by name."""
+
+    def __init__(self, arrays: list[dict[str, Any]], blocks: int, draw: Any):
+        self.arrays, self.blocks = arrays, blocks
+        total = len(arrays) * blocks
+        self.cells = [{name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)} for of in arrays]
+        self.clocks: dict[Any, Any] = {}
+        self.counts: dict[Any, int] = {}
+        self.turns = Turns(draw, 0)
+        self.tasks = [Task(k, k // blocks, k % blocks, np.zeros(total, np.int64)) for k in range(total)]
+
+    def view(self, task: Task, rank: int, name: str) -> Memory:
+        """A rank's tensor as one block sees it: the data are everyone's, what its threads touched since they met is its own."""
+        if (rank, name) not in task.views:
+            data = self.arrays[rank][name]
+            task.views[rank, name] = Memory(name, data, data.size)
+        return task.views[rank, name]
+
+    def place(self, task: Task, memory: Memory) -> tuple[int, str]:
+        return next(key for key, m in task.views.items() if m is memory)
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+    def knowledge(self, b: Block, thread: int) -> Any:
+        """What a thread knows of all blocks: what it heard itself, and what any heard before the threads met."""
+        task: Task = b.task
+        now = int(b.stamps[thread, 0])
+        for h in [h for h in task.heard if h.stamp < int(b.stamps[:, 0].min())]:
+            task.known = np.maximum(task.known, h.clock)
+            task.heard.remove(h)
+        clock = task.known
+        for h in task.heard:
+            if h.thread == thread or h.stamp < now:
+                clock = np.maximum(clock, h.clock)
+        return clock
+
+    def tell(self, b: Block, thread: int, key: Any) -> None:
+        """A release by a thread, kept with what it releases to."""
+        clock = self.knowledge(b, thread).copy()
+        clock[b.task.number] = b.stamps[thread, 0]
+        before = self.clocks.get(key)
+        self.clocks[key] = clock if before is None else np.maximum(before, clock)
+
+    def hear(self, b: Block, thread: int, key: Any) -> None:
+        """An acquire."""
+        if key in self.clocks:
+            b.task.heard.append(Heard(thread, int(b.stamps[thread, 0]), self.clocks[key].copy()))
+
+    def touched(self, b: Block, memory: Memory, cells: Any, who: Any, writes: bool) -> None:
+        """Looks for accesses of other blocks that nothing orders before these, and remembers these."""
+        task: Task = b.task
+        where = next((key for key, m in task.views.items() if m is memory), None)
+        if where is None:
+            return  # the block's own
+        record = self.cells[where[0]][where[1]]
+        flat, threads = cells.ravel(), np.broadcast_to(who, cells.shape).ravel()
+        for thread in np.unique(threads):
+            at = flat[threads == thread]
+            known = self.knowledge(b, int(thread))
+            for seen, verb in ((record.wrote, "writes"), *(((record.read, "reads"),) if writes else ())):
+                stamps = seen[:, at]
+                stamps[task.number] = -1
+                bad = stamps >= np.maximum(known, 0)[:, None]
+                bad &= stamps >= 0
+                if bad.any():
+                    other, cell = (int(x[0]) for x in np.nonzero(bad))
+                    them = self.tasks[other]
+                    raise EmulationError(
+                        f"race in {memory.name} of rank {where[0]} at {at[cell]}: block {them.block} of rank {them.rank} {verb} it, block "
+                        f"{task.block} of rank {task.rank} touches it, and nothing orders the two"
+                    )
+        (record.wrote if writes else record.read)[task.number, flat] = b.stamps[threads, 0]
+
+    # -- waiting ------------------------------------------------------------------------------------------------------
+    def until(self, ready: Callable[[], bool]) -> None:
+        self.turns.yields(ready)
+
+    def meet(self, b: Block, thread: int, key: Any, of: int) -> None:
+        """Arrives, and waits for the others of this round."""
+        n = b.task.rounds[key] = b.task.rounds.get(key, 0) + 1
+        round_ = (*key, n)
+        self.tell(b, thread, round_)
+        self.counts[round_] = self.counts.get(round_, 0) + 1
+        self.until(lambda: self.counts[round_] >= of)
+        self.hear(b, thread, round_)
+
+
+# ---- instructions
+
+
+def _one(m: Any, what: str) -> int:
+    lanes = np.flatnonzero(m)
+    if len(lanes) != 1:
+        raise EmulationError(f"{what} by {len(lanes)} threads")
+    return int(lanes[0])
+
+
+def _scalar(value: Any, m: Any) -> int:
+    found = np.unique(np.broadcast_to(value, m.shape)[m])
+    if len(found) != 1:
+        raise EmulationError("threads name different ranks")
+    return int(found[0])
+
+
+def _peer(b: Block, m: Any, team: Any, pointer: Pointer, rank: Any, site: Any) -> Pointer:
+    world, there = b.world, _scalar(rank, m)
+    if not 0 <= there < len(world.arrays):
+        raise EmulationError(f"rank {there} is out of range")
+    _, name = world.place(b.task, pointer.memory)
+    return Pointer(world.view(b.task, there, name), pointer.index)
+
+
+def _signal(op: str) -> Callable[..., None]:
+    def run(b: Block, m: Any, pointer: Pointer, value: Any) -> None:
+        thread = _one(m, "a signal")
+        at = int(np.broadcast_to(pointer.index, m.shape)[thread])
+        number = int(np.broadcast_to(value, m.shape)[thread])
+        rank, name = b.world.place(b.task, pointer.memory)
+        b.world.until(lambda: True)  # others may come first
+        if op == "set":
+            b.world.clocks.pop((rank, name, at), None)
+        b.world.tell(b, thread, (rank, name, at))
+        data = b.world.arrays[rank][name]
+        data[at] = OPS[op](int(data[at]), number)
+
+    return run
+
+
+_HOLDS: list[Callable[[int, int], bool]] = [
+    lambda x, v: x >= v, lambda x, v: x == v, lambda x, v: x > v, lambda x, v: x != v, lambda x, v: x <= v, lambda x, v: x < v,
+]  # fmt: skip
+
+
+def _wait(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, value: Any, compare: Any, site: Any) -> None:
+    thread = _one(m, "a wait")
+    at, wanted = (int(np.broadcast_to(x, m.shape)[thread]) for x in (index, value))
+    rank, name = b.world.place(b.task, pointer.memory)
+    data, holds = b.world.arrays[rank][name], _HOLDS[_scalar(compare, m)]
+    b.world.until(lambda: holds(int(data[at]), wanted))
+    b.world.hear(b, thread, (rank, name, at))
+
+
+def _test(b: Block, m: Any, team: Any, pointer: Pointer, index: Any, inside: Any, value: Any, compare: Any, site: Any) -> Any:
+    rank, name = b.world.place(b.task, pointer.memory)
+    holds, out = _HOLDS[_scalar(compare, m)], np.zeros(m.shape, np.int32)
+    for thread in np.flatnonzero(m):
+        at, wanted, there = (int(np.broadcast_to(x, m.shape)[thread]) for x in (index, value, inside))
+        if not there:
+            _no_counter(b, m, team, site)
+        b.world.until(lambda: True)  # others may come first
+        out[thread] = holds(int(b.world.arrays[rank][name][at]), wanted)
+        if out[thread]:
+            b.world.hear(b, int(thread), (rank, name, at))
+    return out
+
+
+def _system(kind: str) -> Callable[..., Any]:
+    """An atomic update at the scope of the system, by one thread after the other."""
+
+    def run(b: Block, m: Any, pointer: Pointer, value: Any) -> Any:
+        rank, name = b.world.place(b.task, pointer.memory)
+        data = b.world.arrays[rank][name]
+        dtype = str(data.dtype)
+        out = np.zeros(m.shape, numerics.compute(dtype))
+        for thread in np.flatnonzero(m):
+            at, given = (np.broadcast_to(x, m.shape)[thread] for x in (pointer.index, value))
+            key = (rank, name, int(at))
+            b.world.until(lambda: True)  # others may come first
+            out[thread] = before = numerics.decode(data[at], dtype)
+            data[at] = numerics.encode(updated(before, given if dtype in numerics.FLOATS else int(given), kind, dtype), dtype)
+            if kind == "store":
+                b.world.clocks.pop(key, None)
+            else:
+                b.world.hear(b, int(thread), key)
+            if kind != "load":
+                b.world.tell(b, int(thread), key)
+        return out
+
+    return run
+
+
+def _barrier(device: bool) -> Callable[..., None]:
+    def run(b: Block, m: Any, team: Any, executors: Any, site: Any) -> None:
+        each = b.world.blocks * _scalar(executors, m)
+        key = ("device",) if device else ("grid", b.task.rank)
+        b.world.meet(b, _one(m, "a barrier"), key, each * (len(b.world.arrays) if device else 1))
+
+    return run
+
+
+def _team_sync(b: Block, m: Any, team: Any, site: Any) -> None:
+    b.world.meet(b, _one(m, "a meeting of ranks"), ("team", b.task.block), len(b.world.arrays))
+
+
+def _range_of_ranks(b: Block, m: Any, first: Any, count: Any, step: Any) -> tuple[int, ...]:
+    start, n, by = (_scalar(x, m) for x in (first, count, step))
+    return _there(b, [start + k * by for k in range(n)])
+
+
+def _list_of_ranks(b: Block, m: Any, *ranks: Any) -> tuple[int, ...]:
+    return _there(b, [rank for x in ranks if (rank := _scalar(x, m)) >= 0])
+
+
+def _there(b: Block, ranks: list[int]) -> tuple[int, ...]:
+    """Those who meet, in the order of the launch's ranks: by it those who expect one another find each other."""
+    if any(not 0 <= rank < len(b.world.arrays) for rank in ranks):
+        raise EmulationError(f"a team of ranks {ranks}, of which some are not there")
+    return tuple(sorted(ranks))
+
+
+def _barrier_among(b: Block, m: Any, team: Any, executors: Any, site: Any, ranks: tuple[int, ...]) -> None:
+    each = b.world.blocks * _scalar(executors, m)
+    b.world.meet(b, _one(m, "a barrier"), ("device", ranks), each * len(ranks))
+
+
+def _team_sync_among(b: Block, m: Any, team: Any, site: Any, ranks: tuple[int, ...]) -> None:
+    b.world.meet(b, _one(m, "a meeting of ranks"), ("team", b.task.block, ranks), len(ranks))
+
+
+def _no_counter(b: Block, m: Any, team: Any, site: Any) -> None:
+    raise EmulationError("an index of a signal lies outside")
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "ts::peer": _peer,
+    "ts::team_sync": _team_sync,
+    "ts::team_sync_among": _team_sync_among,
+    "ts::barrier_among": _barrier_among,
+    "ts::range_of_ranks": _range_of_ranks,
+    "ts::list_of_ranks": _list_of_ranks,
+    "ts::no_counter": _no_counter,
+    "ts::barrier<true>": _barrier(True),
+    "ts::barrier<false>": _barrier(False),
+    **{f"ts::signal_{op}<{scope}>": _signal(op) for op in OPS for scope in ("true", "false")},
+    **{f"ts::system_{kind}": _system(kind) for kind in KINDS},
+    **{f"ts::wait<{scope}>": _wait for scope in ("true", "false")},
+    **{f"ts::test<{scope}>": _test for scope in ("true", "false")},
+}

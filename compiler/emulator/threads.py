@@ -1,0 +1,106 @@
+"""What emulated threads do with one another: named barriers, shuffles, atomic updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tilescale.compiler.emulator import engines
+from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.memory import Block, Pointer, decoded, load
+from tilescale.compiler.ir.scales import WARP
+from tilescale.compiler.ops.shuffle import taken_from
+from tilescale.compiler.sim import numerics
+
+
+def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
+    """Some of the block's threads meet, whole warps of them."""
+    whole_warps(b, m, "a named barrier")
+    count, which = int(np.asarray(threads).ravel()[0]), int(engines.one(m, number))
+    came = b.engines.named.setdefault(which, [])
+    came.append(m.copy())
+
+    def met() -> None:
+        b.clocks.meet(np.flatnonzero(np.logical_or.reduce(came)) + b.first)  # type: ignore[union-attr]
+        came.clear()
+
+    b.engines.turns.meet((b.engines, "named", which), count, int(m.sum()), met)
+
+
+def uniform(b: Block, m: Any, value: Any) -> Any:
+    """A value that the program says is the same in all lanes of a warp."""
+    v = np.broadcast_to(value, m.shape)
+    for w in range(0, b.threads, WARP):
+        here = m[w : w + WARP]
+        if here.any() and not here.all() or len(set(v[w : w + WARP][here])) > 1:
+            raise EmulationError("a value is not the same in all lanes of a warp")
+    return value
+
+
+def vote(b: Block, m: Any, test: Any) -> Any:
+    """Whether one of a warp's lanes says so, all of which must be there."""
+    said, found = np.broadcast_to(test, m.shape) & m, np.zeros(b.threads, bool)
+    for w in whole_warps(b, m, "a vote"):
+        found[w * WARP : (w + 1) * WARP] = said[w * WARP : (w + 1) * WARP].any()
+    return found
+
+
+def shuffle_xor(b: Block, m: Any, value: Any, mask: Any) -> Any:
+    """The instruction names all lanes of the warp, so all that the block has must be there, partners or not."""
+    lanes = np.arange(b.threads)
+    warps = lanes // WARP
+    if not m[np.isin(warps, warps[m])].all():
+        raise EmulationError("a shuffle in part of a warp")
+    there = lanes ^ int(np.asarray(mask).ravel()[0])
+    if there.max() >= b.threads or (there // WARP != warps).any():
+        raise EmulationError("a shuffle with a lane that there is not")
+    return np.broadcast_to(value, m.shape)[there]
+
+
+def lane(kind: str) -> Callable[..., Any]:
+    def run(b: Block, m: Any, value: Any, by: Any, width: Any) -> Any:
+        lanes = np.arange(b.threads)
+        if not m[np.isin(lanes // WARP, lanes[m] // WARP)].all():
+            raise EmulationError("a shuffle in part of a warp")
+        there = taken_from(kind, lanes % WARP, np.broadcast_to(by, m.shape), int(np.asarray(width).ravel()[0]))
+        return np.broadcast_to(value, m.shape)[lanes // WARP * WARP + there]
+
+    return run
+
+
+def whole_warps(b: Block, m: Any, what: str) -> list[int]:
+    warps = m.reshape(-1, WARP) if b.threads % WARP == 0 else np.zeros((0, WARP), bool)
+    if not (warps.all(1) | ~warps.any(1)).all() or not len(warps):
+        raise EmulationError(f"{what} in part of a warp")
+    return [w for w in range(len(warps)) if warps[w].all()]
+
+
+def red_add(count: int, dtype: str) -> Callable[..., None]:
+    def run(b: Block, m: Any, where: Pointer, values: Pointer) -> None:
+        if (where.index[m] % count).any():
+            raise EmulationError(f"{where.memory.name}: {count} elements are added from one on that is no multiple of {count}")
+        added, one = decoded(load(b, m, values.memory, values.index, count), dtype), atomic("add")
+        for k in range(count):
+            one(b, m, Pointer(where.memory, where.index + k), added[:, k])
+
+    return run
+
+
+def atomic(kind: str) -> Callable[..., Any]:
+    from tilescale.compiler.sim.tiles import updated
+
+    def run(b: Block, m: Any, where: Pointer, value: Any) -> Any:
+        mem = where.memory
+        dtype = str(mem.data.dtype)
+        value = np.broadcast_to(value, m.shape)
+        out = np.zeros(m.shape, numerics.compute(dtype))
+        for t in b.draw.permutation(np.flatnonzero(m)):
+            before = numerics.decode(mem.data[where.index[t]], dtype)
+            out[t] = before
+            operand = value[t] if dtype in numerics.FLOATS else int(value[t])
+            mem.data[where.index[t]] = numerics.encode(updated(before, operand, kind, dtype), dtype)
+        return out
+
+    return run

@@ -1,0 +1,415 @@
+"""Scheduled tile IR, with layouts and fences → thread IR for a GPU: one function, run by every thread of every block.
+
+What all threads compute alike (indices, conditions, T.alloc_var) each computes for itself. Tiles in registers are arrays of slots, those
+in shared memory lie in the arena. Accesses that cannot be proven inside are guarded: reads give zero, writes to a tensor are dropped, a
+write outside a tile fails the launch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from tilescale.compiler.gpu.blocks import Blocks
+from tilescale.compiler.gpu.build import all_of
+from tilescale.compiler.gpu.counters import Counters
+from tilescale.compiler.gpu.cprinter import symbol
+from tilescale.compiler.gpu.kernel import Source, ThreadKernel, placed
+from tilescale.compiler.gpu.nests import NestLowering
+from tilescale.compiler.gpu.places import Global, InShared, Private, Registers, widened
+from tilescale.compiler.gpu.ranks import Ranks
+from tilescale.compiler.gpu.scalars import Scalars
+from tilescale.compiler.gpu.tidy import tidied
+from tilescale.compiler.ir import numeric
+from tilescale.compiler.ir.lowerings import lowering
+from tilescale.compiler.ir.nests import Element, nest_of
+from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.scales import SCALES, WIDTHS
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.layout import Fragment
+from tilescale.compiler.layout.loops import element_dtype, in_registers
+from tilescale.compiler.layout.shared import strided
+from tilescale.compiler.ops.shuffle import OF_WARPS
+from tilescale.compiler.passes.residency import waits_for_blocks
+from tilescale.compiler.tvm_compat import ir, tirx
+from tilescale.errors import InternalError, TileSyntaxError, TileValueError
+from tilescale.language.dtypes import BITS
+
+_HUGE = 1 << 40
+NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
+
+
+class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
+    """One kernel on its way to thread IR. A target's own overrides what its instructions do otherwise."""
+
+    def __init__(self, program: Any):
+        super().__init__(program)
+        self._parameters()
+
+    # -- parameters -----------------------------------------------------------------------------------------------
+    def _parameters(self) -> None:
+        symbols = []
+        for k, (name, var) in enumerate(self.program.symbols.items()):
+            made = tirx.Var(name, "int32")
+            self.variables[var] = made if str(var.ty) == "int32" else tirx.Cast(str(var.ty), made)
+            self.analyzer.bind(made, ir.Range(0, (1 << 31) - 1))
+            self.program.multiples.of(made, name)
+            symbols.append((made, Source("symbol", k)))
+        for k, p in enumerate(self.program.params):
+            if hasattr(p.spec, "shape"):
+                self._tensor(k, p)
+            else:
+                var = tirx.Var(p.name, str(p.spec.dtype))
+                self.variables[p.var] = var
+                self.params.append((var, Source("param", k)))
+        self.symbols = symbols
+
+    def _tensor(self, k: int, p: Any) -> None:
+        buf = tirx.decl_buffer((_HUGE,), str(p.spec.dtype), p.name, scope=p.var.ty.storage_scope, layout=None)
+        shape = tuple(self.extent(e) for e in p.var.ty.shape)
+        given = list(p.var.ty.strides)
+        known = all(isinstance(e, int) for e in shape) and not given and prod(shape) < (1 << 31)
+        index = "int32" if known else "int64"
+        if given:
+            strides = tuple(self.extent(s) for s in given)
+        else:
+            strides, step = (), 1
+            for e in reversed(shape):
+                strides = (step, *strides)
+                step = step * e if isinstance(step, int) and isinstance(e, int) else widened(step, index) * widened(e, index)
+        self.places[p.var] = Global(buf, shape, strides, index, p.name)
+        self.params.append((buf, Source("param", k)))
+
+    def extent(self, e: Any) -> Any:
+        """An extent as an int where it is one, else as thread IR."""
+        if isinstance(e, int):
+            return e
+        return int(e.value) if isinstance(e, tirx.IntImm) else self.scalar(e)
+
+    # -- who runs -------------------------------------------------------------------------------------------------
+    def thread(self) -> Any:
+        """The thread's number within its executor."""
+        if self.executor.name == "block":
+            return self.block_thread()
+        return tirx.IntImm("int32", 0) if self.executor.threads == 1 else self.tid % self.executor.threads
+
+    def refused(self, what: str, missing: str) -> TileSyntaxError:
+        """The refusal of what the target does not do."""
+        text = f"{what} is not there on the {self.target.name} target: it needs {missing}"
+        return TileSyntaxError(text, loc=self.here, hint='target="cpu"')
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+    def _s_AllocBuffer(self, s: Any) -> Any:
+        """Gives an allocation its place."""
+        b, dtype = s.buffer, element_dtype(s.buffer)
+        shape = tuple(int(e) for e in b.ty.shape)
+        if b.ty.storage_scope.startswith("shared"):
+            layout = self.layouts[b]
+            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[b][0], s.span)
+            self.head.append(declared)
+            self.places[b] = InShared(tile, layout, shape, self._executors_own(layout), b.name)
+            if b.ty.storage_scope == "shared.signal":
+                self.zeroed.append((tile, self.program.arena[b][1] // 8))
+            return NOTHING
+        if self.loop is not None or b not in self.layouts:
+            buf = tirx.decl_buffer((prod(shape),), dtype, b.name, scope="local", layout=None)
+            self.places[b] = Private(buf, shape, b.name)
+            return tirx.AllocBuffer(buf, {}, s.span)
+        layout = self.layouts[b]
+        buf = tirx.decl_buffer((layout.slots,), dtype, b.name, scope="local", layout=None)
+        self.places[b] = Registers(buf, layout, shape, b.name)
+        return tirx.AllocBuffer(buf, {}, s.span)
+
+    def _executors_own(self, layout: Any) -> Any:
+        """Elements in front of this executor's own copy of a tile."""
+        if self.executor.count == 1:
+            return None
+        align = max(16, layout.alignment)
+        each = -(-layout.bytes // align) * align * 8 // layout.bits
+        flat, width = tirx.IntImm("int32", 0), self.threads
+        for scale, n in self.executor.outer:
+            index = self.tid if width == self.threads else self.tid % width
+            flat = flat * n + index // WIDTHS[scale]
+            width = WIDTHS[scale]
+        return flat * each
+
+    def _s_DeclBuffer(self, s: Any) -> Any:
+        """T.view: the same memory under another shape or dtype."""
+        held = self.places[s.data.args[0]]
+        b, dtype = s.buffer, element_dtype(s.buffer)
+        shape = tuple(int(e) for e in b.ty.shape)
+        if isinstance(held, InShared):
+            if held.layout.swizzle:
+                raise InternalError(f"a view of {held.name}, which is swizzled", loc=self.here)
+            layout = strided(shape, BITS[dtype])
+            root = next(v for v in self.program.arena if self.places.get(v) is held or self.places.get(v, held).buf is held.buf)
+            tile, declared = placed(self.arena, b.name, dtype, layout.bytes * 8 // layout.bits, self.program.arena[root][0], s.span)
+            self.head.append(declared)
+            own = None if held.base is None else held.base * held.layout.bits // layout.bits
+            self.places[b] = InShared(tile, layout, shape, own, b.name)
+            return NOTHING
+        if isinstance(held, Global) and element_dtype(held.buf) == dtype:
+            strides = tuple(prod(shape[k + 1 :]) for k in range(len(shape)))
+            self.places[b] = Global(held.buf, shape, strides, held.index, b.name)
+            return NOTHING
+        if isinstance(held, Registers) and isinstance(self.layouts.get(b), Fragment):
+            layout = self.layouts[b]
+            data = tirx.reinterpret(ir.PointerType(ir.PrimType(dtype), "local"), tirx.buffer_data(held.buf))
+            made = tirx.decl_buffer((layout.slots,), dtype, name=b.name, data=data)
+            self.places[b] = Registers(made, layout, shape, b.name)
+            return tirx.DeclBuffer(made, s.span, data=data)
+        raise self.refused(f"T.view of {held.name}", "views of a tensor under another dtype")
+
+    # -- accesses -------------------------------------------------------------------------------------------------
+    def access(self, buffer: Any, indices: Any, node: Any, writes: bool) -> tuple[Any, Any, list[Any], Any]:
+        """``(flat buffer, index, tests, place)`` of an element; it may be touched where the tests hold."""
+        place = self.place_of(buffer, writes)
+        if isinstance(place, Registers):
+            return place.buf, self.slot(place, buffer, indices, writes), [], place
+        at = [self.scalar(i) for i in indices]
+        tests: list[Any] = []
+        for axis, (i, size) in enumerate(zip(at, place.shape, strict=True)):
+            known = int(i.value) if isinstance(i, tirx.IntImm) else None
+            if known is not None and isinstance(size, int) and not 0 <= known < size:
+                raise TileValueError(
+                    f"index {known} lies outside axis {axis} of {place.name}, whose extent is {size}",
+                    loc=loc_of(getattr(node, "span", None)) or self.here,
+                    expected=f"0 ≤ index < {size}",
+                )
+            high = size if not isinstance(size, int) else tirx.IntImm(str(i.ty), size)
+            for test in (i >= tirx.IntImm(str(i.ty), 0), i < high):
+                if not self.proven(test):
+                    tests.append(test)
+        return place.buf, self.analyzer.simplify(place.flat(at)), tests, place
+
+    def proven(self, test: Any) -> bool:
+        return bool(test) if isinstance(test, bool) else bool(self.analyzer.can_prove(test))
+
+    def load(self, e: Any) -> Any:
+        """A load, zero where it lies outside."""
+        if (moved := self.in_vector(e)) is not None:
+            return moved
+        buf, flat, tests, _ = self.access(e.source, e.indices, e, False)
+        value = tirx.BufferLoad(buf, [flat])
+        return value if not tests else tirx.if_then_else(all_of(tests), value, tirx.const(0, str(value.ty)))
+
+    def _s_BufferStore(self, s: Any) -> Any:
+        """A store, dropped outside a tensor; memory that threads share is written by one of those that hold the iteration."""
+        if (moved := self.in_vector(s)) is not None:
+            return tirx.BufferStore(moved.source, self.scalar(s.value), list(moved.indices), s.span)
+        buf, flat, tests, place = self.access(s.buffer, s.indices, s, True)
+        done: Any = tirx.BufferStore(buf, self.scalar(s.value), [flat], s.span)
+        if tests and not isinstance(place, Global):
+            return self.once(tirx.IfThenElse(all_of(tests), done, self.fail("bounds", s, f"an index of {place.name} lies outside")))
+        done = tirx.IfThenElse(all_of(tests), done, None) if tests else done
+        return done if isinstance(place, (Registers, Private)) else self.once(done)
+
+    def once(self, s: Any) -> Any:
+        """A statement with effects that others see: done by one of the threads that run it."""
+        test = self.holder()
+        return s if test is None else tirx.IfThenElse(test, s, None)
+
+    # -- instructions ---------------------------------------------------------------------------------------------
+    def sync(self, scope: str, why: str, proxy: bool = False) -> Any:
+        """The threads of an executor meet. ``proxy``: each makes its own writes of shared memory visible to the asynchronous proxy first;
+        whoever starts an engine behind the meeting then comes after all of them (PTX ISA, "Memory Consistency Model", "Proxies")."""
+        ahead = self.before_meeting(proxy)
+        if self.executor.threads == 1:
+            return sequence(ahead)
+        made = self.meeting(scope)
+        return sequence([*ahead, tirx.Evaluate(ir.Call(made.op, list(made.args), attrs={"comment": why}, ret_ty=made.ty))])
+
+    def meeting(self, scope: str) -> Any:
+        """The call by which threads meet."""
+        if scope not in ("block", "warp"):
+            raise self.refused(f"a meeting of a {scope}", "barriers of part of a block")
+        return tirx.call_extern("void", "__syncthreads" if scope == "block" else "__syncwarp")
+
+    def numbered_meeting(self, number: int, count: int) -> Any:
+        """Threads of the block meet at one of its barriers."""
+        if number == OF_WARPS or number == 0 and count == self.threads:
+            return tirx.Evaluate(self.meeting("warp" if number == OF_WARPS else "block"))
+        return self.named_meeting(number, count)
+
+    def named_meeting(self, number: int, count: int) -> Any:
+        """A meeting of some of its threads."""
+        raise self.refused(f"T.sync_threads of {count} threads of {self.threads}", "barriers of part of a block")
+
+    def fail(self, kind: str, node: Any, text: str) -> Any:
+        """Fails the launch; the site says where."""
+        loc = loc_of(getattr(node, "span", None)) or self.here
+        entry = f"{kind}||{loc.file if loc else ''}|{loc.line if loc else 0}|{text}".replace("\n", " ")
+        if entry not in self.sites:
+            self.sites.append(entry)
+        site = tirx.IntImm("int32", self.sites.index(entry))
+        return tirx.Evaluate(tirx.call_extern("void", "ts::fail", site, self.record()))
+
+    def record(self) -> Any:
+        """Where a launch says how it failed, and finds how long a wait may take."""
+        if self.failure is None:
+            self.failure = tirx.decl_buffer((3,), "int64", "failure", scope="global", layout=None)
+        return tirx.buffer_data(self.failure)
+
+    # -- who runs, where threads of a block have code of their own (NVIDIA's warpgroups: cuda/apart.py) --------------
+    def block_thread(self) -> Any:
+        """The thread's number in the block."""
+        return self.tid
+
+    def turned(self, turn: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, threads are counted from the one at which fragments begin that are turned so far."""
+        return contextlib.nullcontext()
+
+    def own(self, test: Any) -> bool | None:
+        """Whether a test on threads holds for all that run this code; None where it does not say."""
+        return None
+
+    def has(self, tile: Any) -> bool:
+        """Whether those have a part of a tile."""
+        return True
+
+    def skips(self, held: Fragment, shape: Any, thread: Any) -> bool:
+        """Whether those have nothing but padding of a fragment."""
+        return False
+
+    def did(self, accesses: Sequence[Any], made: Any) -> None:
+        """A statement, with its accesses, stands behind what was made so far."""
+
+    def before_meeting(self, proxy: bool) -> list[Any]:
+        """What stands in front of a meeting."""
+        return []
+
+    # -- statements -----------------------------------------------------------------------------------------------
+    def stmt(self, s: Any) -> Any:
+        """A statement of tile IR as thread IR."""
+        method = getattr(self, "_s_" + type(s).__name__, None)
+        if method is None:
+            raise InternalError(f"no lowering for the statement {type(s).__name__}", loc=loc_of(s.span))
+        self.here = loc_of(s.span) or self.here
+        if self.loop is None and (nest := nest_of(s)) is not None:
+            return self.remote_copy(s.value, nest) if _is_remote(s) else self.nest(nest)
+        return method(s)
+
+    def _s_SeqStmt(self, s: Any) -> Any:
+        return sequence([self.stmt(x) for x in s.seq])
+
+    def _s_Evaluate(self, s: Any) -> Any:
+        op = find(s.value)
+        if op is None:
+            return tirx.Evaluate(self.scalar(s.value), s.span) if isinstance(s.value, ir.Call) else NOTHING
+        made = lowering(s.value, self.program.target).lower(s.value, self)
+        mine = [a for a in op.effects(s.value) if a.proxy != "async" and not in_registers(a.region.source)]
+        self.did([Element(a.region.source, (), a.mode, False, None) for a in mine], made)
+        return made
+
+    def _s_Bind(self, s: Any) -> Any:
+        value = self.scalar(s.value)
+        var = tirx.Var(s.var.name, str(value.ty))
+        self.variables[s.var] = var
+        self.learn(var, value)
+        if "int" in str(value.ty) and None not in numeric.variables(s.value):
+            self.definitions[s.var] = s.value
+        return tirx.Bind(var, value, s.span)
+
+    def learn(self, var: Any, value: Any) -> None:
+        """Tells the analyzer what a binding is, where proofs may put the value for the name."""
+        if "int" in str(value.ty) and None not in numeric.variables(value):
+            self.bound(var, value)
+
+    def _s_IfThenElse(self, s: Any) -> Any:
+        test = self.scalar(s.condition)
+        with self.analyzer.constraint_scope(test):
+            then = self.stmt(s.then_case)
+        other = None
+        if s.else_case is not None:
+            with self.analyzer.constraint_scope(tirx.Not(test)):
+                other = self.stmt(s.else_case)
+        return tirx.IfThenElse(test, then, other, s.span)
+
+    def _s_While(self, s: Any) -> Any:
+        return tirx.While(self.scalar(s.condition), self.stmt(s.body), s.span)
+
+    def _s_For(self, s: Any) -> Any:
+        extent = self.extent(s.extent)
+        var = tirx.Var(s.loop_var.name, str(s.loop_var.ty))
+        self.variables[s.loop_var] = var
+        self.bind_range(var, extent)
+        unroll = str((s.annotations or {}).get("ts.kind", "")) == "unroll" and isinstance(extent, int)
+        kind = tirx.ForKind.UNROLLED if unroll else tirx.ForKind.SERIAL
+        # a producer has few registers, and waits most of the time
+        notes = {"unroll": 1} if self.role == "producer" and kind == tirx.ForKind.SERIAL else {}
+        if "ts.unroll" in (s.annotations or {}):
+            notes = {"unroll": int(s.annotations["ts.unroll"])}
+        zero, count = tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty))
+        return tirx.For(var, zero, count, kind, self.stmt(s.body), annotations=notes, span=s.span)
+
+    def bind_range(self, var: Any, extent: Any) -> None:
+        dt = str(var.ty)
+        self.analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(dt, 0), widened(extent, dt)))
+
+    def _s_AttrStmt(self, s: Any) -> Any:
+        if s.attr_key == "thread_extent":
+            var = self.block["xyz".index(s.node.thread_tag[-1])]
+            self.variables[s.node.var] = var
+            self.bind_range(var, self.extent(s.value))
+            return self.stmt(s.body)
+        if s.attr_key == "ts.scale":
+            name = SCALES[int(s.value.value)]
+            outer, self.executor = self.executor, self.executor.within(name)
+            done = self.stmt(s.body)
+            self.executor = outer
+            return done
+        return self.stmt(s.body)
+
+    # -- the whole ------------------------------------------------------------------------------------------------
+    def around(self) -> tuple[list[Any], list[Any]]:
+        """What a block does before and behind all else: counters are zero."""
+        begins = self.zeroing()
+        return ([*begins, tirx.Evaluate(self.meeting("block"))] if begins else []), []
+
+    def own_params(self, body: Any) -> list[tuple[Any, Source]]:
+        """The parameters for the kernel's own."""
+        return self.params
+
+    def run(self) -> ThreadKernel:
+        """The kernel's function and what its launcher must know."""
+        order = self.panels()
+        body = self.stmt(self.program.func.body)
+        begins, ends = self.around()
+        body = sequence([*begins, body, *ends])
+        smem = [tirx.AllocBuffer(self.arena)] if self.program.arena_bytes else []
+        whole = tidied(sequence([*order, *smem, *self.head, body]))
+        launch = self.program.launch
+        grid = [*(self.extent(e) for e in launch.grid), 1, 1][:3]
+        for axis in reversed(range(3)):
+            whole = _thread_extent(self.raw[axis], f"blockIdx.{'xyz'[axis]}", grid[axis], whole)
+        threads = self.threads + self.extra
+        whole = _thread_extent(self.tid, "threadIdx.x", threads, whole)
+        written = {k for k, p in enumerate(self.program.params) if p.var in self.written}
+        params = self.own_params(whole) + self.symbols + self.ranked
+        params += [] if self.failure is None else [(self.failure, Source("failure"))]
+        func = tirx.PrimFunc([v for v, _ in params], whole)
+        return ThreadKernel(
+            func, symbol(self.program.name), tuple([*launch.grid, 1, 1][:3]), threads, tuple(s for _, s in params), frozenset(written),
+            self.program.arena_bytes, cooperative=bool(waits_for_blocks(self.program.func.body)), sites=tuple(self.sites),
+            device=self.device, ordered=launch.ordered,
+            widths=self.widths, team=self.device or bool(self.ranked) or any(zeroed(p) for p in self.program.params),
+        )  # fmt: skip
+
+
+def zeroed(p: Any) -> bool:
+    """Whether a parameter is a T.Signal whose counters are zero when a launch begins."""
+    return getattr(p.spec, "kind", "") == "signal" and not p.spec.keep
+
+
+def _is_remote(s: Any) -> bool:
+    call = s.value if isinstance(s, tirx.Evaluate) else None
+    return isinstance(call, ir.Call) and call.op.name == "ts.remote_copy"
+
+
+def _thread_extent(var: Any, tag: str, extent: Any, body: Any) -> Any:
+    extent = widened(extent, "int32")
+    iv = tirx.IterVar(ir.Range.from_min_extent(0, extent), var, tirx.IterVar.ThreadIndex, tag)
+    return tirx.AttrStmt(iv, "thread_extent", extent, body)

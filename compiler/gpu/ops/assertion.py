@@ -1,0 +1,14 @@
+"""How the operations of compiler/ops/assertion.py are done on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.tvm_compat import tirx
+
+
+@lowers("gpu", "assert")
+def lower_assert(call: Any, cx: Any) -> Any:
+    failed = cx.fail("assert", call, str(call.args[1].value))
+    return tirx.IfThenElse(tirx.Not(cx.scalar(call.args[0])), failed, None)

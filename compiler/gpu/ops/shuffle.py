@@ -1,0 +1,22 @@
+"""How the operations of compiler/ops/shuffle.py are done on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.tvm_compat import tirx
+
+
+@lowers("gpu", "shuffle")
+def lower_shuffle(call: Any, cx: Any) -> Any:
+    dst, value, by = call.args
+    buf, flat, _, _ = cx.access(dst.source, [r.min for r in dst.region], call, True)
+    width = tirx.IntImm("int32", int(call.attrs["width"]))
+    made = tirx.call_extern(str(buf.ty.dtype), f"ts::lane_{call.attrs['kind']}", cx.scalar(value), cx.scalar(by), width)
+    return tirx.BufferStore(buf, made, [flat], call.span)
+
+
+@lowers("gpu", "sync_threads")
+def lower_sync_threads(call: Any, cx: Any) -> Any:
+    return cx.numbered_meeting(int(call.attrs["barrier"]), int(call.attrs["count"]))

@@ -1,0 +1,168 @@
+"""What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings (include/ts/team.cuh).
+
+One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal) or behind it (wait): those
+meetings are statements of their own (passes/fences.py). Symmetric memory is read and written by plain loads and stores, never by TMA or
+through the non-coherent cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.gpu.build import all_of, cast
+from tilescale.compiler.gpu.build import call as do
+from tilescale.compiler.gpu.kernel import Source
+from tilescale.compiler.gpu.places import Global, widened
+from tilescale.compiler.gpu.state import State
+from tilescale.compiler.ir.operations import VOID
+from tilescale.compiler.ir.signals import COMPARISONS
+from tilescale.compiler.ir.source import loc_of
+from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.layout.loops import element_dtype
+from tilescale.compiler.ops.team import team_of_call
+from tilescale.compiler.tvm_compat import ir, tirx
+
+#: scales whose signals and waits are seen by this GPU alone; those of others by the whole system
+_SCOPES = {"grid": "false", "device": "true"}
+
+
+class Ranks(State):
+    """Mixed into the lowering."""
+
+    # -- what the launcher says ---------------------------------------------------------------------------------------
+    def of_launch(self, kind: str) -> Any:
+        """The parameter that holds the team, the own rank in it, or how many ranks it has."""
+        for var, source in self.ranked:
+            if source.kind == kind:
+                return var
+        name, dtype = {"team": ("team", "handle"), "rank": ("my_rank", "int32"), "world": ("ranks", "int32")}[kind]
+        var = tirx.Var(name, dtype)
+        self.ranked.append((var, Source(kind)))
+        return var
+
+    def site(self, kind: str, name: str, node: Any, text: str = "") -> Any:
+        """The number of an entry of the table that tells the runtime what and where an operation is."""
+        loc = loc_of(getattr(node, "span", None))
+        file, line = (loc.file, loc.line) if loc else ("", 0)
+        entry = f"{kind}|{name}|{file}|{line}|{text.replace('|', '¦')}"
+        if entry not in self.sites:
+            self.sites.append(entry)
+        return tirx.IntImm("int32", self.sites.index(entry))
+
+    # -- copies -------------------------------------------------------------------------------------------------------
+    def place_of(self, buffer: Any, writes: bool) -> Any:
+        """Where an access goes: the own memory, or in a remote copy the other rank's."""
+        if self.remote is not None and buffer.same_as(self.remote[0]) and writes == self.remote[1]:
+            return self.remote[2]
+        return self.places[buffer]
+
+    def remote_copy(self, call: Any, nest: Any) -> Any:
+        """A nest one side of which is another rank's memory. Every thread awaits that rank's entry for itself (``ts::peer``)."""
+        if str(call.attrs["reach"]) == "cta_cluster":
+            return self.cluster_copy(call, nest)
+        side = str(call.attrs["side"])
+        param = call.args[1 if side == "dst" else 0].source
+        own = self.places[param]
+        tile = tirx.decl_buffer(own.buf.ty.shape, str(own.buf.ty.dtype), f"{own.name}_there", scope="global.symm", layout=None)
+        site = self.site("copy", own.name, call, "pull" if side == "src" else "")
+        there = self._peer(tirx.buffer_data(own.buf), call.args[2], site)
+        data = tirx.reinterpret(ir.PointerType(ir.PrimType(str(own.buf.ty.dtype)), "global.symm"), there)
+        self.remote = (param, side == "dst", Global(tile, own.shape, own.strides, own.index, own.name))
+        body = self.nest(nest)
+        self.remote = None
+        return sequence([tirx.DeclBuffer(tile, call.span, data=data), body])
+
+    def _peer(self, address: Any, rank: Any, site: Any) -> Any:
+        self.device = True
+        return tirx.call_extern("handle", "ts::peer", self.of_launch("team"), address, widened(self.scalar(rank), "int32"), site)
+
+    # -- signals ------------------------------------------------------------------------------------------------------
+    def signal(self, call: Any) -> Any:
+        """``T.signal`` at the scale of the grid or of the ranks."""
+        region, reach = call.args[0], str(call.attrs["reach"])
+        site = self.site("signal", region.source.name, call)
+        buf, index, tests = self._counter(region, call)
+        at = tirx.address_of(tirx.BufferLoad(buf, [index]))
+        if len(call.args) > 2:
+            at = self._peer(at, call.args[2], site)
+        done = do(f"signal_{call.attrs['op']}<{_SCOPES[reach]}>", at, self._long(call.args[1]), span=call.span)
+        return self._checked(done, tests, site)
+
+    def wait(self, call: Any) -> Any:
+        """``T.wait`` there."""
+        region, reach = call.args[0], str(call.attrs["reach"])
+        site = self.site("wait", region.source.name, call)
+        buf, index, tests = self._counter(region, call)
+        compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
+        where = (tirx.buffer_data(buf), widened(index, "int64"))
+        value = self._long(call.args[1])
+        done = do(f"wait<{_SCOPES[reach]}>", self.of_launch("team"), *where, value, compare, site, span=call.span)
+        return self._checked(done, tests, site)
+
+    def test(self, call: Any) -> Any:
+        """``T.test`` there, as a value."""
+        region, reach = call.args[0], str(call.attrs["reach"])
+        site = self.site("wait", region.source.name, call)
+        buf, index, tests = self._counter(region, call)
+        compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
+        inside = all_of(tests) if tests else tirx.IntImm("bool", 1)
+        where = (tirx.buffer_data(buf), widened(index, "int64"), inside, self._long(call.args[1]), compare, site)
+        return tirx.call_extern("int32", f"ts::test<{_SCOPES[reach]}>", self.of_launch("team"), *where)
+
+    # -- atomic updates -----------------------------------------------------------------------------------------------
+    def remote_atomic(self, call: Any) -> Any:
+        """An update of a rank's memory at the scope of the system: a statement, or the value before it. The executor's threads have met in
+        front of it and meet behind it (`TileOp.order`), so its release and acquire are those of all of them."""
+        region, value, peer = call.args
+        site = self.site("atomic", region.source.name, call)
+        buf, index, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
+        dtype = element_dtype(buf)
+        operand = cast(self.scalar(value), dtype)
+        at = self._peer(tirx.address_of(tirx.BufferLoad(buf, [index])), peer, site)
+        done = tirx.call_extern(dtype, f"ts::system_{call.attrs['kind']}", at, operand)
+        if str(call.ty) != str(VOID):
+            return done if not tests else tirx.if_then_else(all_of(tests), done, tirx.const(0, dtype))
+        made = tirx.Evaluate(done, call.span)
+        return self.once(made if not tests else tirx.IfThenElse(all_of(tests), made, None))
+
+    def _counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
+        buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
+        return buf, flat, tests
+
+    def _checked(self, done: Any, tests: list[Any], site: Any) -> Any:
+        if tests:
+            done = tirx.IfThenElse(all_of(tests), done, do("no_counter", self.of_launch("team"), site))
+        return self.once(done)
+
+    def _long(self, value: Any) -> Any:
+        return widened(self.scalar(value), "int64")
+
+    # -- meetings -----------------------------------------------------------------------------------------------------
+    def barrier(self, call: Any) -> Any:
+        """``T.barrier`` of all blocks of this rank, or of all ranks."""
+        reach = str(call.attrs["reach"])
+        self.device = self.device or reach == "device"
+        executors = tirx.IntImm("int32", self.executor.count)
+        site = self.site("barrier", reach, call)
+        if (among := self._among(call)) is not None:
+            return self.once(do("barrier_among", self.of_launch("team"), executors, site, among, span=call.span))
+        return self.once(do(f"barrier<{_SCOPES[reach]}>", self.of_launch("team"), executors, site, span=call.span))
+
+    def team_sync(self, call: Any) -> Any:
+        """The same block of every rank."""
+        if self.executor.name != "block":
+            raise self.refused(f"a collective of ranks inside T.Scale({self.executor.name!r})", "one meeting a block")
+        self.device = True
+        site = self.site("collective", "", call)
+        if (among := self._among(call)) is not None:
+            return self.once(do("team_sync_among", self.of_launch("team"), site, among, span=call.span))
+        return self.once(do("team_sync", self.of_launch("team"), site, span=call.span))
+
+    def _among(self, call: Any) -> Any:
+        """The members of the team inside the kernel that meets in ``call``; None where it is everyone."""
+        among, _ = team_of_call(call)
+        if among is None:
+            return None
+        # a list's count is of no use there: ranks behind it are -1
+        terms = among.operands() if among.form == "range" else among.operands()[1:]
+        return tirx.call_extern("handle", f"ts::{among.form}_of_ranks", *(widened(self.scalar(t), "int32") for t in terms))

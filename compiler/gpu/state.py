@@ -1,0 +1,97 @@
+"""What the parts of the lowering share: a kernel's state, and by name what each part asks of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.gpu.kernel import Source, arena
+from tilescale.compiler.ir.buffers import written_buffers
+from tilescale.compiler.ir.scales import Executor
+from tilescale.compiler.layout.match import Loop
+from tilescale.compiler.passes.fences import published
+from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
+from tilescale.errors import Loc
+
+
+class State:
+    """A kernel on its way to thread IR."""
+
+    scalar: Any
+    load: Any
+    nest: Any
+    stmt: Any
+    thread: Any
+    turned: Any
+    own: Any
+    did: Any
+    extent: Any
+    bind_range: Any
+    access: Any
+    once: Any
+    proven: Any
+    refused: Any
+    fail: Any
+    record: Any
+    scale_value: Any
+    of_launch: Any
+    cluster_copy: Any
+
+    def __init__(self, program: Any):
+        self.program, self.target = program, program.target
+        self.analyzer = sym.Analyzer()
+        self.variables: dict[Any, Any] = {}
+        self.places: dict[Any, Any] = {}
+        self.layouts: dict[Any, Any] = program.layouts
+        self.params: list[tuple[Any, Source]] = []
+        self.head: list[Any] = []
+        #: counters in shared memory, with how many words they have for all executors
+        self.zeroed: list[tuple[Any, int]] = []
+        #: names of the program that stand for integer expressions
+        self.definitions: dict[Any, Any] = {}
+        self.written = written_buffers(program)
+        #: the variables that count rounds of rings
+        self.rounds = rounds_of(program)
+        self.sites: list[str] = []
+        self.demanded: set[Any] | None = None  # collectives whose demands the launcher looks at (ops/participants.py)
+        self.here: Loc | None = None
+        self.threads = program.launch.threads
+        self.executor = Executor("block", self.threads)
+        self.tid = tirx.Var("tid", "int32")
+        self.analyzer.bind(self.tid, ir.Range.from_min_extent(0, self.threads))
+        self.block = [tirx.Var(n, "int32") for n in ("bx", "by", "bz")]
+        self.raw = self.block
+        #: blocks can tell each other something through tensors: atomic updates carry what was written before them
+        self.publishes = bool(published(program))
+        self.arena = arena(max(1, program.arena_bytes))
+        #: who runs a statement where a block has a producer: "producer" or "consumer"; None where all threads are alike
+        self.role: str | None = None
+        #: where a failing thread says who it is; None where none can fail
+        self.failure: Any = None
+        #: threads beside the block's own
+        self.extra = 0
+        #: the loop that is being lowered, its counters (variables, or ints where rounds are laid out), and the number of the round then
+        self.loop: Loop | None = None
+        self.counters: list[Any] = []
+        self.round: int | None = None
+        #: accesses that move as parts of vectors, each with the register that stands for it
+        self.moved: list[tuple[Any, Any]] = []
+        #: nests (by their node) that move neighbours of a tensor as vectors → the bytes of one
+        self.widths: dict[Any, int] = {}
+        #: parameters that the launcher adds where the code uses them
+        self.ranked: list[tuple[Any, Source]] = []
+        #: the tensor whose remote twin a nest touches, whether it writes it there, and where that lies
+        self.remote: tuple[Any, bool, Any] | None = None
+        #: whether other ranks are reached
+        self.device = False
+
+
+def rounds_of(program: Any) -> set[Any]:
+    """The variables that count the rounds of a program's rings."""
+    found: set[Any] = set()
+
+    def look(c: Any) -> None:
+        if c.op.name in ("ts.ring_commit", "ts.ring_wait") and isinstance(c.args[0], ir.TensorLoad):
+            found.add(c.args[0].source)
+
+    structural_walk(program.func.body, (ir.Call, look))
+    return found
