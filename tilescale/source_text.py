@@ -5,7 +5,8 @@ function of it is decorated (`keep`), and a text counts only where it fits: what
 function has, with its lines and columns (`find`). A helper that nobody decorated is read when it is first reached, under the same rule.
 
 Bytecode has forgotten one thing, the annotations of local names, with which an eager kernel declares its tensors. Where there are any the
-text must also have been read while its module ran, or lie in a file that nobody touched since the module was compiled.
+text must also lie in a file that nobody touched since the module was compiled, or have been read while its module ran with nothing that
+tells of an edit: neither the file's times against those of the process and of the module's .pyc, nor what that was made from.
 
 A leaf that imports nothing of ours, so that `errors` may show the lines that were imported and not those that a file has now.
 """
@@ -26,8 +27,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-#: What is older has not changed since a module that imports us was compiled.
-_BEGAN = time.time()
+
+def _process_began() -> float:
+    """When this process began, before it compiled anything; now where the system does not tell (proc(5), "starttime")."""
+    try:
+        with open("/proc/self/stat", "rb") as f:
+            ticks = int(f.read().rpartition(b")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time()
+    return time.time() - max(age, 0) if ticks else time.time()
+
+
+#: What is older has not changed since any module of this process was compiled.
+_BEGAN = _process_began()
+#: Seconds by which a file's times may be ahead of ours: clocks of file systems are coarse, those of file servers are others.
+_SLACK = 0.5
 #: What `from __future__ import …` in a module leaves in its functions' flags.
 _FUTURES = sum({getattr(futures, name).compiler_flag for name in futures.all_feature_names} - {futures.nested_scopes.compiler_flag})
 #: Loaders that compile a module's text as it stands. pytest's, for one, does not: it rewrites assertions.
@@ -39,15 +54,17 @@ _TREES = 256
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
+#: of a file: time of change, modification time (both in nanoseconds), size
+_Stamp = tuple[int, int, int]
 
 
 @dataclass(eq=False)
 class _Text:
-    """One state of a file. ``stamp``: (time of change, modification time, size) of the file that it was read from, None where there
-    is no file; ``running``: read while its module was being executed."""
+    """One state of a file. ``stamp``: of the file that it was read from, None where there is no file; ``running``: read while its module
+    was being executed, with nothing that tells of an edit before."""
 
     lines: list[str]
-    stamp: tuple[int, int, int] | None = None
+    stamp: _Stamp | None = None
     running: bool = False
 
     @functools.cached_property
@@ -86,8 +103,9 @@ def keep(func: types.FunctionType) -> None:
     if id(code) in _found:
         return
     texts = _texts.setdefault(code.co_filename, [])
-    running = _is_running(func.__globals__)
     stamp = _stamp(code.co_filename)
+    frame = _running(func.__globals__)
+    running = frame is not None and not _edited(stamp, func.__globals__, frame)
     if texts and stamp is not None and texts[-1].stamp == stamp:
         texts[-1].running |= running
         return
@@ -155,7 +173,7 @@ def line(file: str, number: int) -> str:
 # ---- reading
 
 
-def _stamp(file: str) -> tuple[int, int, int] | None:
+def _stamp(file: str) -> _Stamp | None:
     try:
         s = os.stat(file)
     except (OSError, ValueError):
@@ -294,31 +312,62 @@ def _declares(node: ast.AST) -> bool:
 # ---- what the bytecode cannot tell
 
 
-def _is_running(scope: dict[str, Any]) -> bool:
-    """Whether the body of the module, or the cell, with these globals is being executed: its text was read just now."""
+def _running(scope: dict[str, Any]) -> types.FrameType | None:
+    """The frame of the module, or the cell, with these globals where its body is being executed: its text was read just now."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_globals is scope and frame.f_code.co_name == "<module>":
-            return True
+            return frame
         frame = frame.f_back
-    return False
+    return None
 
 
-def _untouched(stamp: tuple[int, int, int] | None, scope: dict[str, Any]) -> bool:
-    """Whether a file is as it was when its module was compiled: older than this process's first look at the language, or what the
-    module's .pyc was made from. What is no file (a cell, a zip archive) is not edited in place."""
-    if stamp is None:
+def _edited(stamp: _Stamp | None, scope: dict[str, Any], frame: types.FrameType) -> bool:
+    """Whether a file was edited since its module, whose body runs in ``frame``, was compiled. Of a module without a .pyc nothing tells, but
+    of the program's own file, which was compiled when the process began."""
+    if stamp is None or stamp[0] / 1e9 < _BEGAN:
+        return False
+    if frame.f_back is None:
+        return max(stamp[:2]) / 1e9 > _BEGAN + _SLACK
+    name = getattr(scope.get("__spec__"), "name", "")
+    if vars(sys.modules.get(name, types)) is not scope or _has_own_loader(scope) or (kept := _compiled(scope)) is None:
+        return False
+    source, made = kept
+    if source == _as_kept(stamp):
+        return _later(stamp, made)
+    renewed = not sys.dont_write_bytecode and os.access(os.path.dirname(scope["__cached__"]), os.W_OK)
+    return renewed or made / 1e9 > _BEGAN  # else a .pyc of long ago, which nobody could replace
+
+
+def _untouched(stamp: _Stamp | None, scope: dict[str, Any]) -> bool:
+    """Whether a file is as it was when its module was compiled: older than this process, or what the module's .pyc was made from. What is
+    no file (a cell, a zip archive) is not edited in place."""
+    if stamp is None or max(stamp[:2]) / 1e9 < _BEGAN:
         return True
-    changed, modified, size = stamp
-    if max(changed, modified) / 1e9 < _BEGAN:
-        return True
+    kept = _compiled(scope)
+    return kept is not None and kept[0] == _as_kept(stamp) and not _later(stamp, kept[1])
+
+
+def _later(stamp: _Stamp, made: int) -> bool:
+    """Whether a file was written behind its .pyc, within the second to which that keeps its time. One of the future tells nothing."""
+    return made < stamp[1] <= time.time_ns()
+
+
+def _compiled(scope: dict[str, Any]) -> tuple[tuple[int, int], int] | None:
+    """What a module's .pyc was made from, its modification time and size as they are kept there, and when (importlib, "PEP 552")."""
     try:
         with open(scope.get("__cached__") or importlib.util.cache_from_source(scope["__file__"]), "rb") as f:
-            head = f.read(16)
+            head, made = f.read(16), os.fstat(f.fileno()).st_mtime_ns
     except (OSError, KeyError, NotImplementedError, TypeError):
-        return False
-    kept = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
-    return head[:4] == importlib.util.MAGIC_NUMBER and head[4:8] == bytes(4) and kept == (modified // 10**9 & 0xFFFFFFFF, size & 0xFFFFFFFF)
+        return None
+    if head[:4] != importlib.util.MAGIC_NUMBER or head[4:8] != bytes(4):
+        return None
+    return (int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")), made
+
+
+def _as_kept(stamp: _Stamp) -> tuple[int, int]:
+    """The modification time and size of a file as a .pyc has them: to the second, in 32 bits each."""
+    return stamp[1] // 10**9 & 0xFFFFFFFF, stamp[2] & 0xFFFFFFFF
 
 
 def _has_own_loader(scope: dict[str, Any]) -> bool:

@@ -39,7 +39,7 @@ def to_expr(value: Any, what: str = "value") -> Any:
         return value.item()
     if isinstance(value, (Buffer, Region)):
         raise TileTypeError(
-            f"{value} is a tile, and a scalar is needed as {what}", loc=source.current(), hint=f"index it: {value.name}[i, j]"
+            f"{value} is a tile, and a scalar is needed as {what}", loc=source.current(), hint=f"index it: {value.element()}"
         )
     raise TileTypeError(f"{value!r} ({type(value).__name__}) has no meaning as {what}", loc=source.current())
 
@@ -375,7 +375,7 @@ class _Tile:
         of: Any = self
         raise TileTypeError(
             f"{self} is a tile, and a scalar is needed as a condition", loc=source.current(),
-            hint=f"T.any_of({of.name}) or T.all_of({of.name}) of its elements; `is not None` asks whether it is given",
+            hint=f"T.any_of({of}) or T.all_of({of}) of its elements; `is not None` asks whether it is given",
         )  # fmt: skip
 
     def __iter__(self) -> Any:
@@ -415,8 +415,19 @@ class Region(_Tile):
         ranges = [ir.Range.from_min_extent(m, e) for m, e in zip(self.mins, self.extents, strict=True)]
         return tirx.BufferRegion(self.buffer.var, ranges)
 
+    def element(self) -> str:
+        """One of its elements, as it could be written: ``s[0, i]`` of ``s[0, :]``."""
+        names = iter("ijklmnop")
+        return f"{self.name}[{', '.join(str(m) if d else next(names) for m, d in zip(self.mins, self.dropped, strict=True))}]"
+
     def __str__(self) -> str:
-        return f"{self.buffer.name}[{', '.join(f'{m}:+{e}' for m, e in zip(self.mins, self.extents, strict=True))}]"
+        """As it is written: ``s[0, :]``, ``s[k:k + 4, :2]``."""
+        parts = []
+        for low, extent, dropped, whole in zip(self.mins, self.extents, self.dropped, self.buffer.shape, strict=True):
+            first = "" if constant(low) == 0 else str(low)
+            last = "" if constant(difference(difference(whole, low), extent)) == 0 else str(simplify(low + extent))
+            parts.append(str(low) if dropped else f"{first}:{last}")
+        return f"{self.name}[{', '.join(parts)}]"
 
 
 class Buffer(_Tile):
@@ -435,6 +446,10 @@ class Buffer(_Tile):
         if isinstance(self.shape[0], int):
             return self.shape[0]
         raise TileTypeError(f"the first extent of {self.name} is not a constant", loc=source.current(), hint=f"{self.name}.shape[0]")
+
+    def element(self) -> str:
+        """One of its elements, as it could be written."""
+        return self.whole().element()
 
     def whole(self) -> Region:
         zero = const(0, "int32")

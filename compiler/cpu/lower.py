@@ -35,9 +35,19 @@ from tilescale.errors import InternalError, Loc, TileValueError
 ALIGN = 64
 #: nodes of an expression that is put in for the variable bound to it
 SMALL_VALUE = 40
+#: iterations of a long loop between two looks whether it is to end, each of which takes 4 ns: of statements on elements, which take a
+#: fraction of that, and of tiles or loops; a loop inside such a one is long from so many on
+ELEMENTS, TILES, MANY = 1 << 16, 64, 1 << 16
 _HUGE = 1 << 40
 _INT = ir.PrimType("int32")
 _RETURN = tirx.Return(lit(0, "int32"))  # the runtime takes anything else for a failed kernel
+
+
+def _has(body: Any, kinds: Any) -> bool:
+    """Whether statements of these kinds stand in a body."""
+    found: list[Any] = []
+    structural_walk(body, (kinds, found.append))
+    return bool(found)
 
 
 class Lowering(Scalars, ParallelLoops, Scales):
@@ -62,7 +72,7 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.tables = {}
         self.regions: list[Any] = []
         self.zeroed: list[Any] = []
-        self.in_cluster = False
+        self.in_cluster = self.in_rounds = False
         self.inside: set[Any] = set()
         #: tiles that products read straight from the tensor they are copied from, and that view once the copy has been met
         self.forwardable = candidates(program, written_buffers(program))
@@ -464,7 +474,25 @@ class Lowering(Scalars, ParallelLoops, Scales):
         self.variables[s.loop_var] = var
         self.inside.add(var)
         self.bind_loop(var, extent)
-        return tirx.For(var, tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty)), tirx.ForKind.SERIAL, self.stmt(s.body))
+        known, outer = const(extent), self.in_rounds
+        size = TILES if _has(s.body, (tirx.Evaluate, tirx.For)) else ELEMENTS
+        long = not outer if known is None else known > (MANY if outer else size)
+        long = long and not _has(s.body, tirx.Break)  # perhaps of this very loop
+        self.in_rounds = outer or long
+        body = self.stmt(s.body)
+        self.in_rounds = outer
+        extent = widened(extent, str(var.ty))
+        return self._in_rounds(var, extent, size, body) if long else tirx.For(var, lit(0, str(var.ty)), extent, tirx.ForKind.SERIAL, body)
+
+    def _in_rounds(self, var: Any, extent: Any, size: int, body: Any) -> Any:
+        """A loop that may be long, as two: between rounds of ``size`` iterations the runtime looks whether somebody wants it to end. A look
+        in the loop itself would keep LLVM from holding in registers what the iterations update."""
+        dt = str(var.ty)
+        number, first = tirx.Var(f"{var.name}_round", dt), tirx.Var(f"{var.name}_first", dt)
+        inner = tirx.For(var, first, tirx.min(lit(size, dt), extent - first), tirx.ForKind.SERIAL, body)
+        rounds = tirx.floordiv(extent - lit(1, dt), lit(size, dt)) + lit(1, dt)
+        each = seq([tirx.Bind(first, number * lit(size, dt)), self.call("ts_glance"), inner])
+        return tirx.For(number, lit(0, dt), rounds, tirx.ForKind.SERIAL, each)
 
     def bind_loop(self, var: Any, extent: Any) -> None:
         self.analyzer.bind(var, ir.Range.from_min_extent(tirx.IntImm(str(var.ty), 0), widened(extent, str(var.ty))))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tilescale.compiler.findings import Finding, Fix, Where
 from tilescale.compiler.ir.scales import WIDTHS
-from tilescale.compiler.sim import fixes, flights, numerics, rings
+from tilescale.compiler.sim import fixes, flights, mbarriers, numerics, rings
 from tilescale.compiler.sim.memory import Site, Storage, describe, elements
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ def race(machine: Machine, found: Race) -> Finding:
         return Finding("race", text, this, (that,), apart)
     if (engines := rings.race(machine, found) or flights.race(machine, found)) is not None:
         news, hint = engines
+    elif (phases := mbarriers.race(machine, found)) is not None:
+        news, hint, fix = phases
     else:
         news, hint, fix = _news(machine, found, that.who)
         ordering, meeting = _ordering(machine, found, storage)
@@ -228,6 +230,9 @@ def unwritten(machine: Machine, found: Early) -> Finding:
     text = f"{at} is read, and nothing has written it{owned(storage)}"
     if storage.is_global:
         return Finding("uninitialised", text, _placed(machine, found.event, at), hint="a write of all that is read, in front of this")
+    if storage.shadow.looks is not None:
+        hint = "T.mbarrier_wait_parity in front of this, for the barrier of the T.tma_copy that fills it"
+        return Finding("uninitialised", text, _placed(machine, found.event, at), hint=hint)
     machine = machine.of(int(machine.events.who[found.event]))
     made = next((b.loc for b in machine.prepared.buffers if b.name == storage.name and b.scope == storage.scope), None)
     hint, fix = fixes.cleared(storage.name, made)
@@ -317,7 +322,7 @@ def deadlock(machine: Machine) -> Finding:
     else:
         text = f"nobody can go on: no statement that is still to run ends the wait for {first.waiting.text}"
         counter = first.waiting.counter
-        hint = "a count that is reached; or the missing T.signal"
+        hint = first.waiting.hint or "a count that is reached; or the missing T.signal"
         if counter is not None and counter.value > 0 and first.waiting.cmp in ("ge", "gt"):
             hint = f"T.wait({counter.name}, {counter.value}): more do not come; or the missing T.signal"
             fix = fixes.enough(counter.name, first.waiting.site.loc, counter.value)

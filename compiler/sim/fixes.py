@@ -99,9 +99,10 @@ def barrier(machine: Machine, scale: str, found: Race) -> Fix | None:
     said = machine.events.said
     site, other = said[found.event][1], said[found.other][1]
     loc = machine.prepared.nest_of.get(site.number, site.loc)
-    if loc is None or site.number in machine.prepared.guarded:  # others may not come there
+    if loc is None or not _together(machine, site, other):
         return None
-    wide = ("device", "team") if scale == "device" else ("device", "team", "grid", "cta_cluster")
+    wide: tuple[str, ...] = ("device", "team") if scale == "device" else ("device", "team", "grid", "cta_cluster")
+    wide += ("some ranks",) * (site.number in machine.prepared.team_of)  # outside of a team its meeting lacks some
     met = machine.met.get(int(machine.events.who[found.event]), set())
     between = any(kind in wide and _in_front(other.loc, at) and _in_front(at, loc) for kind, at in met)
     return Fix("behind" if between else "before", loc, f'with T.Scale("{scale}"):\n    T.barrier()')
@@ -135,7 +136,7 @@ def turned(machine: Machine, counter: Counter, site: Site) -> Hint | None:
     if site.loc is None or machine.prepared.loops_of.get(site.number):
         return None
     for sending in machine.prepared.signalled.get(counter.name.split("[")[0], ()):
-        if {site.number, sending.site.number} & machine.prepared.guarded:
+        if not (_together(machine, sending.site, site) and _together(machine, site, sending.site)):
             continue
         if _in_front(site.loc, sending.site.loc):
             text = f"this wait behind the signal of line {sending.site.loc.line}, which ends it and which nobody comes to"
@@ -153,6 +154,14 @@ def outside(machine: Machine, site: Site) -> Fix | None:
 def one_by_one(loc: Loc | None) -> Fix | None:
     """A nest whose iterations collide."""
     return None if loc is None or not re.search(r"T\.Parallel\([^,()]*\)", _text(loc)) else Fix("replace", loc, "T.serial(", "T.Parallel(")
+
+
+def _together(machine: Machine, site: Site, other: Site) -> bool:
+    """Whether everybody for whom ``other`` is there comes to ``site``: it stands in no branch; or in teams' alone, in which both are."""
+    made = machine.prepared
+    if site.number not in made.guarded:
+        return True
+    return made.team_of.get(site.number, ()) == made.team_of.get(other.number)
 
 
 def _in_front(one: Any, other: Any) -> bool:

@@ -23,7 +23,7 @@ _SYMBOL = {"ge": "≥", "eq": "=", "gt": ">", "ne": "≠", "le": "≤", "lt": "<
 @dataclass
 class Waiting:
     """What a blocked executor waits for. ``counter``, ``meeting`` or ``ring`` (its number, and the token): that which wakes it, the counter
-    when ``cmp`` holds."""
+    when ``cmp`` holds. ``hint``: what to write where nothing does, of a barrier with phases."""
 
     site: Site
     text: str
@@ -31,6 +31,7 @@ class Waiting:
     meeting: Meeting | None = None
     cmp: str = ""
     ring: tuple[int, str] | None = None
+    hint: str = ""
 
 
 @dataclass
@@ -208,6 +209,7 @@ class Machine:
         self.released: dict[tuple[int, int], Any] = {}  # (storage, element) → what its atomic updates released
         self.signals: dict[int, list[diagnose.Note]] = {}  # executor → its signals
         self.waits: dict[int, list[diagnose.Note]] = {}  # executor → its waits that are over
+        self.phases: dict[int, list[mbarriers.Phase]] = {}  # executor → its arrivals at barriers with phases, and its waits that are over
         self.met: dict[int, set[Any]] = {}  # executor → where it has met others
         self.races: dict[tuple[Any, ...], diagnose.Race] = {}  # two statements → their first race
         self.early: dict[tuple[Any, ...], diagnose.Early] = {}  # statement of an executor → what it read that nothing had written

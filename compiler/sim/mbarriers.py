@@ -15,11 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tilescale.compiler.findings import Finding
+from tilescale.compiler.findings import Finding, Fix
 from tilescale.compiler.ir.scales import WARPGROUP, WIDTHS
 
 if TYPE_CHECKING:
+    from tilescale.compiler.sim.diagnose import Race
+    from tilescale.compiler.sim.machine import Executor, Machine
     from tilescale.compiler.sim.memory import Site
+
+
+@dataclass(frozen=True)
+class Phase:
+    """An arrival of an executor at a barrier, or a wait of it that is over: how many accesses the machine had seen by then, and which phase
+    it was, from 0."""
+
+    when: int
+    waited: bool
+    barrier: str
+    phase: int
+    loc: Any
+    site: int
 
 
 @dataclass
@@ -35,7 +50,8 @@ class MBarrier:
     over: Any = None
     waiters: list[Any] = field(default_factory=list)
 
-    def release(self, ex: Any) -> None:
+    def release(self, ex: Any, site: Site) -> None:
+        _note(ex, Phase(len(ex.machine.events.said), False, self.name, self.phases, site.loc, site.number))
         clock = ex.release()
         self.coming = clock if self.coming is None else np.maximum(self.coming, clock)
 
@@ -77,7 +93,7 @@ def arrive(ex: Any, barrier: MBarrier, count: int, site: Site) -> Generator[str,
         text = f"{barrier.name} is arrived at by {-barrier.pending} threads more than its phase expects ({barrier.count})"
         ex.machine.report.add(Finding("schedule", text, ex.where(site)))
         barrier.pending = 0
-    barrier.release(ex)
+    barrier.release(ex, site)
     barrier.settle(ex)
 
 
@@ -92,10 +108,68 @@ def wait(ex: Any, barrier: MBarrier, parity: int, site: Site) -> Generator[str, 
     while barrier.phases & 1 == parity:
         barrier.waiters.append(ex)
         missing = f"{barrier.pending} arrivals and {barrier.bytes} bytes are missing"
-        ex.waiting = Waiting(site, f"{barrier.name}, the end of a phase of parity {parity}: {missing}")
+        hint = f"T.mbarrier_arrive({barrier.name}) by {barrier.pending} threads more, or T.alloc_barrier for as many as arrive"
+        if not barrier.pending:
+            hint = f"the T.tma_copy with barrier={barrier.name} that is missing, or T.mbarrier_expect_tx for as many bytes as come"
+        ex.waiting = Waiting(site, f"{barrier.name}, the end of a phase of parity {parity}: {missing}", hint=hint)
         yield "wait"
+    _note(ex, Phase(len(ex.machine.events.said), True, barrier.name, barrier.phases - 1, site.loc, site.number))
     if barrier.over is not None:
         ex.acquire(barrier.over)
+
+
+def _note(ex: Executor, done: Phase) -> None:
+    ex.machine.phases.setdefault(ex.number, []).append(done)
+
+
+def race(machine: Machine, found: Race) -> tuple[str, str, Fix | None] | None:
+    """Of two executors of a block that use barriers with phases: which arrival tells of the one's access, and which wait the other lacks.
+    None where neither arrives anywhere behind its own."""
+    made, events = machine.prepared, machine.events
+    if any(events.said[e][0][:2] != events.said[found.event][0][:2] for e in (found.event, found.other)):
+        return None
+    pairs = [(found.other, found.event), (found.event, found.other)]  # who tells, and who is to wait
+    heard = [(tells, waits, told) for tells, waits in pairs for told in _behind(machine, tells)]
+    unheard = [(tells, waits, told) for tells, waits, told in heard if not _awaits(machine, waits, told.barrier)]
+    if unheard:
+        tells, waits, told = unheard[0]
+    elif (early := _early(machine, found)) is not None:
+        line = f" at line {early.loc.line}" if early.loc else ""
+        return "", f"T.mbarrier_arrive({early.barrier}){line} behind that access: it is sent before it", None
+    elif heard:
+        tells, waits, told = heard[0]
+    else:
+        return None
+    site = events.said[waits][1]
+    line = f" at line {told.loc.line}" if told.loc else ""
+    where = "this" if waits == found.event else "that access"
+    wait = f"T.mbarrier_wait_parity({told.barrier}, {told.phase & 1})"
+    at = made.nest_of.get(site.number, site.loc)
+    once = not made.loops_of.get(site.number) and not made.loops_of.get(told.site) and bool(unheard)
+    whose = events.said[tells][1]
+    text = f"; behind {'this' if tells == found.event else 'the other'} access ({whose.what}) comes an arrival at {told.barrier}{line}"
+    hint = f"{wait} in front of {where}" + ("" if once else ", with the parity of the round")
+    return text, hint, Fix("before", at, wait) if once and at is not None else None
+
+
+def _behind(machine: Machine, event: int) -> list[Phase]:
+    """The barriers that whoever made an access arrives at behind it."""
+    mine = machine.phases.get(int(machine.events.who[event]), ())
+    return [p for p in mine if not p.waited and p.when > event]
+
+
+def _awaits(machine: Machine, event: int, barrier: str) -> bool:
+    """Whether whoever made an access waits for a barrier anywhere in the launch; as one of several, for any of these."""
+    mine = machine.phases.get(int(machine.events.who[event]), ())
+    return any(p.waited and p.barrier.split("[")[0] == barrier.split("[")[0] for p in mine)
+
+
+def _early(machine: Machine, found: Race) -> Phase | None:
+    """The arrival that the later executor has awaited, and that stands in front of the access it should tell of."""
+    this, other = (machine.phases.get(int(machine.events.who[e]), ()) for e in (found.event, found.other))
+    heard = {p.barrier for p in this if p.waited and p.when <= found.event}
+    last = next((p for p in reversed(other) if p.when <= found.other), None)
+    return last if last is not None and not last.waited and last.barrier in heard else None
 
 
 def copy(call: Any, cx: Any) -> Any:
@@ -131,7 +205,7 @@ def copy(call: Any, cx: Any) -> Any:
             text = f"{barrier.name} gets {-barrier.bytes} bytes more than were announced"
             ex.machine.report.add(Finding("schedule", text, ex.where(site)))
             barrier.bytes = 0
-        barrier.release(ex)
+        barrier.release(ex, site)
         barrier.settle(ex)
 
     return run

@@ -79,6 +79,8 @@ class Prepared:
     nest_of: dict[int, Any] = field(default_factory=dict)
     #: statements that stand under a condition, by number
     guarded: set[int] = field(default_factory=set)
+    #: of those that stand under no condition but that of teams, by number: the places of these teams' T.Scale
+    team_of: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     sites: list[Site] = field(default_factory=list)
     slots: dict[Any, int] = field(default_factory=dict)
     names: dict[Any, int] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class Preparation(Expressions):
         self.contended: set[Any] = set()
         self.tested: set[Any] = set()
         self.loops: list[Any] = []
+        self.branches: list[Any] = []  # around a statement: of a team's the place of its T.Scale, of an author's None
         self.scales: list[tuple[str, int]] = []
         self.first: dict[tuple[tuple[str, int], ...], int] = {}
         self.queues: dict[tuple[str, tuple[tuple[str, int], ...]], int] = {}
@@ -188,6 +191,8 @@ class Preparation(Expressions):
             self.made.role_of[made.number] = self.role
         if self.branches:
             self.made.guarded.add(made.number)
+            if None not in self.branches:
+                self.made.team_of[made.number] = tuple(self.branches)
         if self.nest is not None:
             self.made.nest_of[made.number] = self.nest
         return made
@@ -227,7 +232,7 @@ class Preparation(Expressions):
     current: Site | None = None
     role: str | None = None
     nest: Any = None
-    branches = 0
+    opened: Any = None  # where the innermost T.Scale("device") stands, whose branch is a team's
 
     # -- statements -----------------------------------------------------------------------------------------------
     def stmt(self, s: Any, *, quiet: bool = False) -> Step:
@@ -437,10 +442,11 @@ class Preparation(Expressions):
 
     def _s_IfThenElse(self, s: Any) -> Step:
         test = self.scalar(s.condition)
-        self.branches += 1
+        at = loc_of(s.span)
+        self.branches.append(at if at is not None and at == self.opened else None)
         then = self.stmt(s.then_case)
         other = Step(lambda ex: None) if s.else_case is None else self.stmt(s.else_case)
-        self.branches -= 1
+        self.branches.pop()
 
         def run(ex: Any) -> None:
             chosen = test(ex)
@@ -526,7 +532,12 @@ class Preparation(Expressions):
             return _sequence([Step(enter), body])
         if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] in WIDTHS:
             return self._scale(SCALES[int(s.value.value)], s)
-        return self.stmt(s.body)
+        before = self.opened
+        if s.attr_key == "ts.scale" and SCALES[int(s.value.value)] == "device":
+            self.opened = loc_of(s.span)
+        body = self.stmt(s.body)
+        self.opened = before
+        return body
 
     def _scale(self, name: str, s: Any) -> Step:
         """Executors below the block are concurrent, whether or not they wait for one another; the statement ends when all have."""

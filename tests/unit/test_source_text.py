@@ -134,6 +134,52 @@ def make():
     assert "float16" in again.make().compile().get_kernel_source("tile")
 
 
+DECLARES = """
+{edit}
+@tilescale.jit
+def twice(A):
+    A: T.Tensor((4,), T.float32)
+    B = T.empty((4,), T.float32)
+    with T.Kernel(4) as b:
+        B[b] = A[b]
+    return B
+"""
+#: what changes the annotation in a file, once, whoever imports or runs it
+EDIT = """import pathlib, time
+here = pathlib.Path(__file__)
+text = here.read_text()
+if "A: T.Tensor((4,), T.float" + "32)" in text:
+    {wait}
+    here.write_text(text.replace("A: T.Tensor((4,), T.float" + "32)", "A: T.Tensor((4,), T.float{bits})"))
+"""
+
+
+@pytest.mark.parametrize("bits", ["16", "8_e4m3fn"])
+@pytest.mark.parametrize("age", [0, 100], ids=["just written", "older"])
+def test_an_annotation_edited_between_import_and_decoration(write: Any, bits: str, age: int):
+    path = write(DECLARES.format(edit=EDIT.format(bits=bits, wait="time.sleep(0.02)")))
+    os.utime(path, (time.time() - age,) * 2)
+    module = write.load()
+    with refused(TileSyntaxError, f"{path} changed since it was imported", write="reload the module"):
+        module.twice.compile()
+    os.utime(path, (time.time() + 100,) * 2)  # else Python itself takes the .pyc of this second for the edited file's
+    module = importlib.reload(module)
+    assert f"float{bits}" in module.twice.compile().get_kernel_source("tile")
+
+
+def test_an_annotation_of_the_program_edited_while_it_starts(tmp_path: Path):
+    program = tmp_path / "program.py"
+    for edit in ("", EDIT.format(bits="16", wait="time.sleep(0.6)")):
+        program.write_text(HEAD + DECLARES.format(edit=edit) + "print(twice.compile().get_kernel_source('tile'))\n")
+        made = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+        if edit:
+            assert made.returncode and f"{program} changed since it was imported" in made.stderr
+        else:
+            assert made.returncode == 0 and "float32" in made.stdout, made.stderr
+    made = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert made.returncode == 0 and "float16" in made.stdout, made.stderr
+
+
 def test_macros_helpers_and_captured_functions(write: Any):
     text = """
 @T.macro

@@ -357,6 +357,14 @@ TS_API void ts_poll(void* ctx) {
   if (ts_failed(L)) ts_leave(f);
 }
 
+/* Between the rounds of a long loop. What a round takes is not known, so each call looks at the clock. */
+TS_API void ts_glance(void* ctx) {
+  ts_fiber* f = ctx;
+  ts_launch* L = f->launch;
+  if (!ts_failed(L)) look_for_signals(L, f->worker, ts_about());
+  if (ts_failed(L)) ts_leave(f);
+}
+
 void ts_yield(ts_fiber* f) {
   static _Atomic int64_t nothing; /* 0, so that the fiber can run as soon as its turn comes */
   if ((++f->worker->looks & 255) == 0) {

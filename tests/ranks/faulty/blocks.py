@@ -471,3 +471,25 @@ def a_barrier_that_some_warps_call(n, bug):
                     T.copy(X[1 - b, 0, 0:S], B[b, 0, 0:S])
 
     return main
+
+
+@case("race", "tile", "an arrival at full[0]", ranks=1)
+def a_tile_that_no_mbarrier_is_awaited_for(n, bug):
+    """One warp fills a tile and arrives at a barrier with phases; the other reads the tile and does not wait."""
+
+    @T.prim_func
+    def main(A: T.Tensor((S,), "float32"), B: T.Tensor((S,), "float32")):
+        with T.Kernel(1, threads=64):
+            tile, full = T.alloc_shared((S,), "float32"), T.alloc_barrier(32)
+            with T.Scale("warp") as (w, n):
+                if w == 0:
+                    for i in T.Parallel(S):
+                        tile[i] = A[i]  # here
+                    T.mbarrier_arrive(full[0])
+                else:
+                    if not bug:
+                        T.mbarrier_wait_parity(full[0], 0)
+                    for i in T.Parallel(S):
+                        B[i] = tile[i] + 1  # here
+
+    return main

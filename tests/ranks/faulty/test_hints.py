@@ -17,7 +17,6 @@ _BOUND = "whether the region, the condition or the extent is wrong, nobody but t
 _BRANCH = "a meeting in that branch would lack those who do not take it"
 _LAUNCH = "it is the launch that is wrong, or the arguments, and no statement"
 _AGREE = "ranks disagree, and either may be the one that is right"
-_TEAM = "edits take a team's scope for a branch, in which a meeting would lack some"
 
 #: by case the reason why its hint is no edit
 NOT_CODE = {
@@ -33,7 +32,6 @@ NOT_CODE = {
     **dict.fromkeys(("grid_too_large_to_wait", "a_chain_longer_than_the_device", "an_expert_that_is_not_there"), _LAUNCH),
     **dict.fromkeys(("collectives_in_another_order", "another_root_on_rank_zero", "everyone_is_the_root", "another_tile_on_rank_one",
                      "a_team_in_two_orders", "teams_that_meet_in_a_circle"), _AGREE),
-    "missing_team_barrier": _TEAM,
     "ranks_of_the_launch_in_a_team": _BOUND,
     "a_transpose_in_place": "one loop of two names becomes two loops, whose bounds are those of the triangle",
     "a_loop_that_never_ends": "what is to change in the loop is the loop's own meaning",

@@ -131,6 +131,28 @@ def test_what_has_no_elements_to_ask_for():
     refuse(TileTypeError, "A is a tile, and a scalar is needed as a condition", lambda S, A, f, n, i: bool(A), write="T.any_of(A)")
 
 
+def test_a_region_taken_for_a_scalar_is_told_as_it_was_written():
+    def refuse(statement: Any, what: str, write: str):
+        @T.prim_func
+        def kernel(A: T.Tensor((8,), "int32"), n: T.int32):
+            with T.Kernel(1, threads=32):
+                s, fr = T.alloc_shared((8, 8), "int32"), T.alloc_fragment((8,), "int32")
+                T.clear(s)
+                T.clear(fr)
+                statement(A, s, fr, n)
+
+        with refused(TileTypeError, f"{what} is a tile, and a scalar is needed", write=write):
+            kernel.trace()
+
+    refuse(lambda A, s, fr, n: bool(s[0, :]), "s[0, :]", "T.any_of(s[0, :]) or T.all_of(s[0, :])")
+    refuse(lambda A, s, fr, n: bool(s[n, 2:4]), "s[n, 2:4]", "T.any_of(s[n, 2:4])")
+    refuse(lambda A, s, fr, n: bool(s[n : n + 2, :3]), "s[n:n + 2, :3]", "T.all_of(s[n:n + 2, :3])")
+    refuse(lambda A, s, fr, n: bool(A[n:]), "A[n:]", "T.any_of(A[n:])")
+    refuse(lambda A, s, fr, n: fr + 1, "fr", "index it: fr[i]")
+    refuse(lambda A, s, fr, n: s * 2, "s", "index it: s[i, j]")
+    refuse(lambda A, s, fr, n: s[:, n] > 2, "s[:, n]", "index it: s[i, n]")
+
+
 def test_an_operand_acts_only_where_it_is_asked_for():
     @T.prim_func
     def kernel(A: T.Tensor((4,), "int32"), O: T.Tensor((6, 5), "int32")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -149,3 +150,41 @@ def test_the_proxy_fence_is_told_where_it_belongs():
     (found,) = check(relay(fence="none"), 1, args()).findings
     assert "with no proxy fence between the two" in str(found)
     assert "T.fence_proxy_async() behind that read, in front of the arrival" in found.hint
+
+
+@pytest.mark.parametrize(
+    "fault, kind, hint",
+    [
+        ("the reader does not wait", "race", "T.mbarrier_wait_parity(full[0], 0) in front of this, with the parity of the round"),
+        ("the writer does not wait", "race", "T.mbarrier_wait_parity(empty[0], 0) in front of this, with the parity of the round"),
+        ("a stage is released before it is read", "race", "T.mbarrier_arrive(empty[0]) at line {early} behind that access"),
+        ("nobody releases", "deadlock", "T.mbarrier_arrive(empty[0]) by 32 threads more"),
+        ("a phase expects more threads", "deadlock", "T.mbarrier_arrive(empty[0]) by 32 threads more, or T.alloc_barrier for as many"),
+    ],
+)
+def test_a_hint_names_the_barrier_and_its_phase(fault: str, kind: str, hint: str):
+    lines, first = inspect.getsourcelines(relay)
+    early = first + next(k for k, text in enumerate(lines) if "if early:" in text) + 1
+    hints = [f.hint for f in check(relay(**FAULTS[fault][0]), 1, args(), seeds=10).findings if f.kind == kind]
+    assert any(hint.format(early=early) in h for h in hints), hints
+
+
+def test_bytes_that_do_not_come_have_a_hint():
+    @T.prim_func
+    def kernel(A: T.Tensor((1, 64), "float32"), C: T.Tensor((1, 64), "float32")):
+        with T.Kernel(1, threads=32):
+            tile, full = T.alloc_shared((1, 64), "float32"), T.alloc_barrier(32)
+            T.mbarrier_expect_tx(full[0], 512)
+            T.tma_copy(A, tile, barrier=full[0])
+            T.mbarrier_arrive(full[0])
+            T.mbarrier_wait_parity(full[0], 0)
+            T.copy(tile, C)
+
+    (found,) = check(kernel, 1, {}).findings
+    assert "0 arrivals and 256 bytes are missing" in str(found) and "T.mbarrier_expect_tx for as many bytes as come" in found.hint
+
+
+def test_a_tile_of_tma_that_nobody_awaits_is_not_to_be_cleared():
+    found = check(relay(full_wait=False), 1, args(), seeds=10).findings
+    (early,) = [f for f in found if f.kind == "uninitialised"]
+    assert early.fix is None and "T.mbarrier_wait_parity in front of this" in early.hint
