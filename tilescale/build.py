@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tilescale import advice, cache, env, log
+from tilescale import advice, cache, devices, env, log
 from tilescale.cache import Entry
 from tilescale.fingerprint import Fingerprint, Unhashable, environment
 from tilescale.kernel import Kernel
@@ -54,19 +54,6 @@ def key_of(what: str, *values: Any) -> str | None:
         log.say("info", f"{what} is not cached on disk: {error.message}", once=True)
         return None
     return fp.hexdigest()
-
-
-def code_key(target: str) -> tuple[str, ...]:
-    """What decides a target's code beside the program and the machine's environment.
-
-    Raises:
-        TileError: there is no compiler for it.
-    """
-    if not target.startswith("cuda"):
-        return ()
-    from tilescale import cuda
-
-    return cuda.code_key(target)
 
 
 def number_of(key: str) -> int:
@@ -129,26 +116,16 @@ def compiled(
     return Entry(path, desc, sites, meta), False
 
 
-def kernel_class(meta: dict[str, Any]) -> type[Kernel]:
-    """The class of the kernels of an entry's target."""
-    if meta.get("target", "cpu") == "cpu":
-        return Kernel
-    from tilescale.cuda import CudaKernel
-
-    return CudaKernel
-
-
 def kernel_of(
     entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     advice.give(entry.meta)
-    made = kernel_class(entry.meta)
     if out_idx is None:
         outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
         returns = entry.meta["returns"]
-        return made(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
-    return made(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
+        return Kernel(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
+    return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
 
 
 def loaded(
@@ -169,7 +146,7 @@ def loaded(
 def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None, target: str) -> Kernel:
     """The kernel of a prim_func for a target ("cpu", "cuda:sm_90a")."""
     label = name or label_of(func.name, captured(func.func))
-    return loaded(key_of(func.name, func, instrument, *code_key(target)), func.trace, label, instrument, target, out_idx)
+    return loaded(key_of(func.name, func, instrument, *devices.code_key(target)), func.trace, label, instrument, target, out_idx)
 
 
 def digest(text: str) -> str:

@@ -12,11 +12,12 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilescale import cache, env, folders, log, tracing
-from tilescale.build import code_key, compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
+from tilescale import cache, devices, env, folders, log, tracing
+from tilescale.build import compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
+from tilescale.devices import is_auto, resolve_target
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jit import Jit, frozen, is_auto, loc_of, resolve_target, without_collection
+from tilescale.jit import Jit, frozen, loc_of, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
@@ -94,8 +95,8 @@ class Eager(Jit):
 
         with without_collection():
             label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
-            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument, *code_key(target))
-            if target == "sim":
+            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument, *devices.code_key(target))
+            if devices.of(target).simulated:
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
 
@@ -173,8 +174,8 @@ class Eager(Jit):
 
         label = label_of(self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants})
         ranks = [len(s) for s in shapes.values()]
-        family = key_of(self.name, self.func, list(dtypes.items()), ranks, constants, self.instrument, *code_key(target))
-        if target == "sim":
+        family = key_of(self.name, self.func, list(dtypes.items()), ranks, constants, self.instrument, *devices.code_key(target))
+        if devices.of(target).simulated:
             return self._simulated(None if family is None else digest(f"{family} {sorted(shapes.items())}"), label, program)
         if family is None or env.DUMP.get() is not None:
             traced = program()
@@ -261,8 +262,8 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
             continue
         known = (eager.baked or {}).get(name)
         lines.append(f"_s_{name} = {name}.shape")
-        if by_device and is_torch(value):  # what is no torch tensor has no is_cuda and goes the slow way
-            parts.append(f"{name}.is_cuda")
+        if by_device and is_torch(value):  # what is no torch tensor has no such flag and goes the slow way
+            parts += [f"{name}.{d.flag}" for d in devices.TABLE.values() if d.flag]
             by_device = False  # the launcher refuses tensors on different devices
         if known is None or len(known) == len(value.shape):
             parts.append(f"{name}.dtype, _s_{name}")

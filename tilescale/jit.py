@@ -7,7 +7,6 @@ body is the kernel; calling it with tensors compiles it for their dtypes and con
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import gc
 import inspect
@@ -15,70 +14,15 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env, source_text, tracing
+from tilescale import devices, source_text, tracing
 from tilescale.comm import sim as comm_sim
+from tilescale.devices import is_auto, parse_target, resolve_target
 from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
 from tilescale.watch import Watch
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
-
-_LATER = ("hip",)
-_EXPECTED = '"cpu", "cuda" or "cuda:sm_90a", "sim" or "auto"'
-_NAMES = ("auto", "cpu", "sim", "cuda")
-
-
-def parse_target(target: Any) -> tuple[str, str]:
-    """A target's name and its architecture, "" where it names none. "cuda -arch=sm_80" is TVM's way to write "cuda:sm_80".
-
-    Raises:
-        TileValueError: a target that this version does not have, by name.
-    """
-    words = ("auto" if target is None else str(target)).replace(" -arch=", ":").split() or [""]
-    name, colon, arch = words[0].partition(":")
-    name = {"llvm": "cpu", "c": "cpu"}.get(name, name)
-    others = [w for w in words[1:] if not w.startswith("-")]
-    if name not in (*_NAMES, *_LATER) or (colon and (name != "cuda" or not arch)) or others:
-        close = ["cuda"] if name.lower() in ("gpu", "nvidia") else difflib.get_close_matches(name.lower(), _NAMES, 1, 0.5)
-        meant = f"{close[0] if close else 'cpu'}" if not colon or name != "cuda" else f"cuda:{others[0] if others else 'sm_90a'}"
-        raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint=f'target="{meant}"')
-    if name in _LATER and comm_sim.here() is None:
-        raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
-    return name, arch
-
-
-def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
-    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says; else cuda where a tensor lies on a GPU, cpu
-    where none of the tensors does, and without tensors cuda where this machine has a GPU. "cuda" means this machine's GPU, or sm_90a
-    where there is none. For a simulated rank everything runs on the simulator.
-
-    Raises:
-        TileValueError: a target that this version does not have, by name.
-    """
-    name, arch = parse_target(target)
-    if name == "sim" or comm_sim.here() is not None:
-        return "sim"
-    if name == "auto":
-        name = env.TARGET.get()
-    if name == "auto":
-        from tilescale.undecided import device_of, machine
-
-        name = device_of(tensors) or machine()
-    if name == "cuda":
-        return f"cuda:{arch or _architecture()}"
-    return "sim" if name == "sim" else "cpu"
-
-
-def is_auto(target: Any) -> bool:
-    """Whether the tensors of a call decide what a kernel runs on."""
-    return parse_target(target)[0] == "auto" and env.TARGET.get() == "auto" and comm_sim.here() is None
-
-
-def _architecture() -> str:
-    from tilescale import cuda
-
-    return cuda.architecture()
 
 
 def compile(  # the name that users know
@@ -114,15 +58,15 @@ def compile(  # the name that users know
 
         def make(chosen: str) -> Kernel:
             with without_collection():
-                return build.from_prim_func(func, outputs, instrument or (chosen == "cpu" and tracing.wanted()), name, chosen)
+                return build.from_prim_func(func, outputs, instrument or (not devices.of(chosen).mute and tracing.wanted()), name, chosen)
 
         if by_call:
-            from tilescale.undecided import Undecided, may_have_gpu
+            from tilescale.undecided import Undecided
 
-            if may_have_gpu():
-                return Undecided(lambda kind: make(f"cuda:{_architecture()}" if kind == "cuda" else kind), func.trace)
+            if devices.may_have_gpu():
+                return Undecided(lambda kind: make(devices.named(kind)), func.trace)
         chosen = resolve_target(target)
-        return simulator.from_prim_func(func, outputs, instrument, name) if chosen == "sim" else make(chosen)
+        return simulator.from_prim_func(func, outputs, instrument, name) if devices.of(chosen).simulated else make(chosen)
 
 
 @contextlib.contextmanager

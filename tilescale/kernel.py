@@ -7,13 +7,12 @@ Where a call allocates outputs, or an extent is an expression that C does not co
 from __future__ import annotations
 
 import os
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from tilescale import native
+from tilescale import devices, log, native
 from tilescale.cache import Entry
 from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torch, place
@@ -38,7 +37,8 @@ class Kernel:
     ``out_idx`` are left out of the call, allocated by it and returned: one as it is, several as a tuple.
 
     Attributes:
-        name: the kernel's. params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
+        name: the kernel's. device: its target's record (tilescale/device.py). arch: on GPUs the architecture, such as "sm_90a".
+        params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
         out_idx, returns: indices of the parameters that calls allocate, and of those that they return.
         entry: the code and what is kept beside it. texts: sources that are known without the program, by kind.
         has_program: whether the kernel can be traced again: not one that was loaded from a file.
@@ -49,11 +49,6 @@ class Kernel:
         LaunchError: a launch that failed while it ran, placed at the statement.
     """
 
-    #: torch's name of the devices that arguments lie on
-    device_type: ClassVar[str] = "cpu"
-    #: what `get_kernel_source` shows, and what it shows when it is not asked
-    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled", "thread", "llvm", "asm")
-    default_source: ClassVar[str] = "thread"
     #: the same kernel for the other kind of memory, where the target was "auto" and a call decided (undecided.py)
     elsewhere: Callable[[str], Kernel] | None = None
 
@@ -69,6 +64,11 @@ class Kernel:
         instrument: bool = False,
     ):
         self.name: str = entry.meta["name"]
+        self.device = devices.of_kernel(entry.meta)
+        if "arch" in entry.meta:
+            self.arch: str = entry.meta["arch"]
+        if instrument and self.device.mute:
+            log.say("warning", f"{label}: {self.device.mute} log no events (instrument=True has no effect)", once=True)
         self.label = label
         self.params: list[dict[str, Any]] = entry.meta["params"]
         self.out_idx = tuple(out_idx)
@@ -90,8 +90,8 @@ class Kernel:
             self._run = self._refusing(self._run)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
-        """What runs a launch: takes an argument for each parameter and refuses with ``TS:<check>:…``."""
-        return native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), self.label)
+        """See `Device.load`."""
+        return self.device.load(entry, self.label)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -136,7 +136,10 @@ class Kernel:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """On GPUs: registers, spills, shared memory and occupancy (`tilescale.cuda.CudaKernel`).
+        """On GPUs what the compiler and the launch take: ``registers`` and ``stack`` (bytes) a thread, ``spill_stores`` and ``spill_loads``
+        (bytes; not there where the compiler did not tell), ``shared`` and ``dynamic_shared`` (bytes a block), ``threads`` a block;
+        ``blocks`` a multiprocessor holds, ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the
+        architecture's limits are known.
 
         Raises:
             NoResources: a kernel of another target, which takes none of these.
@@ -158,12 +161,12 @@ class Kernel:
     @property
     def target(self) -> str:
         """What the kernel runs on: "cpu", "cuda" or "sim"."""
-        return str(self._meta.get("target", "cpu"))
+        return self.device.name
 
     @property
     def built_for(self) -> str:
         """The target as the compiler takes it, with its architecture: "cpu", "cuda:sm_90a"."""
-        return self.target
+        return f"{self.target}:{self._meta['arch']}" if "arch" in self._meta else self.target
 
     def program(self) -> Any:
         """The kernel as tile IR (a :class:`tilescale.compiler.ir.program.TileProgram`), traced again."""
@@ -206,9 +209,7 @@ class Kernel:
         """A refused call: arguments that lie in the other kind of memory, or only have to be handed over differently, are; everything else
         becomes an error."""
         if self.elsewhere is not None:
-            from tilescale.undecided import device_of
-
-            device = device_of(args)
+            device = devices.device_of(args)
             if device not in (None, self.target):
                 return self.elsewhere(device)(*args)
         if len(args) != len(self._inputs):
@@ -229,7 +230,7 @@ class Kernel:
         full: list[Any] = [None] * len(self.params)
         for k, a in zip(self._inputs, args, strict=True):
             full[k] = a
-        raise explain(self._meta, self._sites, full, text) from None
+        raise explain(self.device, self._meta, self._sites, full, text) from None
 
     def _handed_over(self, p: dict[str, Any], arg: Any) -> Any:
         """An argument in a form that DLPack can carry: NumPy has no names for bfloat16 and fp8, and shares no read-only arrays."""
@@ -254,18 +255,18 @@ class Kernel:
             p = self.params[k]
             if p["kind"] == "scalar":
                 continue
-            if is_torch(arg) and (arg.device.type != self.device_type or arg.layout != sys.modules["torch"].strided):
-                if arg.device.type != self.device_type:
-                    return explain(self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
+            if is_torch(arg) and (arg.device.type != self.device.memory or arg.layout != sys.modules["torch"].strided):
+                if arg.device.type != self.device.memory:
+                    return explain(self.device, self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
                 return TileTypeError(
                     f"{self.name}: {p['name']} has the layout {arg.layout}", loc=place(p["loc"]), expected=declaration(p),
                     hint=f"{p['name']}.to_dense()",
                 )  # fmt: skip
             if not is_torch(arg) and not is_numpy(arg) and not hasattr(arg, "__dlpack__"):
-                return explain(self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object")
+                return explain(self.device, self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object")
             name = str(getattr(arg, "dtype", "")).removeprefix("torch.")
             if name and name != p["dtype"]:
-                return explain(self._meta, self._sites, self._full(args), f"TS:dtype:{k}:-1:{p['dtype']}:{name}")
+                return explain(self.device, self._meta, self._sites, self._full(args), f"TS:dtype:{k}:-1:{p['dtype']}:{name}")
         return None
 
     def _full(self, args: tuple[Any, ...]) -> list[Any]:
@@ -279,9 +280,9 @@ class Kernel:
         """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices); on the CPU ``"llvm"`` and
         ``"asm"`` (optimised), for CUDA ``"cuda"`` (C++), ``"ptx"`` and ``"sass"`` (machine code; needs nvdisasm or cuobjdump). Without a
         kind thread IR, or CUDA C++. Traces the kernel again; raises TileValueError for another kind."""
-        kind = self.default_source if kind is None else kind
-        if kind not in self.sources:
-            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.sources))
+        kind = self.device.shown if kind is None else kind
+        if kind not in self.device.sources:
+            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.device.sources))
         if kind in self.texts:
             return self.texts[kind]
         program = self.program()
@@ -490,7 +491,7 @@ class _Front:
             return
         tensors = [f"a{k}" for k in kernel._inputs if self.params[k]["kind"] != "scalar"]
         first = f"type({tensors[0]}) is Tensor or " if tensors else ""
-        device = f"{tensors[0]}.device" if tensors and kernel.device_type != "cpu" else "device"
+        device = f"{tensors[0]}.device" if tensors and kernel.device.gpu else "device"
         self.lines.append(f"if {first}is_torch_call({', '.join(tensors)}):")
         numpy_lines = []
         for k in kernel.out_idx:
@@ -518,7 +519,7 @@ class _Front:
         if torch is None or not (is_torch(tensors[0]) if tensors else True):
             return False
         if self.names["Tensor"] is not torch.Tensor:
-            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device_type))
+            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device.memory))
             for k in self.kernel.out_idx:
                 dtype = self.params[k]["dtype"]
                 self.names[f"torch_{dtype}"] = getattr(torch, dtype)

@@ -13,7 +13,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from tilescale import build, comm, log
 from tilescale.cache import Entry
@@ -257,14 +257,9 @@ class Call:
 class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
-    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled")
-    default_source: ClassVar[str] = "tile"
-
     def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
         self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
-        if self.instrument:
-            log.say("warning", f"{label}: simulated launches log no events (instrument=True has no effect)", once=True)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         return self._simulate
@@ -303,9 +298,9 @@ class SimKernel(Kernel):
 
     def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
-        kind = self.default_source if kind is None else kind
-        if kind not in self.sources:
-            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.sources))
+        kind = self.device.shown if kind is None else kind
+        if kind not in self.device.sources:
+            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.device.sources))
         if kind == "tile":
             return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline

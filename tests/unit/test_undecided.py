@@ -12,11 +12,12 @@ import torch
 
 import tilescale
 import tilescale.language as T
-from tilescale import native, undecided
+from tilescale import devices, env, native
+from tilescale.cuda import Cuda
+from tilescale.devices import device_of, resolve_target
 from tilescale.errors import TileError
-from tilescale.jit import resolve_target
 from tilescale.kernel import Kernel
-from tilescale.undecided import Undecided, device_of
+from tilescale.undecided import Undecided
 
 
 def factory(**how: Any) -> Any:
@@ -42,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         looks.append(device)
         return 9, 0
 
-    monkeypatch.setattr(undecided, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(Cuda, "may_be_here", lambda self: True)
     monkeypatch.setattr(native, "cuda_capability", capability)
     monkeypatch.setattr("tilescale.cuda.architecture", lambda: "sm_90a")
     monkeypatch.delenv("TILESCALE_TARGET", raising=False)
@@ -59,6 +60,12 @@ class OnGPU:
 
     def __dlpack__(self, **_: Any) -> Any:
         raise BufferError("there is no such memory here")
+
+
+def test_every_target_has_a_record():
+    assert {*devices.TABLE, "auto"} == set(env.TARGETS) and all(d.name == name for name, d in devices.TABLE.items())
+    assert devices.of("cuda:sm_80") is devices.of_kernel({"target": "cuda"}) and devices.of_kernel({}).name == "cpu"
+    assert [d.shown in d.sources for d in devices.TABLE.values()] == [True] * 3
 
 
 def test_what_a_tensor_says():

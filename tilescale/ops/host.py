@@ -11,8 +11,8 @@ import torch
 
 import tilescale
 from tilescale import advice
+from tilescale.devices import resolve_target
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.jit import resolve_target
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
