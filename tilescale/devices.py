@@ -14,7 +14,6 @@ from tilescale.comm import sim
 from tilescale.cuda import CUDA
 from tilescale.device import Device
 from tilescale.errors import TileValueError
-from tilescale.fingerprint import processor
 
 #: names of instruction sets in /proc/cpuinfo that LLVM may use; others say what a system may do
 _INSTRUCTIONS = re.compile(
@@ -31,6 +30,8 @@ class Cpu(Device):
 
     def instructions(self) -> set[str]:
         """Instruction sets, as Linux names them: LLVM compiles for the machine it runs on."""
+        from tilescale.fingerprint import processor
+
         words = [line.partition(":")[2] for line in processor().splitlines() if line.startswith(("flags", "Features"))]
         return {word for word in " ".join(words).split() if _INSTRUCTIONS.match(word)}
 

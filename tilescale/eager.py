@@ -17,7 +17,7 @@ from tilescale.build import compiled, digest, for_this_job, kernel_of, key_of, l
 from tilescale.devices import is_auto, resolve_target
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jit import Jit, frozen, loc_of, without_collection
+from tilescale.jitted import Jit, frozen, loc_of, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc

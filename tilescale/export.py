@@ -1,4 +1,5 @@
-"""Kernels ahead of time: `Kernel.export` writes one file, `load` makes a kernel of it where neither TVM nor a compiler is installed.
+"""Kernels ahead of time: `Kernel.export` writes one file, of which `tilescale.load` makes a kernel where neither
+TVM nor a compiler is installed.
 
 The file is a zip archive of
 
@@ -19,17 +20,15 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilescale import devices, folders, native
 from tilescale.cache import Entry
 from tilescale.device import Device
 from tilescale.errors import TileError, TileTypeError, TileValueError
-
-if TYPE_CHECKING:
-    from tilescale.kernel import Kernel
+from tilescale.launching import Launchable
+from tilescale.version import __version__
 
 FORMAT = 1
 AGAIN = "export the kernel on such a machine"
@@ -39,7 +38,7 @@ HEAD, CODE, RUNTIME, TEXT = "kernel.json", "kernel.bin", "libts_rt.so", "kernel"
 # ---- writing
 
 
-def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
+def save(kernel: Launchable, path: str | os.PathLike[str]) -> Path:
     """Writes a kernel's file; see `Kernel.export`."""
     entry = kernel.entry
     if not entry.path:
@@ -54,7 +53,7 @@ def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
         members[TEXT + suffix] = text.read_bytes()
     head = {
         "format": FORMAT,
-        "tilescale": _version(),
+        "tilescale": __version__,
         "needs": {"machine": os.uname().machine, "runtime": native.runtime_version(), "instructions": sorted(kernel.device.instructions())},
         "hashes": {name: _digest(data) for name, data in members.items()},
         "label": kernel.label, "out_idx": list(kernel.out_idx), "returns": list(kernel.returns), "instrument": kernel.instrument,
@@ -75,12 +74,6 @@ def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
     return out
 
 
-def _version() -> str:
-    import tilescale
-
-    return tilescale.__version__
-
-
 def _umask() -> int:
     was = os.umask(0)
     os.umask(was)
@@ -94,17 +87,9 @@ def _digest(data: bytes) -> str:
 # ---- reading
 
 
-def load(path: str | os.PathLike[str]) -> Kernel:
-    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows its parameters, resources and
-    errors; what needs the program (`trace`, `check`, most kinds of `get_kernel_source`) raises TileError.
-
-    Raises:
-        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for another processor or GPU than
-            this machine's.
-    """
-    from tilescale.kernel import Kernel
-
-    where = Path(path)
+def read(where: Path) -> tuple[Entry, dict[str, Any], dict[str, str]]:
+    """What a file holds, on a machine that can run it: the code, unpacked, beside it what `save` put in its head, and printed sources by
+    kind. Raises as `tilescale.load` does."""
     head, members = _read(where)
     _require(where, head)
     runtime = _unpacked(members[RUNTIME], RUNTIME)
@@ -115,21 +100,8 @@ def load(path: str | os.PathLike[str]) -> Kernel:
     device = devices.of_kernel(head["meta"])
     _require_arch(where, device, head["meta"].get("arch"))
     entry = Entry(str(_unpacked(members[CODE], CODE)), head["desc"], head["sites"], head["meta"])
-    made = Kernel(
-        entry, head["label"], _no_program(where), out_idx=head["out_idx"], returns=head["returns"], from_cache=True,
-        instrument=head["instrument"],
-    )  # fmt: skip
-    made.config, made.latency, made.has_program = head["config"], head["latency"], False
-    if device.suffix and TEXT + device.suffix in members:
-        made.texts[device.shown] = members[TEXT + device.suffix].decode()
-    return made
-
-
-def _no_program(where: Path) -> Callable[[], Any]:
-    def program() -> Any:
-        raise TileError(f"the kernel was loaded from {where}, which holds its code and not its program", hint="compile it from its source")
-
-    return program
+    text = members.get(TEXT + device.suffix) if device.suffix else None
+    return entry, head, {} if text is None else {device.shown: text.decode()}
 
 
 def _read(where: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -141,7 +113,7 @@ def _read(where: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
                 raise TileValueError(
                     f"{where} has format {head['format']} of exported kernels, by TileScale {head['tilescale']}",
                     expected=f"format {FORMAT}",
-                    hint=f"export the kernel with this version, {_version()}",
+                    hint=f"export the kernel with this version, {__version__}",
                 )
             members = {name: archive.read(name) for name in head["hashes"]}
     except FileNotFoundError:
@@ -168,7 +140,7 @@ def _require(where: Path, head: dict[str, Any]) -> None:
         theirs, ours = needs["runtime"].partition(" ")[0], native.runtime_version().partition(" ")[0]
         raise TileValueError(
             f"{where} was made with TileScale {head['tilescale']} and {theirs}, whose launcher is another",
-            expected=f"a file of TileScale {_version()} and {ours}",
+            expected=f"a file of TileScale {__version__} and {ours}",
             hint="export the kernel with this version",
         )
     missing = sorted(set(needs["instructions"]) - devices.of_kernel(head["meta"]).instructions())

@@ -9,15 +9,14 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilescale import devices, log
+from tilescale import agree, devices, log
+from tilescale.arrays import numpy_dtype
 from tilescale.device import RUN_HERE
 from tilescale.errors import LaunchError, TileTypeError, TileValueError
 from tilescale.explain import declaration, is_torch, place
-
-if TYPE_CHECKING:
-    from tilescale.kernel import Kernel
+from tilescale.launching import Launchable
 
 RETURN_MODES = ("median", "mean", "min", "max", "all")
 #: A sample shorter than this says more about the clock than about the kernel: calls are timed together up to it.
@@ -55,7 +54,7 @@ class Profiler:
         TileValueError: an extent that is missing or unknown.
     """
 
-    def __init__(self, kernel: Kernel, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
+    def __init__(self, kernel: Launchable, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
         self.kernel = kernel
         self.supply = tensor_supply.value if isinstance(tensor_supply, TensorSupplyType) else tensor_supply or "auto"
         if not callable(self.supply) and self.supply not in {t.value for t in TensorSupplyType}:
@@ -128,8 +127,6 @@ class Profiler:
         another or on the process."""
         import numpy
 
-        from tilescale.kernel import numpy_dtype
-
         rng = numpy.random.default_rng(zlib.crc32(p["name"].encode()))
         shape, dtype = p["shape"], p["dtype"]
         if self.supply in ("zero", "one"):
@@ -194,9 +191,7 @@ class Profiler:
     @staticmethod
     def agreed(values: Sequence[float]) -> float:
         """The largest of what all ranks gave."""
-        from tilescale.tuning.agree import largest
-
-        return largest(values)[0]
+        return agree.largest(values)[0]
 
     # -- comparison -----------------------------------------------------------------------------------------------
     def assert_allclose(self, reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import TileValueError
+from tilescale.launching import Launchable
 
 if TYPE_CHECKING:
     from tilescale.compiler.cost import Count, Machine, Roofline
-    from tilescale.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _stages(loop: dict[str, Any]) -> str:
     return held if all(n == asked for n in counts.values()) else f"{held}, of {asked} asked for"
 
 
-def report(kernel: Kernel, extents: dict[str, int], latency: float | None) -> ResourceReport:
+def report(kernel: Launchable, extents: dict[str, int], latency: float | None) -> ResourceReport:
     """See `Kernel.report`."""
     resources = kernel.resources if kernel.device.gpu else {}
     count = machine = bound = None

@@ -13,7 +13,8 @@ from typing import Any
 
 from tilescale.devices import resolve_target
 from tilescale.errors import TileError
-from tilescale.jit import Factory, Jit, without_collection
+from tilescale.jit import Factory
+from tilescale.jitted import Jit, without_collection
 
 Config = dict[str, Any]
 

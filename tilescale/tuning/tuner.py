@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilescale import advice, devices, env, folders, log
+from tilescale import advice, agree, devices, env, folders, log
 from tilescale.devices import resolve_target
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.jit import Factory, Jit, frozen, loc_of
-from tilescale.tuning import agree
+from tilescale.jit import Factory
+from tilescale.jitted import Jit, frozen, loc_of
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
