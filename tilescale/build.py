@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale import advice, cache, devices, env, log
 from tilescale.cache import Entry
@@ -16,6 +16,9 @@ from tilescale.fingerprint import Fingerprint, Unhashable, environment
 from tilescale.kernel import Kernel
 from tilescale.language.funcs import PrimFunc
 from tilescale.language.symbolic import SymExpr, settle
+
+if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
 
 _LABEL = 400
 _unkept: list[tempfile.TemporaryDirectory[str]] = []
@@ -68,7 +71,7 @@ def ranks() -> int | None:
     return comm.world_size() if comm is not None and comm.is_initialized() else None
 
 
-def for_this_job(key: str, entry: Entry, program: Callable[[], Any]) -> Entry:
+def for_this_job(key: str, entry: Entry, program: Callable[[], TileProgram]) -> Entry:
     """A cached entry that knows what the static checks say of it on all ranks of this job. Where it was made in a job of another size it
     is traced and checked now, by one of the ranks that ask at once: only that one loads the compiler, and the disk remembers."""
     n = ranks()
@@ -86,7 +89,7 @@ def for_this_job(key: str, entry: Entry, program: Callable[[], Any]) -> Entry:
 
 
 def compiled(
-    key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, *, locked: bool = False
+    key: str | None, program: Callable[[], TileProgram], label: str, instrument: bool, target: str, *, locked: bool = False
 ) -> tuple[Entry, bool]:
     """The compiled kernel behind a key, and whether it came from the disk. ``program`` traces it; ``locked``: the caller holds a
     lock of the cache and has looked already."""
@@ -117,7 +120,7 @@ def compiled(
 
 
 def kernel_of(
-    entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
+    entry: Entry, cached: bool, label: str, program: Callable[[], TileProgram], instrument: bool, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     advice.give(entry.meta)
@@ -129,7 +132,7 @@ def kernel_of(
 
 
 def loaded(
-    key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, out_idx: tuple[int, ...] | None = None
+    key: str | None, program: Callable[[], TileProgram], label: str, instrument: bool, target: str, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """The kernel behind a key. A cached object that does not load is thrown away and built again, once."""
     entry, cached = compiled(key, program, label, instrument, target)

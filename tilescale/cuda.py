@@ -9,7 +9,6 @@ import re
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,6 @@ def _tell_at_exit() -> None:
     atexit.register(tell)
 
 
-@dataclass(frozen=True)
 class Cuda(Device):
     """NVIDIA's GPUs. A call returns when the launch is on torch's current stream of the arguments' device; it may be captured in a CUDA
     graph. Without a GPU it raises LaunchError; everything that only looks at the code works."""

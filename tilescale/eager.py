@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale import cache, devices, env, folders, log, tracing
 from tilescale.build import compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
@@ -21,6 +21,9 @@ from tilescale.jitted import Jit, frozen, loc_of, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
+
+if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
 
 #: Kinds of compile-time arguments whose == and hash are their value's.
 _SIMPLE = (int, float, bool, str, type(None), dtype)
@@ -88,7 +91,7 @@ class Eager(Jit):
                 )
         names = [name for name in parameters if name not in constants]
 
-        def program() -> Any:
+        def program() -> TileProgram:
             from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
             return trace_eager(self.func, {name: TensorArg(name, None, None, "tensor") for name in names}, dict(constants), sizes)
@@ -100,7 +103,7 @@ class Eager(Jit):
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
 
-    def program(self, *args: Any, **kwargs: Any) -> Any:
+    def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
         tensors, constants = self._split(args, kwargs)
@@ -152,7 +155,7 @@ class Eager(Jit):
             self.dispatch.clear()
 
     # -- making it ------------------------------------------------------------------------------------------------
-    def _simulated(self, key: str | None, label: str, program: Callable[[], Any]) -> Kernel:
+    def _simulated(self, key: str | None, label: str, program: Callable[[], TileProgram]) -> Kernel:
         """For the target sim: nothing lies on the disk."""
         from tilescale import simulator
 
@@ -165,7 +168,7 @@ class Eager(Jit):
         """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a new process that
         finds both needs no trace."""
 
-        def program() -> Any:
+        def program() -> TileProgram:
             from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
             # A trace learns the values of T.const, so each has arguments of its own.
@@ -194,7 +197,7 @@ class Eager(Jit):
                 log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
                 cache.discard(self._key(family, shapes))
 
-    def _compile(self, family: str, shapes: Shapes, program: Callable[[], Any], label: str, target: str) -> Kernel:
+    def _compile(self, family: str, shapes: Shapes, program: Callable[[], TileProgram], label: str, target: str) -> Kernel:
         """Under the family's lock: another process may have come first."""
         self._learn(_Family(family).read() or {})
         found = cache.lookup(self._key(family, shapes)) if self.baked else None
@@ -212,7 +215,7 @@ class Eager(Jit):
         return digest(f"{family} {sorted(extents(self.baked, shapes))}")
 
 
-def baked_extents(program: Any) -> dict[str, list[int]]:
+def baked_extents(program: TileProgram) -> dict[str, list[int]]:
     """Parameter → axes whose extents a trace turned into constants."""
     from tilescale.language.symbolic import settle
 

@@ -17,6 +17,7 @@ from tilescale.errors import TileError, TileTypeError, TileValueError
 from tilescale.jitted import Jit, frozen, loc_of, without_collection
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
 
@@ -96,7 +97,7 @@ class Factory(Jit):
         """The same as a call."""
         return self(*args, **kwargs)
 
-    def program(self, *args: Any, **kwargs: Any) -> Any:
+    def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         return self.prim_func(*args, **kwargs).trace()
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:

@@ -15,6 +15,7 @@ from tilescale.errors import Loc, TileTypeError
 from tilescale.watch import Watch
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
     from tilescale.kernel import Kernel
 
 
@@ -115,6 +116,6 @@ class Jit:
         """The kernel for these arguments."""
         raise NotImplementedError
 
-    def program(self, *args: Any, **kwargs: Any) -> Any:
+    def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         """The tile program for these arguments (a :class:`tilescale.compiler.ir.program.TileProgram`), traced and not compiled."""
         raise NotImplementedError

@@ -26,6 +26,7 @@ from tilescale.overlapped import Windows
 
 if TYPE_CHECKING:
     from tilescale.compiler.checks.overlap import Step
+    from tilescale.compiler.ir.program import TileProgram
 
 Call = arguments.Call["SimKernel"]
 LAUNCH = "a launch"
@@ -38,7 +39,7 @@ STEPS = 2_000_000
 class Program:
     """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
 
-    def __init__(self, traced: Any, key: str | None):
+    def __init__(self, traced: TileProgram, key: str | None):
         from tilescale.compiler import description
         from tilescale.compiler.passes.pipeline import tile_level
         from tilescale.compiler.passes.residency import reaches_ranks
@@ -94,7 +95,7 @@ _programs: dict[str, Program] = {}
 _numbers = itertools.count()
 
 
-def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
+def program_of(key: str | None, trace: Callable[[], TileProgram]) -> Program:
     """The program behind a key (`tilescale.build.key_of`), traced and prepared by the first who asks; None: not to be remembered."""
     made = None if key is None else _programs.get(key)
     if made is None:
@@ -233,14 +234,14 @@ class Checking:
 class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
-    def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
+    def __init__(self, program: Program, label: str, trace: Callable[[], TileProgram], **options: Any):
         self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         return self._simulate
 
-    def program(self) -> Any:
+    def program(self) -> TileProgram:
         return self.simulated.traced
 
     def _carried(self, array: Any) -> Any:
@@ -470,7 +471,9 @@ def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
     return digest.digest()
 
 
-def kernel_of(program: Program, label: str, trace: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None) -> SimKernel:
+def kernel_of(
+    program: Program, label: str, trace: Callable[[], TileProgram], instrument: bool, out_idx: tuple[int, ...] | None
+) -> SimKernel:
     """``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     if out_idx is None:
         outputs = [k for k, p in enumerate(program.meta["params"]) if p["output"]]

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilescale.devices import device_of, machine
 from tilescale.kernel import Kernel
+
+if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
 
 _OWN = frozenset({"__class__", "__dict__", "_make", "_trace", "_lock", "program", "has_program"})
 
@@ -21,7 +24,7 @@ class Undecided(Kernel):
     """A `Kernel` that is not compiled yet. A call decides by its tensors; without any, or where something else is asked of the kernel (its
     source, a report), the machine does. Later calls with tensors of the other kind run a second kernel, compiled for those."""
 
-    def __init__(self, make: Callable[[str], Kernel], trace: Callable[[], Any]):
+    def __init__(self, make: Callable[[str], Kernel], trace: Callable[[], TileProgram]):
         self._make, self._trace, self._lock = make, trace, threading.RLock()
 
     def __getattribute__(self, name: str) -> Any:
@@ -40,7 +43,7 @@ class Undecided(Kernel):
 
     has_program = True
 
-    def program(self) -> Any:
+    def program(self) -> TileProgram:
         return self._trace()
 
 
