@@ -127,7 +127,8 @@ class Launchable:
         """
         if "resources" not in self._meta:
             raise NoResources(f"{self.name} is a kernel of the target {self.target}, which takes nothing of a GPU", hint='target="cuda"')
-        return self._meta["resources"]
+        found: dict[str, Any] = self._meta["resources"]
+        return found
 
     @property
     def compiled(self) -> dict[str, Any]:
@@ -425,8 +426,8 @@ def _symbols(e: Any) -> set[str]:
 def _stride_of(tensor: Any, axis: int) -> int:
     """In elements."""
     if is_numpy(tensor):
-        return tensor.strides[axis] // tensor.itemsize
-    return tensor.stride(axis)
+        return int(tensor.strides[axis]) // int(tensor.itemsize)
+    return int(tensor.stride(axis))
 
 
 def numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:
