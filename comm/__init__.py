@@ -73,7 +73,7 @@ def _memory() -> Any:
     """What maps the ranks' symmetric memory, by TILESCALE_HEAP; where that is open, PyTorch's on GPUs if kernels are compiled for them."""
     which = env.HEAP.get()
     if which == "auto":
-        which = "symm_mem" if env.TARGET.get() == "cuda" else "shm"
+        which = env.TARGETS[env.TARGET.get()]
     if which == "symm_mem":
         from tilescale.comm.symm_mem import SymmMem
 

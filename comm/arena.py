@@ -80,7 +80,7 @@ class Arena:
         count = torch.cuda.device_count()
         if not count:
             raise CommError("torch sees no GPU on this machine", hint="TILESCALE_TARGET=cpu")
-        device = self.world.local_rank % count
+        device: int = self.world.local_rank % count
         torch.cuda.set_device(device)
         torch.cuda.current_stream(device)  # makes the context
         name = str(getattr(torch.cuda.get_device_properties(device), "uuid", device)).encode()

@@ -286,7 +286,8 @@ def _exchange(claim: _Claim) -> tuple[str, str, int]:
         with socket.socket() as probe:
             probe.bind(("", 0))
             offer = (secrets.token_hex(8), socket.gethostname(), probe.getsockname()[1])
-    return comm.bcast(offer, root=0)
+    agreed: tuple[str, str, int] = comm.bcast(offer, root=0)
+    return agreed
 
 
 def _first_host(environ: Mapping[str, str]) -> str:

@@ -36,9 +36,11 @@ class _Managed(ctypes.Structure):
 _held: dict[int, tuple[Any, ...]] = {}
 
 
-@_Deleter
 def _drop(managed: int) -> None:
     _held.pop(managed, None)
+
+
+_deleter = _Deleter(_drop)
 
 
 @atexit.register
@@ -61,7 +63,7 @@ class Carrier:
         block = self._block
         shape, strides = (ctypes.c_int64 * 1)(block.nbytes), (ctypes.c_int64 * 1)(1)
         tensor = _Tensor(block.address, _Device(_CUDA, block.device or 0), 1, _DataType(_UINT, 8, 1), shape, strides, 0)
-        managed = _Managed(tensor, None, _drop)
+        managed = _Managed(tensor, None, _deleter)
         at = ctypes.addressof(managed)
         _held[at] = (managed, shape, strides, block)
         make = ctypes.pythonapi.PyCapsule_New

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 
 
 class Extents:
@@ -10,7 +11,7 @@ class Extents:
         self._lo: list[int] = []
         self._hi: list[int] = []
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self._lo, self._hi, strict=True))
 
     def total(self) -> int:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from tilescale import env
+from tilescale import devices, env
 from tilescale.launch import output
 from tilescale.launch.program import Program
 
@@ -42,9 +42,10 @@ def is_possible(program: Program) -> bool:
     """Whether ranks of a program may be forked: Python source, on processors, where TILESCALE_FORK does not forbid it."""
     if not env.FORK.get() or program.source() is None:
         return False
-    if env.TARGET.get() == "cuda" or env.HEAP.get() in ("symm_mem", "nvshmem"):
+    if env.HEAP.get() in ("symm_mem", "nvshmem"):
         return False
-    return env.TARGET.get() in ("cpu", "sim") or not Path("/dev/nvidiactl").exists()
+    device = devices.TABLE.get(env.TARGET.get())  # None: "auto"
+    return not (devices.may_have_gpu() if device is None else device.gpu)
 
 
 def warm(program: Program) -> bool:

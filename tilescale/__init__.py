@@ -17,16 +17,14 @@ if (_ROOT / "pyproject.toml").exists() and (_ROOT / "compiler").is_dir():
     # A plain checkout: compiler/, comm/ and launch/ lie beside this package and belong under the same import root.
     __path__.append(str(_ROOT))
 
-__version__ = "0.1.0"
-
 from tilescale.jit import compile, jit  # noqa: E402  # now: importing the module later would put it in the function's place
+from tilescale.version import __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from tilescale import comm, env, errors, language, layout, ops
     from tilescale.compat import PassConfigKey
     from tilescale.errors import PerformanceWarning, TileError
-    from tilescale.export import load
-    from tilescale.kernel import Kernel
+    from tilescale.kernel import Kernel, load
     from tilescale.layout import plot_layout
     from tilescale.log import set_log_level
     from tilescale.profiler import Profiler, TensorSupplyType
@@ -47,7 +45,7 @@ _LAZY = {
     "language": "",
     "layout": "",
     "ops": "",
-    "load": "tilescale.export",
+    "load": "tilescale.kernel",
     "plot_layout": "tilescale.layout",
     "set_log_level": "tilescale.log",
 }

@@ -1,21 +1,64 @@
-"""A simulated call's arguments against the kernel's declarations: the checks of the C launcher (tilescale/native/check.c), in its order
-and with its texts, which `tilescale.explain` turns into errors for people."""
+"""A simulated call, and its arguments against the kernel's declarations: the checks of the C launcher (tilescale/native/check.c), in its
+order and with its texts, which `tilescale.explain` turns into errors for people."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from tilescale.arrays import as_numpy, is_tensor
 from tilescale.comm import sim
 from tilescale.explain import is_torch
-
-if TYPE_CHECKING:
-    from tilescale.simulator import Argument, SimKernel
+from tilescale.kernel import Kernel
 
 _OVERLAP_WORK = 10_000
+K = TypeVar("K", bound=Kernel)
 
 
-def bind(kernel: SimKernel, args: tuple[Any, ...], backend: Any) -> tuple[dict[str, Argument], dict[str, Any]]:
+@dataclass
+class Argument:
+    """A tensor argument: the caller's memory as an array, and for symmetric memory where it lies."""
+
+    array: Any
+    block: Any = None  # sim.SimBlock
+    team: tuple[int, ...] | None = None
+    at: tuple[int, int] = (-1, 0)  # the allocation's number among its team's, and the bytes before it there
+    output: bool = False  # allocated by the call, so that nobody has written it
+
+    @property
+    def address(self) -> int:
+        return self.array.__array_interface__["data"][0]
+
+    def given(self) -> Any:
+        """What the simulator gets: a masked array where not all of it has been written."""
+        import numpy
+
+        if self.output:
+            return numpy.ma.MaskedArray(self.array, numpy.ones(self.array.shape, bool))
+        mask = None if self.block is None else self.block.mask(self.address, self.array.shape, self.array.itemsize)
+        return self.array if mask is None else numpy.ma.MaskedArray(self.array, mask)
+
+    def take(self, values: Any, unwritten: Any) -> None:
+        """What a launch left of it, into the caller's memory."""
+        self.array[...] = values  # where nobody wrote, still the pattern that says so
+        if self.block is not None:
+            self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
+
+
+@dataclass
+class Call(Generic[K]):
+    """One rank's part of a launch."""
+
+    kernel: K
+    tensors: dict[str, Argument]
+    numbers: dict[str, Any]
+    loc: Any
+
+    def values(self) -> dict[str, Any]:
+        return {**{name: a.given() for name, a in self.tensors.items()}, **self.numbers}
+
+
+def bind(kernel: Kernel, args: tuple[Any, ...], backend: Any) -> tuple[dict[str, Argument], dict[str, Any]]:
     """The tensors and the numbers of a call, by parameter.
 
     Raises:
@@ -65,8 +108,6 @@ def _number(k: int, p: dict[str, Any], value: Any) -> Any:
 
 
 def _tensor(k: int, p: dict[str, Any], value: Any, symbols: dict[str, int], multiples: dict[str, int]) -> Argument:
-    from tilescale.simulator import Argument
-
     if not is_tensor(value):
         raise TypeError(f"TS:kind:{k}:-1:tensor:{_given(value)}")
     if is_torch(value) and value.device.type != "cpu":

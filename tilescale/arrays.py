@@ -41,6 +41,17 @@ def as_numpy(value: Any) -> Any:
     return numpy.from_dlpack(value)
 
 
+def numpy_dtype(name: str) -> Any:
+    """NumPy's dtype of that name, ml_dtypes' where NumPy has none."""
+    import numpy
+
+    if name in SMALL_FLOATS:
+        import ml_dtypes
+
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
+
+
 def arguments(args: Any) -> Any:
     """The tensors in a dict of arguments (in its lists and behind its functions of the rank, too) as NumPy arrays."""
     if isinstance(args, dict):

@@ -8,14 +8,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilescale import advice, cache, env, log
+from tilescale import advice, cache, devices, env, log
 from tilescale.cache import Entry
 from tilescale.fingerprint import Fingerprint, Unhashable, environment
 from tilescale.kernel import Kernel
 from tilescale.language.funcs import PrimFunc
 from tilescale.language.symbolic import SymExpr, settle
+
+if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
 
 _LABEL = 400
 _unkept: list[tempfile.TemporaryDirectory[str]] = []
@@ -56,19 +59,6 @@ def key_of(what: str, *values: Any) -> str | None:
     return fp.hexdigest()
 
 
-def code_key(target: str) -> tuple[str, ...]:
-    """What decides a target's code beside the program and the machine's environment.
-
-    Raises:
-        TileError: there is no compiler for it.
-    """
-    if not target.startswith("cuda"):
-        return ()
-    from tilescale import cuda
-
-    return cuda.code_key(target)
-
-
 def number_of(key: str) -> int:
     """64 bits of a key, as ranks compare them."""
     return int.from_bytes(bytes.fromhex(key)[:8], "little", signed=True)
@@ -81,7 +71,7 @@ def ranks() -> int | None:
     return comm.world_size() if comm is not None and comm.is_initialized() else None
 
 
-def for_this_job(key: str, entry: Entry, program: Callable[[], Any]) -> Entry:
+def for_this_job(key: str, entry: Entry, program: Callable[[], TileProgram]) -> Entry:
     """A cached entry that knows what the static checks say of it on all ranks of this job. Where it was made in a job of another size it
     is traced and checked now, by one of the ranks that ask at once: only that one loads the compiler, and the disk remembers."""
     n = ranks()
@@ -99,7 +89,7 @@ def for_this_job(key: str, entry: Entry, program: Callable[[], Any]) -> Entry:
 
 
 def compiled(
-    key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, *, locked: bool = False
+    key: str | None, program: Callable[[], TileProgram], label: str, instrument: bool, target: str, *, locked: bool = False
 ) -> tuple[Entry, bool]:
     """The compiled kernel behind a key, and whether it came from the disk. ``program`` traces it; ``locked``: the caller holds a
     lock of the cache and has looked already."""
@@ -129,30 +119,20 @@ def compiled(
     return Entry(path, desc, sites, meta), False
 
 
-def kernel_class(meta: dict[str, Any]) -> type[Kernel]:
-    """The class of the kernels of an entry's target."""
-    if meta.get("target", "cpu") == "cpu":
-        return Kernel
-    from tilescale.cuda import CudaKernel
-
-    return CudaKernel
-
-
 def kernel_of(
-    entry: Entry, cached: bool, label: str, program: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None = None
+    entry: Entry, cached: bool, label: str, program: Callable[[], TileProgram], instrument: bool, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """A `Kernel`. ``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     advice.give(entry.meta)
-    made = kernel_class(entry.meta)
     if out_idx is None:
         outputs = [k for k, p in enumerate(entry.meta["params"]) if p["output"]]
         returns = entry.meta["returns"]
-        return made(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
-    return made(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
+        return Kernel(entry, label, program, out_idx=outputs, returns=returns, from_cache=cached, instrument=instrument)
+    return Kernel(entry, label, program, out_idx=out_idx, from_cache=cached, instrument=instrument)
 
 
 def loaded(
-    key: str | None, program: Callable[[], Any], label: str, instrument: bool, target: str, out_idx: tuple[int, ...] | None = None
+    key: str | None, program: Callable[[], TileProgram], label: str, instrument: bool, target: str, out_idx: tuple[int, ...] | None = None
 ) -> Kernel:
     """The kernel behind a key. A cached object that does not load is thrown away and built again, once."""
     entry, cached = compiled(key, program, label, instrument, target)
@@ -169,7 +149,7 @@ def loaded(
 def from_prim_func(func: PrimFunc, out_idx: tuple[int, ...], instrument: bool, name: str | None, target: str) -> Kernel:
     """The kernel of a prim_func for a target ("cpu", "cuda:sm_90a")."""
     label = name or label_of(func.name, captured(func.func))
-    return loaded(key_of(func.name, func, instrument, *code_key(target)), func.trace, label, instrument, target, out_idx)
+    return loaded(key_of(func.name, func, instrument, *devices.code_key(target)), func.trace, label, instrument, target, out_idx)
 
 
 def digest(text: str) -> str:

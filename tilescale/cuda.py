@@ -1,21 +1,24 @@
-"""Kernels of the target ``cuda``: on tensors that lie on an NVIDIA GPU, on the current stream."""
+"""The target ``cuda``, as the runtime sees it: kernels on tensors that lie on an NVIDIA GPU, on the current stream."""
 
 from __future__ import annotations
 
 import atexit
 import functools
+import os
+import re
 import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from tilescale import log, native
+from tilescale import native
 from tilescale.cache import Entry
-from tilescale.compiler.cuda import targets
+from tilescale.device import Device
 from tilescale.explain import explain, failure
-from tilescale.kernel import Kernel
 
+#: the driver's device file, on Linux and under WSL
+_FILES = ("/dev/nvidiactl", "/dev/dxg")
 #: how the sites begin at which a kernel can fail
 _FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "collective|")
 
@@ -24,21 +27,10 @@ _FAILING = ("assert|", "bounds|", "wait|", "signal|", "copy|", "barrier|", "coll
 def architecture() -> str:
     """What kernels are compiled for when only "cuda" is said: this machine's first GPU, or Hopper (sm_90a) where there is none, so that
     anyone can compile and read the code."""
-    from tilescale.compiler.cuda import toolchain
+    from tilescale.compiler.cuda import targets, toolchain
 
     found = native.cuda_capability()
     return targets.DEFAULT_ARCH if found is None else toolchain.arch_of(*found)
-
-
-def code_key(target: str) -> tuple[str, ...]:
-    """What decides a kernel's code beside its program, for the cache's key.
-
-    Raises:
-        TileError: there is no CUDA compiler.
-    """
-    from tilescale.compiler.cuda import toolchain
-
-    return (toolchain.fingerprint(target.partition(":")[2]),)
 
 
 def synchronize() -> None:
@@ -50,7 +42,15 @@ def synchronize() -> None:
     try:
         native.cuda_synchronize()
     except RuntimeError as error:
-        raise explain({"name": "a kernel", "loc": None}, (), (), str(error)) from None
+        raise explain(CUDA, {"name": "a kernel", "loc": None}, (), (), str(error)) from None
+
+
+def runs_on(arch: str, major: int, minor: int) -> bool:
+    """Whether a GPU of a compute capability runs a cubin for ``arch``: one of the same major version and no older minor one; where the name
+    ends in "a" that very one (CUDA C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features")."""
+    digits = re.sub(r"\D", "", arch)
+    own, least = int(digits[:-1]), int(digits[-1])
+    return major == own and (minor == least if arch.endswith("a") else minor >= least)
 
 
 @functools.lru_cache(maxsize=1)
@@ -65,34 +65,43 @@ def _tell_at_exit() -> None:
     atexit.register(tell)
 
 
-class CudaKernel(Kernel):
-    """A `Kernel` of the target ``cuda``.
+class Cuda(Device):
+    """NVIDIA's GPUs. A call returns when the launch is on torch's current stream of the arguments' device; it may be captured in a CUDA
+    graph. Without a GPU it raises LaunchError; everything that only looks at the code works."""
 
-    A call returns when the launch is on torch's current stream of the arguments' device; it may be captured in a CUDA graph. Without a
-    GPU it raises LaunchError; everything that only looks at the code works.
-
-    Attributes:
-        arch: the architecture, such as "sm_90a".
-        resources: what ptxas and the launch take: ``registers`` and ``stack`` (bytes) a thread, ``spill_stores`` and ``spill_loads``
-            (bytes; not there where the compiler did not tell), ``shared`` and ``dynamic_shared`` (bytes a block), ``threads`` a block;
-            ``blocks`` a multiprocessor holds, ``occupancy`` (the share of its threads) and ``bound`` (what limits it), where the
-            architecture's limits are known.
-    """
-
-    device_type: ClassVar[str] = "cuda"
-    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled", "thread", "cuda", "ptx", "sass")
-    default_source: ClassVar[str] = "cuda"
-
-    def _launcher(self, entry: Entry) -> Callable[..., Any]:
-        self.arch: str = entry.meta["arch"]
-        if self.instrument:
-            log.say("warning", f"{self.label}: launches on a GPU log no events (instrument=True has no effect)", once=True)
+    def load(self, entry: Entry, label: str) -> Callable[..., Any]:
         desc = struct.pack(f"<{len(entry.desc)}q", *entry.desc)
-        sites = "\n".join(entry.sites)
         if any(line.startswith(_FAILING) for line in entry.sites):
             _tell_at_exit()
-        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, self.label, entry.meta["symbol"], sites)
+        return native.make_cuda_kernel(Path(entry.path).read_bytes(), desc, label, entry.meta["symbol"], "\n".join(entry.sites))
 
-    @property
-    def built_for(self) -> str:
-        return f"cuda:{self.arch}"
+    def architecture(self) -> str:
+        return architecture()
+
+    def code_key(self, arch: str) -> tuple[str, ...]:
+        from tilescale.compiler.cuda import toolchain
+
+        return (toolchain.fingerprint(arch),)
+
+    def other_than(self, arch: str) -> str | None:
+        gpu = native.cuda_capability()
+        return None if gpu is None or runs_on(arch, *gpu) else f"sm_{gpu[0]}{gpu[1]}"
+
+    def may_be_here(self) -> bool:
+        """cuInit takes a tenth of a second, and a fork behind it has no GPU."""
+        return any(map(os.path.exists, _FILES))
+
+    def is_here(self) -> bool:
+        """Opens the driver, makes no context."""
+        return native.cuda_capability() is not None
+
+    def awaiting(self) -> Callable[[], Any] | None:
+        torch = sys.modules.get("torch")
+        return torch.cuda.synchronize if torch is not None and torch.cuda.is_initialized() else None
+
+
+#: DLPack's types of memory: CUDA's and managed
+CUDA = Cuda(
+    "cuda", ("tile", "scheduled", "thread", "cuda", "ptx", "sass"), "cuda", nicknames=("gpu", "nvidia"), arch="sm_90a", suffix=".cu",
+    memory="cuda", where="on a GPU", flag="is_cuda", dlpack=(2, 13), gpu=True, mute="launches on a GPU", absent="no CUDA driver",
+)  # fmt: skip

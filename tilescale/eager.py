@@ -10,16 +10,20 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilescale import cache, env, folders, log, tracing
-from tilescale.build import code_key, compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
+from tilescale import cache, devices, env, folders, log, tracing
+from tilescale.build import compiled, digest, for_this_job, kernel_of, key_of, label_of, loaded
+from tilescale.devices import is_auto, resolve_target
 from tilescale.errors import TileTypeError
 from tilescale.explain import is_numpy, is_torch
-from tilescale.jit import Jit, frozen, is_auto, loc_of, resolve_target, without_collection
+from tilescale.jitted import Jit, frozen, loc_of, without_collection
 from tilescale.kernel import Kernel
 from tilescale.language.dtypes import canonical, dtype
 from tilescale.language.funcs import parameter_loc
+
+if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
 
 #: Kinds of compile-time arguments whose == and hash are their value's.
 _SIMPLE = (int, float, bool, str, type(None), dtype)
@@ -87,19 +91,19 @@ class Eager(Jit):
                 )
         names = [name for name in parameters if name not in constants]
 
-        def program() -> Any:
+        def program() -> TileProgram:
             from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
             return trace_eager(self.func, {name: TensorArg(name, None, None, "tensor") for name in names}, dict(constants), sizes)
 
         with without_collection():
             label, target = label_of(self.name, {**sizes, **constants}), resolve_target(self.target)
-            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument, *code_key(target))
-            if target == "sim":
+            key = key_of(self.name, self.func, "ahead", names, constants, sizes, self.instrument, *devices.code_key(target))
+            if devices.of(target).simulated:
                 return self._simulated(key, label, program)
             return loaded(key, program, label, self.instrument, target)
 
-    def program(self, *args: Any, **kwargs: Any) -> Any:
+    def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
         tensors, constants = self._split(args, kwargs)
@@ -151,7 +155,7 @@ class Eager(Jit):
             self.dispatch.clear()
 
     # -- making it ------------------------------------------------------------------------------------------------
-    def _simulated(self, key: str | None, label: str, program: Callable[[], Any]) -> Kernel:
+    def _simulated(self, key: str | None, label: str, program: Callable[[], TileProgram]) -> Kernel:
         """For the target sim: nothing lies on the disk."""
         from tilescale import simulator
 
@@ -164,7 +168,7 @@ class Eager(Jit):
         """From the disk, or traced and compiled. Which extents are baked lies beside the kernels, so that a new process that
         finds both needs no trace."""
 
-        def program() -> Any:
+        def program() -> TileProgram:
             from tilescale.compiler.frontend.trace import TensorArg, trace_eager
 
             # A trace learns the values of T.const, so each has arguments of its own.
@@ -173,8 +177,8 @@ class Eager(Jit):
 
         label = label_of(self.name, {**{name: "x".join(map(str, s)) for name, s in shapes.items()}, **constants})
         ranks = [len(s) for s in shapes.values()]
-        family = key_of(self.name, self.func, list(dtypes.items()), ranks, constants, self.instrument, *code_key(target))
-        if target == "sim":
+        family = key_of(self.name, self.func, list(dtypes.items()), ranks, constants, self.instrument, *devices.code_key(target))
+        if devices.of(target).simulated:
             return self._simulated(None if family is None else digest(f"{family} {sorted(shapes.items())}"), label, program)
         if family is None or env.DUMP.get() is not None:
             traced = program()
@@ -193,7 +197,7 @@ class Eager(Jit):
                 log.say("warning", f"the cached kernel {label} does not load ({error}) and is rebuilt")
                 cache.discard(self._key(family, shapes))
 
-    def _compile(self, family: str, shapes: Shapes, program: Callable[[], Any], label: str, target: str) -> Kernel:
+    def _compile(self, family: str, shapes: Shapes, program: Callable[[], TileProgram], label: str, target: str) -> Kernel:
         """Under the family's lock: another process may have come first."""
         self._learn(_Family(family).read() or {})
         found = cache.lookup(self._key(family, shapes)) if self.baked else None
@@ -211,7 +215,7 @@ class Eager(Jit):
         return digest(f"{family} {sorted(extents(self.baked, shapes))}")
 
 
-def baked_extents(program: Any) -> dict[str, list[int]]:
+def baked_extents(program: TileProgram) -> dict[str, list[int]]:
     """Parameter → axes whose extents a trace turned into constants."""
     from tilescale.language.symbolic import settle
 
@@ -261,8 +265,8 @@ def dispatcher(eager: Eager, pattern: Any, args: tuple[Any, ...], kwargs: dict[s
             continue
         known = (eager.baked or {}).get(name)
         lines.append(f"_s_{name} = {name}.shape")
-        if by_device and is_torch(value):  # what is no torch tensor has no is_cuda and goes the slow way
-            parts.append(f"{name}.is_cuda")
+        if by_device and is_torch(value):  # what is no torch tensor has no such flag and goes the slow way
+            parts += [f"{name}.{d.flag}" for d in devices.TABLE.values() if d.flag]
             by_device = False  # the launcher refuses tensors on different devices
         if known is None or len(known) == len(value.shape):
             parts.append(f"{name}.dtype, _s_{name}")

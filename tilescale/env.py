@@ -20,7 +20,8 @@ from tilescale.errors import TileValueError
 T = TypeVar("T")
 
 PREFIX = "TILESCALE_"
-TARGETS = ("auto", "cpu", "cuda", "sim")
+#: target → what maps its ranks' symmetric memory where TILESCALE_HEAP is open
+TARGETS = {"auto": "shm", "cpu": "shm", "cuda": "symm_mem", "sim": "shm"}
 HEAPS = ("auto", "shm", "symm_mem", "nvshmem")
 LOG_LEVELS = ("error", "warning", "info", "debug")
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tilescale.device import RUN_HERE, Device
 from tilescale.errors import InternalError, LaunchError, Loc, TileError, TileTypeError, TileValueError
 
 _DEVICES = {1: "cpu", 2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 12: "ext_dev", 13: "cuda (managed)", 14: "oneapi"}
@@ -60,9 +61,10 @@ def _given_shape(value: Any) -> str:
 
 
 class Refusal:
-    """One refused call: the kernel's metadata, every parameter's argument, and what the launcher said."""
+    """One refused call: the kernel's target and metadata, every parameter's argument, and what the launcher said."""
 
-    def __init__(self, meta: dict[str, Any], args: Sequence[Any], param: int, axis: int, expected: str, got: str):
+    def __init__(self, device: Device, meta: dict[str, Any], args: Sequence[Any], param: int, axis: int, expected: str, got: str):
+        self.target = device
         self.meta, self.args, self.index, self.axis, self.expected, self.got = meta, args, param, axis, expected, got
         self.p = meta["params"][param] if param >= 0 else {"name": meta["name"], "loc": meta["loc"]}
         self.name = self.p["name"]
@@ -94,17 +96,13 @@ class Refusal:
 
     def device(self) -> TileError:
         where = str(self.arg.device) if is_torch(self.arg) else _DEVICES.get(int(self.got), f"device type {self.got}")
-        target = self.meta.get("target", "cpu")
-        if target == "cuda":
-            wanted, move = "a tensor on a GPU", f"torch.from_numpy({self.name}).cuda()" if is_numpy(self.arg) else f"{self.name}.cuda()"
-        else:
-            wanted, move = "a tensor in this machine's memory", f"{self.name}.cpu()"
-        device = "cuda" if target == "cuda" else "cpu"
+        memory = self.target.memory
+        given = f"torch.from_numpy({self.name})" if is_numpy(self.arg) else self.name
         return self.error(
             TileTypeError,
-            f"{self.name} is on {where}, and the kernel is compiled for the {target} target",
-            expected=wanted,
-            hint=move if where != "meta" else f'torch.empty_like({self.name}, device="{device}")',
+            f"{self.name} is on {where}, and the kernel is compiled for the {self.target.name} target",
+            expected=f"a tensor {self.target.where}",
+            hint=f"{given}.{memory}()" if where != "meta" else f'torch.empty_like({self.name}, device="{memory}")',
         )
 
     def gpu(self) -> TileError:
@@ -112,7 +110,7 @@ class Refusal:
             TileValueError,
             f"{self.name} is on the GPU {self.got}, and the tensors before it are on the GPU {self.expected}",
             expected="arguments on one GPU",
-            hint=f'{self.name}.to("cuda:{self.expected}")',
+            hint=f'{self.name}.to("{self.target.memory}:{self.expected}")',
         )
 
     def tma(self) -> TileError:
@@ -166,7 +164,7 @@ class Refusal:
         # The launcher looks at strides first; a shape that is wrong as well is what a person wants to hear of.
         for axis, (want, got) in enumerate(zip(self.p["shape"], getattr(self.arg, "shape", ()), strict=False)):
             if isinstance(want, int) and want != got:
-                return Refusal(self.meta, self.args, self.index, axis, str(want), str(got)).shape()
+                return Refusal(self.target, self.meta, self.args, self.index, axis, str(want), str(got)).shape()
         fix = f"numpy.ascontiguousarray({self.name})" if is_numpy(self.arg) else f"{self.name}.contiguous()"
         return self.error(
             TileValueError,
@@ -187,7 +185,7 @@ class Refusal:
             TileValueError,
             f"{self.name} begins {self.got} bytes behind a multiple of {self.expected}",
             expected=f"an address that is a multiple of {self.expected}"
-            + ("; the kernel reads so many bytes at once" if self.meta.get("target") == "cuda" else f", the size of {self.p['dtype']}"),
+            + ("; the kernel reads so many bytes at once" if self.target.gpu else f", the size of {self.p['dtype']}"),
             hint=f"{self.name}.{'copy' if is_numpy(self.arg) else 'clone'}()",
         )
 
@@ -227,7 +225,7 @@ class Refusal:
     def grid(self) -> TileError:
         what = "the grid's extents" if self.axis < 0 else f"the grid's axis {'xyz'[self.axis]} of {self.got} blocks"
         wanted = "no axis negative, and fewer than 2³¹ blocks in all"
-        if self.meta.get("target") == "cuda" and self.axis > 0:
+        if self.target.gpu and self.axis > 0:
             wanted += f", at most {self.expected} along y and z"
         return self._launch(f"{what} cannot be launched", wanted)
 
@@ -266,17 +264,17 @@ _CHECKS: dict[str, Callable[[Refusal], TileError]] = {
 }  # fmt: skip
 
 
-def explain(meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], text: str) -> TileError:
-    """The error behind the launcher's ``text``, which begins with ``TS:``. ``args``: one for each parameter, outputs too."""
+def explain(device: Device, meta: dict[str, Any], sites: Sequence[str], args: Sequence[Any], text: str) -> TileError:
+    """The error behind what the launcher of ``device`` says, which begins with ``TS:``. ``args``: one for each parameter, outputs too."""
     if text.startswith("TS:failed:"):
         return failure(text)
     if text.startswith("TS:run:"):
-        return _running(meta, sites, text)
+        return _running(device, meta, sites, text)
     _, check, param, axis, expected, got = text.split(":", 5)
     method = _CHECKS.get(check)
     if method is None:
         return InternalError(f"{meta['name']}: the launcher refused the call: {text}")
-    return method(Refusal(meta, args, int(param), int(axis), expected, got))
+    return method(Refusal(device, meta, args, int(param), int(axis), expected, got))
 
 
 def failure(text: str) -> LaunchError:
@@ -285,7 +283,7 @@ def failure(text: str) -> LaunchError:
     return LaunchError(f"{name}: {message}", loc=Loc(file, int(line)) if file and line.isdigit() else None)
 
 
-def _running(meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchError:
+def _running(device: Device, meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchError:
     _, _, site, message = text.split(":", 3)
     loc = None
     if 0 <= int(site) < len(sites):
@@ -295,5 +293,5 @@ def _running(meta: dict[str, Any], sites: Sequence[str], text: str) -> LaunchErr
             message = message.removesuffix(f" ({file}:{line})")
     if "no kernel image" in message:
         message += f"; the kernel is compiled for {meta.get('arch')}"
-    hint = 'target="cpu" or target="sim", which run it here; its code is in get_kernel_source()' if "no CUDA driver" in message else None
+    hint = RUN_HERE if device.absent and device.absent in message else None
     return LaunchError(f"{meta['name']}: {message}", loc=loc or place(meta["loc"]), hint=hint)

@@ -1,4 +1,5 @@
-"""Kernels ahead of time: `Kernel.export` writes one file, `load` makes a kernel of it where neither TVM nor a compiler is installed.
+"""Kernels ahead of time: `Kernel.export` writes one file, of which `tilescale.load` makes a kernel where neither
+TVM nor a compiler is installed.
 
 The file is a zip archive of
 
@@ -16,34 +17,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilescale import folders, native
+from tilescale import devices, folders, native
 from tilescale.cache import Entry
+from tilescale.device import Device
 from tilescale.errors import TileError, TileTypeError, TileValueError
-
-if TYPE_CHECKING:
-    from tilescale.kernel import Kernel
+from tilescale.launching import Launchable
+from tilescale.version import __version__
 
 FORMAT = 1
 AGAIN = "export the kernel on such a machine"
-HEAD, CODE, RUNTIME, TEXT = "kernel.json", "kernel.bin", "libts_rt.so", "kernel.cu"
-#: names of instruction sets in /proc/cpuinfo that LLVM may use; others say what a system may do
-_INSTRUCTIONS = re.compile(
-    r"avx|sse|ssse|fma|bmi|f16c|popcnt|abm|lzcnt|movbe|adx|aes|vaes|pclmul|vpclmul|gfni|sha|amx|neon|asimd|sve|fp16|fphp|bf16|i8mm|dotprod"
-)
+HEAD, CODE, RUNTIME, TEXT = "kernel.json", "kernel.bin", "libts_rt.so", "kernel"
 
 
 # ---- writing
 
 
-def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
+def save(kernel: Launchable, path: str | os.PathLike[str]) -> Path:
     """Writes a kernel's file; see `Kernel.export`."""
     entry = kernel.entry
     if not entry.path:
@@ -53,13 +48,13 @@ def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
     except OSError as error:
         raise TileError(f"the code of {kernel.name} is no longer at {entry.path}: {error.strerror}", hint="compile it again") from None
     members = {CODE: code, RUNTIME: native.library_path().read_bytes()}
-    text = Path(entry.path).with_suffix(".cu")
-    if text.exists():
-        members[TEXT] = text.read_bytes()
+    suffix = kernel.device.suffix
+    if suffix and (text := Path(entry.path).with_suffix(suffix)).exists():
+        members[TEXT + suffix] = text.read_bytes()
     head = {
         "format": FORMAT,
-        "tilescale": _version(),
-        "needs": {"machine": os.uname().machine, "runtime": native.runtime_version(), "instructions": _own_needs(kernel)},
+        "tilescale": __version__,
+        "needs": {"machine": os.uname().machine, "runtime": native.runtime_version(), "instructions": sorted(kernel.device.instructions())},
         "hashes": {name: _digest(data) for name, data in members.items()},
         "label": kernel.label, "out_idx": list(kernel.out_idx), "returns": list(kernel.returns), "instrument": kernel.instrument,
         "config": kernel.config, "latency": kernel.latency, "desc": entry.desc, "sites": entry.sites, "meta": entry.meta,
@@ -79,12 +74,6 @@ def save(kernel: Kernel, path: str | os.PathLike[str]) -> Path:
     return out
 
 
-def _version() -> str:
-    import tilescale
-
-    return tilescale.__version__
-
-
 def _umask() -> int:
     was = os.umask(0)
     os.umask(was)
@@ -95,33 +84,12 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _own_needs(kernel: Kernel) -> list[str]:
-    """The instruction sets that the code may use: LLVM compiles for the machine it runs on. None of a GPU's code."""
-    return sorted(instruction_sets()) if kernel.target == "cpu" else []
-
-
-def instruction_sets() -> set[str]:
-    """This processor's, as Linux names them."""
-    from tilescale.fingerprint import processor
-
-    words = [line.partition(":")[2] for line in processor().splitlines() if line.startswith(("flags", "Features"))]
-    return {word for word in " ".join(words).split() if _INSTRUCTIONS.match(word)}
-
-
 # ---- reading
 
 
-def load(path: str | os.PathLike[str]) -> Kernel:
-    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows its parameters, resources and
-    errors; what needs the program (`trace`, `check`, most kinds of `get_kernel_source`) raises TileError.
-
-    Raises:
-        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for another processor or GPU than
-            this machine's.
-    """
-    from tilescale.build import kernel_class
-
-    where = Path(path)
+def read(where: Path) -> tuple[Entry, dict[str, Any], dict[str, str]]:
+    """What a file holds, on a machine that can run it: the code, unpacked, beside it what `save` put in its head, and printed sources by
+    kind. Raises as `tilescale.load` does."""
     head, members = _read(where)
     _require(where, head)
     runtime = _unpacked(members[RUNTIME], RUNTIME)
@@ -129,23 +97,11 @@ def load(path: str | os.PathLike[str]) -> Kernel:
         native.adopt(runtime)
     except OSError as error:  # of the dynamic linker: an older C library, a system of another kind
         raise TileValueError(f"the runtime in {where} does not load on this machine: {error}", hint=AGAIN) from error
-    _require_gpu(where, head["meta"].get("arch"))
+    device = devices.of_kernel(head["meta"])
+    _require_arch(where, device, head["meta"].get("arch"))
     entry = Entry(str(_unpacked(members[CODE], CODE)), head["desc"], head["sites"], head["meta"])
-    made = kernel_class(entry.meta)(
-        entry, head["label"], _no_program(where), out_idx=head["out_idx"], returns=head["returns"], from_cache=True,
-        instrument=head["instrument"],
-    )  # fmt: skip
-    made.config, made.latency, made.has_program = head["config"], head["latency"], False
-    if TEXT in members:
-        made.texts["cuda"] = members[TEXT].decode()
-    return made
-
-
-def _no_program(where: Path) -> Callable[[], Any]:
-    def program() -> Any:
-        raise TileError(f"the kernel was loaded from {where}, which holds its code and not its program", hint="compile it from its source")
-
-    return program
+    text = members.get(TEXT + device.suffix) if device.suffix else None
+    return entry, head, {} if text is None else {device.shown: text.decode()}
 
 
 def _read(where: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -157,7 +113,7 @@ def _read(where: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
                 raise TileValueError(
                     f"{where} has format {head['format']} of exported kernels, by TileScale {head['tilescale']}",
                     expected=f"format {FORMAT}",
-                    hint=f"export the kernel with this version, {_version()}",
+                    hint=f"export the kernel with this version, {__version__}",
                 )
             members = {name: archive.read(name) for name in head["hashes"]}
     except FileNotFoundError:
@@ -184,31 +140,22 @@ def _require(where: Path, head: dict[str, Any]) -> None:
         theirs, ours = needs["runtime"].partition(" ")[0], native.runtime_version().partition(" ")[0]
         raise TileValueError(
             f"{where} was made with TileScale {head['tilescale']} and {theirs}, whose launcher is another",
-            expected=f"a file of TileScale {_version()} and {ours}",
+            expected=f"a file of TileScale {__version__} and {ours}",
             hint="export the kernel with this version",
         )
-    missing = sorted(set(needs["instructions"]) - instruction_sets())
+    missing = sorted(set(needs["instructions"]) - devices.of_kernel(head["meta"]).instructions())
     if missing:
         raise TileValueError(f"{where} uses instructions that this processor lacks: {', '.join(missing)}", hint=AGAIN)
 
 
-def _require_gpu(where: Path, arch: str | None) -> None:
+def _require_arch(where: Path, device: Device, arch: str | None) -> None:
     """This machine's first GPU runs the code; without one the kernel can be looked at. Raises TileValueError."""
-    gpu = None if arch is None else native.cuda_capability()
-    if arch is not None and gpu is not None and not runs_on(arch, *gpu):
+    other = None if arch is None else device.other_than(arch)
+    if other is not None:
         raise TileValueError(
-            f"{where} is compiled for {arch}, and this machine's GPU is sm_{gpu[0]}{gpu[1]}",
-            expected=f"a GPU that runs {arch}",
-            hint=f'target="cuda:sm_{gpu[0]}{gpu[1]}" where it is compiled',
-        )
-
-
-def runs_on(arch: str, major: int, minor: int) -> bool:
-    """Whether a GPU of a compute capability runs a cubin for ``arch``: one of the same major version and no older minor one; where the name
-    ends in "a" that very one (CUDA C++ Programming Guide, "Binary Compatibility" and "Architecture-Specific Features")."""
-    digits = re.sub(r"\D", "", arch)
-    own, least = int(digits[:-1]), int(digits[-1])
-    return major == own and (minor == least if arch.endswith("a") else minor >= least)
+            f"{where} is compiled for {arch}, and this machine's GPU is {other}", expected=f"a GPU that runs {arch}",
+            hint=f'target="{device.name}:{other}" where it is compiled',
+        )  # fmt: skip
 
 
 def _unpacked(data: bytes, name: str) -> Path:

@@ -6,79 +6,20 @@ body is the kernel; calling it with tensors compiles it for their dtypes and con
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import functools
-import gc
-import inspect
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from tilescale import env, source_text, tracing
-from tilescale.comm import sim as comm_sim
-from tilescale.errors import Loc, TileError, TileTypeError, TileValueError
-from tilescale.watch import Watch
+from tilescale import devices, source_text, tracing
+from tilescale.devices import is_auto, parse_target, resolve_target
+from tilescale.errors import TileError, TileTypeError, TileValueError
+from tilescale.jitted import Jit, frozen, loc_of, without_collection
 
 if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
     from tilescale.kernel import Kernel
     from tilescale.language.funcs import PrimFunc
-
-_LATER = ("hip",)
-_EXPECTED = '"cpu", "cuda" or "cuda:sm_90a", "sim" or "auto"'
-_NAMES = ("auto", "cpu", "sim", "cuda")
-
-
-def parse_target(target: Any) -> tuple[str, str]:
-    """A target's name and its architecture, "" where it names none. "cuda -arch=sm_80" is TVM's way to write "cuda:sm_80".
-
-    Raises:
-        TileValueError: a target that this version does not have, by name.
-    """
-    words = ("auto" if target is None else str(target)).replace(" -arch=", ":").split() or [""]
-    name, colon, arch = words[0].partition(":")
-    name = {"llvm": "cpu", "c": "cpu"}.get(name, name)
-    others = [w for w in words[1:] if not w.startswith("-")]
-    if name not in (*_NAMES, *_LATER) or (colon and (name != "cuda" or not arch)) or others:
-        close = ["cuda"] if name.lower() in ("gpu", "nvidia") else difflib.get_close_matches(name.lower(), _NAMES, 1, 0.5)
-        meant = f"{close[0] if close else 'cpu'}" if not colon or name != "cuda" else f"cuda:{others[0] if others else 'sm_90a'}"
-        raise TileValueError(f"there is no target {target!r}", expected=_EXPECTED, hint=f'target="{meant}"')
-    if name in _LATER and comm_sim.here() is None:
-        raise TileValueError(f"the target {name!r} is not built in this version", expected=_EXPECTED, hint='target="cpu"')
-    return name, arch
-
-
-def resolve_target(target: Any, tensors: Iterable[Any] = ()) -> str:
-    """``"cpu"``, ``"sim"``, or ``"cuda:<architecture>"``. "auto" is what TILESCALE_TARGET says; else cuda where a tensor lies on a GPU, cpu
-    where none of the tensors does, and without tensors cuda where this machine has a GPU. "cuda" means this machine's GPU, or sm_90a
-    where there is none. For a simulated rank everything runs on the simulator.
-
-    Raises:
-        TileValueError: a target that this version does not have, by name.
-    """
-    name, arch = parse_target(target)
-    if name == "sim" or comm_sim.here() is not None:
-        return "sim"
-    if name == "auto":
-        name = env.TARGET.get()
-    if name == "auto":
-        from tilescale.undecided import device_of, machine
-
-        name = device_of(tensors) or machine()
-    if name == "cuda":
-        return f"cuda:{arch or _architecture()}"
-    return "sim" if name == "sim" else "cpu"
-
-
-def is_auto(target: Any) -> bool:
-    """Whether the tensors of a call decide what a kernel runs on."""
-    return parse_target(target)[0] == "auto" and env.TARGET.get() == "auto" and comm_sim.here() is None
-
-
-def _architecture() -> str:
-    from tilescale import cuda
-
-    return cuda.architecture()
 
 
 def compile(  # the name that users know
@@ -114,28 +55,15 @@ def compile(  # the name that users know
 
         def make(chosen: str) -> Kernel:
             with without_collection():
-                return build.from_prim_func(func, outputs, instrument or (chosen == "cpu" and tracing.wanted()), name, chosen)
+                return build.from_prim_func(func, outputs, instrument or (not devices.of(chosen).mute and tracing.wanted()), name, chosen)
 
         if by_call:
-            from tilescale.undecided import Undecided, may_have_gpu
+            from tilescale.undecided import Undecided
 
-            if may_have_gpu():
-                return Undecided(lambda kind: make(f"cuda:{_architecture()}" if kind == "cuda" else kind), func.trace)
+            if devices.may_have_gpu():
+                return Undecided(lambda kind: make(devices.named(kind)), func.trace)
         chosen = resolve_target(target)
-        return simulator.from_prim_func(func, outputs, instrument, name) if chosen == "sim" else make(chosen)
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Python's collector rests: loading and compiling make many objects that live on, and a full collection in the middle would
-    walk all of torch (60 ms) to find nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
+        return simulator.from_prim_func(func, outputs, instrument, name) if devices.of(chosen).simulated else make(chosen)
 
 
 def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tuple[int, ...]:
@@ -151,95 +79,6 @@ def normal_out_idx(out_idx: int | Iterable[int] | None, n: int, func: Any) -> tu
     if len(set(out)) != len(out):
         raise TileValueError(f"out_idx={wanted} names a parameter twice", loc=func.loc)
     return tuple(out)
-
-
-# ---- arguments as keys
-
-
-class _ById:
-    """An argument that has no value to compare by: equal to itself alone, and kept alive by the key that holds it."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
-def frozen(value: Any) -> Any:
-    """A compile-time argument as a dictionary key; 1, 1.0 and True differ, symbolic extents go by name."""
-    kind = type(value)
-    if kind in (int, float, bool, str, type(None)):
-        return (kind, value)
-    from tilescale.language.symbolic import SymExpr, symbols_of
-
-    if isinstance(value, SymExpr):  # its == is a device comparison
-        return ("symbol", str(value), getattr(value, "dtype", None), *((s.name, s.multiple_of) for s in symbols_of(value)))
-    if isinstance(value, (list, tuple)):
-        return (kind, *map(frozen, value))
-    if isinstance(value, dict):
-        return (kind, *((frozen(k), frozen(v)) for k, v in value.items()))
-    try:
-        hash(value)
-    except TypeError:
-        return _ById(value)
-    return (kind, value)
-
-
-def loc_of(func: types.FunctionType) -> Loc:
-    return Loc(func.__code__.co_filename, func.__code__.co_firstlineno)
-
-
-class Jit:
-    """What both styles share. ``options`` are the decorator's."""
-
-    def __init__(self, func: types.FunctionType, out_idx: Any, target: Any, instrument: bool):
-        functools.update_wrapper(self, func)
-        self.func = func
-        self.name = func.__name__
-        self.out_idx, self.target, self.instrument = out_idx, target, instrument
-        self.signature = inspect.signature(func)
-        self.kernels: dict[Any, Kernel] = {}
-        self._watch: Watch | None = None
-        self._epoch = 0
-
-    def fresh(self) -> bool:
-        """Whether kernels made so far still stand for what the function would make now; forgets them where they do not."""
-        if self._watch is None:
-            self._watch, self._epoch = Watch(self.func), comm_sim.epoch
-        elif self._watch.changed() or self._epoch != comm_sim.epoch:  # simulated ranks have come or gone: the target changes
-            self._epoch = comm_sim.epoch
-            self.kernels.clear()
-            self._watch = Watch(self.func)
-            return False
-        return True
-
-    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
-        try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TileTypeError(f"{self.name}: {error}", loc=loc_of(self.func), expected=f"{self.name}{self.signature}") from None
-        bound.apply_defaults()
-        return bound
-
-    def __get__(self, instance: Any, owner: Any) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def compile(self, *args: Any, **kwargs: Any) -> Kernel:
-        """The kernel for these arguments."""
-        raise NotImplementedError
-
-    def program(self, *args: Any, **kwargs: Any) -> Any:
-        """The tile program for these arguments (a :class:`tilescale.compiler.ir.program.TileProgram`), traced and not compiled."""
-        raise NotImplementedError
 
 
 class Factory(Jit):
@@ -258,7 +97,7 @@ class Factory(Jit):
         """The same as a call."""
         return self(*args, **kwargs)
 
-    def program(self, *args: Any, **kwargs: Any) -> Any:
+    def program(self, *args: Any, **kwargs: Any) -> TileProgram:
         return self.prim_func(*args, **kwargs).trace()
 
     def get_tir(self, *args: Any, **kwargs: Any) -> PrimFunc:

@@ -1,44 +1,34 @@
-"""A compiled kernel: called with torch tensors, NumPy arrays and numbers; everything else about it is for people.
-
-A call goes straight to the launcher in C, which checks the arguments; what is here in Python only looks at a call that was refused.
-Where a call allocates outputs, or an extent is an expression that C does not compute, a few lines are generated in front of it.
-"""
+"""Kernels as people have them: called, looked at, checked, measured, kept in a file."""
 
 from __future__ import annotations
 
 import os
-import struct
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from tilescale import native
-from tilescale.cache import Entry
+from tilescale.arrays import arguments
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.explain import declaration, explain, expr_text, is_numpy, is_torch, place
+from tilescale.launching import Launchable, NoResources
 
 if TYPE_CHECKING:
     from tilescale.compiler.findings import Report
+    from tilescale.compiler.ir.program import TileProgram
     from tilescale.profiler import Profiler
     from tilescale.report import ResourceReport
 
-#: dtypes that NumPy does not hand over by DLPack → DLPack's code, bits, and the integer of that width
-_RETYPED = {"bfloat16": (4, 16, "uint16"), "float8_e4m3fn": (10, 8, "uint8"), "float8_e5m2": (12, 8, "uint8")}
+__all__ = ["Kernel", "NoResources", "load"]
 
 
-class NoResources(TileTypeError, AttributeError):
-    """Registers and occupancy of a kernel that is none of a GPU's; also an AttributeError, so that hasattr works."""
-
-
-class Kernel:
+class Kernel(Launchable):
     """What `tilescale.compile` and a ``@tilescale.jit`` factory return.
 
     ``kernel(a, b, c)``, by position or by the parameters' names. Tensors are torch's, NumPy's or anything with DLPack. Parameters in
     ``out_idx`` are left out of the call, allocated by it and returned: one as it is, several as a tuple.
 
     Attributes:
-        name: the kernel's. params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
+        name: the kernel's. device: its target's record (tilescale/device.py). arch: on GPUs the architecture, such as "sm_90a".
+        params: one dict a parameter (name, kind, dtype, shape, strides, written, loc).
         out_idx, returns: indices of the parameters that calls allocate, and of those that they return.
         entry: the code and what is kept beside it. texts: sources that are known without the program, by kind.
         has_program: whether the kernel can be traced again: not one that was loaded from a file.
@@ -49,239 +39,13 @@ class Kernel:
         LaunchError: a launch that failed while it ran, placed at the statement.
     """
 
-    #: torch's name of the devices that arguments lie on
-    device_type: ClassVar[str] = "cpu"
-    #: what `get_kernel_source` shows, and what it shows when it is not asked
-    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled", "thread", "llvm", "asm")
-    default_source: ClassVar[str] = "thread"
-    #: the same kernel for the other kind of memory, where the target was "auto" and a call decided (undecided.py)
-    elsewhere: Callable[[str], Kernel] | None = None
-
-    def __init__(
-        self,
-        entry: Entry,
-        label: str,
-        program: Callable[[], Any],
-        *,
-        out_idx: Sequence[int] = (),
-        returns: Sequence[int] | None = None,
-        from_cache: bool = False,
-        instrument: bool = False,
-    ):
-        self.name: str = entry.meta["name"]
-        self.label = label
-        self.params: list[dict[str, Any]] = entry.meta["params"]
-        self.out_idx = tuple(out_idx)
-        self.from_cache = from_cache
-        self.instrument = instrument
-        self.config: dict[str, Any] | None = None
-        self.latency: float | None = None
-        self.entry = entry
-        self._meta, self._sites = entry.meta, entry.sites
-        self._program = program
-        self.returns = tuple(self.out_idx if returns is None else returns)
-        self.texts: dict[str, str] = {}
-        self.has_program = True
-        self._inputs = [k for k in range(len(self.params)) if k not in self.out_idx]
-        self._launch = self._launcher(entry)
-        plain = not self.out_idx and not self.returns and not any(_unchecked(p) for p in self.params)
-        self._run: Callable[..., Any] = self._launch if plain else _Front(self).function
-        if any((entry.meta.get("on_ranks") or {}).values()):
-            self._run = self._refusing(self._run)
-
-    def _launcher(self, entry: Entry) -> Callable[..., Any]:
-        """What runs a launch: takes an argument for each parameter and refuses with ``TS:<check>:…``."""
-        return native.make_kernel(entry.path, struct.pack(f"<{len(entry.desc)}q", *entry.desc), "\n".join(entry.sites), self.label)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            args = self._positional(args, kwargs)
-        try:
-            return self._run(*args)
-        except TileError:
-            raise  # it says already what a person needs
-        except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, IndexError) as error:
-            refused = error
-        return self._again(args, refused)
-
-    def _refusing(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """``run`` behind a look at how many ranks launch: on some numbers the static checks refuse the kernel, before anything runs."""
-
-        def launch(*args: Any) -> Any:
-            refused = self._meta["on_ranks"].get(str(self._team_size(args)))
-            if refused is not None:
-                raise TileValueError(refused["message"], loc=place(refused["loc"]), expected=refused["expected"], hint=refused["hint"])
-            return run(*args)
-
-        return launch
-
-    def _team_size(self, args: tuple[Any, ...]) -> int:
-        """How many ranks make this launch together: those whose memory its symmetric arguments are, or all."""
-        comm = sys.modules.get("tilescale.comm")
-        backend = None if comm is None else comm.behind()
-        if backend is None:
-            return 1
-        for k, arg in zip(self._inputs, args, strict=False):  # what does not fit is refused by the launcher
-            if self.params[k]["kind"] in ("symm", "signal") and (at := _address(arg)) is not None:
-                found = backend.find(at)
-                if found is not None:
-                    return len(found[0].team.members)
-        return int(backend.place.size)
-
-    # -- calls that were refused ----------------------------------------------------------------------------------
-    @property
-    def symbols(self) -> list[str]:
-        """The names of the kernel's T.dynamic extents."""
-        return list(self._meta["symbols"])
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        """On GPUs: registers, spills, shared memory and occupancy (`tilescale.cuda.CudaKernel`).
-
-        Raises:
-            NoResources: a kernel of another target, which takes none of these.
-        """
-        if "resources" not in self._meta:
-            raise NoResources(f"{self.name} is a kernel of the target {self.target}, which takes nothing of a GPU", hint='target="cuda"')
-        return self._meta["resources"]
-
-    @property
-    def compiled(self) -> dict[str, Any]:
-        """What the compiler says of its work on GPUs: ``copies``, ``loops``, ``notes``, as `report` shows them."""
-        return {k: self._meta[k] for k in ("copies", "loops", "notes") if k in self._meta}
-
-    @property
-    def multiples(self) -> dict[str, int]:
-        """What the values of symbolic extents are promised to be multiples of (``T.dynamic(…, multiple_of=8)``)."""
-        return dict(self._meta["multiples"])
-
-    @property
-    def target(self) -> str:
-        """What the kernel runs on: "cpu", "cuda" or "sim"."""
-        return str(self._meta.get("target", "cpu"))
-
-    @property
-    def built_for(self) -> str:
-        """The target as the compiler takes it, with its architecture: "cpu", "cuda:sm_90a"."""
-        return self.target
-
-    def program(self) -> Any:
-        """The kernel as tile IR (a :class:`tilescale.compiler.ir.program.TileProgram`), traced again."""
-        return self._program()
-
-    @property
-    def collective(self) -> bool:
-        """Whether ranks meet in a launch, so that all must make it."""
-        return bool(self._meta["collective"])
-
-    @property
-    def inputs(self) -> list[str]:
-        """The names of the parameters that a call takes, in order."""
-        return [self.params[k]["name"] for k in self._inputs]
-
-    def _positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        names = self.inputs
-        given = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name in given:
-                raise self._call_error(f"{name} is given twice")
-            if name not in names:
-                raise self._call_error(f"there is no parameter {name!r}")
-            given[name] = value
-        missing = [n for n in names if n not in given]
-        if missing or len(args) > len(names):
-            raise self._count_error(len(args) + len(kwargs), missing)
-        return tuple(given[n] for n in names)
-
-    def _call_error(self, message: str) -> TileTypeError:
-        return TileTypeError(
-            f"{self.name}: {message}", loc=place(self._meta["loc"]), expected=f"{self.name}({', '.join(self.inputs)})"
-        )
-
-    def _count_error(self, given: int, missing: list[str]) -> TileTypeError:
-        what = f"; {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing" if missing else ""
-        return self._call_error(f"{given} argument{'' if given == 1 else 's'} for {len(self._inputs)} parameters{what}")
-
-    def _again(self, args: tuple[Any, ...], error: Exception) -> Any:
-        """A refused call: arguments that lie in the other kind of memory, or only have to be handed over differently, are; everything else
-        becomes an error."""
-        if self.elsewhere is not None:
-            from tilescale.undecided import device_of
-
-            device = device_of(args)
-            if device not in (None, self.target):
-                return self.elsewhere(device)(*args)
-        if len(args) != len(self._inputs):
-            raise self._count_error(len(args), self.inputs[len(args) :]) from None
-        text = str(error)
-        if not text.startswith("TS:"):  # an argument could not be handed over, so nothing has run
-            handed = tuple(self._handed_over(self.params[k], a) for k, a in zip(self._inputs, args, strict=True))
-            if all(a is b for a, b in zip(handed, args, strict=True)):
-                raise self._unusable(args) or error
-            try:
-                return _given_back(self._run(*handed), handed, args)
-            except TileError:
-                raise
-            except (TypeError, ValueError, RuntimeError) as second:
-                text = str(second)
-                if not text.startswith("TS:"):
-                    raise self._unusable(args) or second from None
-        full: list[Any] = [None] * len(self.params)
-        for k, a in zip(self._inputs, args, strict=True):
-            full[k] = a
-        raise explain(self._meta, self._sites, full, text) from None
-
-    def _handed_over(self, p: dict[str, Any], arg: Any) -> Any:
-        """An argument in a form that DLPack can carry: NumPy has no names for bfloat16 and fp8, and shares no read-only arrays."""
-        if not is_numpy(arg):
-            return arg
-        if not arg.flags.writeable:
-            if p["written"]:
-                raise TileValueError(
-                    f"{self.name}: {p['name']} is read-only, and the kernel writes it", loc=place(p["loc"]), hint=f"{p['name']}.copy()"
-                )
-        return self._carried(arg)
-
-    def _carried(self, array: Any) -> Any:
-        """A NumPy array as the launcher takes it."""
-        if not array.flags.writeable:
-            array = _writable_view(array)
-        return _retyped(array) if array.dtype.name in _RETYPED else array
-
-    def _unusable(self, args: tuple[Any, ...]) -> Exception | None:
-        """What is wrong with an argument that is no tensor that DLPack carries to this machine's memory."""
-        for k, arg in zip(self._inputs, args, strict=True):
-            p = self.params[k]
-            if p["kind"] == "scalar":
-                continue
-            if is_torch(arg) and (arg.device.type != self.device_type or arg.layout != sys.modules["torch"].strided):
-                if arg.device.type != self.device_type:
-                    return explain(self._meta, self._sites, self._full(args), f"TS:device:{k}:-1:1:0")
-                return TileTypeError(
-                    f"{self.name}: {p['name']} has the layout {arg.layout}", loc=place(p["loc"]), expected=declaration(p),
-                    hint=f"{p['name']}.to_dense()",
-                )  # fmt: skip
-            if not is_torch(arg) and not is_numpy(arg) and not hasattr(arg, "__dlpack__"):
-                return explain(self._meta, self._sites, self._full(args), f"TS:kind:{k}:-1:tensor:object")
-            name = str(getattr(arg, "dtype", "")).removeprefix("torch.")
-            if name and name != p["dtype"]:
-                return explain(self._meta, self._sites, self._full(args), f"TS:dtype:{k}:-1:{p['dtype']}:{name}")
-        return None
-
-    def _full(self, args: tuple[Any, ...]) -> list[Any]:
-        full: list[Any] = [None] * len(self.params)
-        for k, a in zip(self._inputs, args, strict=True):
-            full[k] = a
-        return full
-
-    # -- for people -----------------------------------------------------------------------------------------------
     def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced), ``"scheduled"``, ``"thread"`` (loops and indices); on the CPU ``"llvm"`` and
         ``"asm"`` (optimised), for CUDA ``"cuda"`` (C++), ``"ptx"`` and ``"sass"`` (machine code; needs nvdisasm or cuobjdump). Without a
         kind thread IR, or CUDA C++. Traces the kernel again; raises TileValueError for another kind."""
-        kind = self.default_source if kind is None else kind
-        if kind not in self.sources:
-            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.sources))
+        kind = self.device.shown if kind is None else kind
+        if kind not in self.device.sources:
+            raise TileValueError(f"get_kernel_source({kind!r})", expected="one of " + ", ".join(self.device.sources))
         if kind in self.texts:
             return self.texts[kind]
         program = self.program()
@@ -308,7 +72,6 @@ class Kernel:
             The report: true where nothing was found; ``report.findings`` otherwise. ``report.static`` has what was proven.
         """
         program = self.program()
-        from tilescale.arrays import arguments
         from tilescale.compiler.checks.run import check
 
         given = arguments(args or {})
@@ -363,196 +126,30 @@ class Kernel:
             raise TileTypeError("tensor_supply= and tensor_supply_type= mean the same", hint="tensor_supply= alone")
         return Profiler(self, tensor_supply if tensor_supply is not None else tensor_supply_type, extents)
 
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{p['name']}: {declaration(p)}" for p in self.params)
-        return f"<kernel {self.name}({shown})>"
+
+def load(path: str | os.PathLike[str]) -> Kernel:
+    """The kernel in a file that `Kernel.export` wrote. It is called like the one that was exported, and knows its parameters, resources and
+    errors; what needs the program (`trace`, `check`, most kinds of `get_kernel_source`) raises TileError.
+
+    Raises:
+        TileValueError: no such file, not one of ours, or damaged; made by another version of TileScale, for another processor or GPU than
+            this machine's.
+    """
+    from tilescale import export
+
+    where = Path(path)
+    entry, head, texts = export.read(where)
+    made = Kernel(
+        entry, head["label"], _no_program(where), out_idx=head["out_idx"], returns=head["returns"], from_cache=True,
+        instrument=head["instrument"],
+    )  # fmt: skip
+    made.config, made.latency, made.has_program = head["config"], head["latency"], False
+    made.texts.update(texts)
+    return made
 
 
-def _address(tensor: Any) -> int | None:
-    """Where a tensor's memory begins; None where NumPy cannot see it."""
-    if is_torch(tensor):
-        return int(tensor.data_ptr())
-    from tilescale.arrays import as_numpy
+def _no_program(where: Path) -> Callable[[], TileProgram]:
+    def program() -> TileProgram:
+        raise TileError(f"the kernel was loaded from {where}, which holds its code and not its program", hint="compile it from its source")
 
-    try:
-        return int(as_numpy(tensor).__array_interface__["data"][0])
-    except (TypeError, ValueError, RuntimeError, BufferError, AttributeError):
-        return None
-
-
-def _unchecked(p: dict[str, Any]) -> bool:
-    """Whether a parameter has an extent or a stride that is an expression, which the launcher does not compute."""
-    return any(isinstance(e, list) for e in (*p.get("shape", ()), *(p.get("strides") or ())))
-
-
-def _given_back(result: Any, handed: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-    """A call's result, with the caller's own arguments where it returns what was handed over in their place."""
-    if isinstance(result, tuple):
-        return tuple(_given_back(r, handed, args) for r in result)
-    return next((a for h, a in zip(handed, args, strict=True) if h is result), result)
-
-
-def _retyped(array: Any) -> Any:
-    code, bits, integer = _RETYPED[array.dtype.name]
-    return native.retype(array.view(integer), code, bits)
-
-
-class _Writable:
-    """NumPy's description of an array with the word "read-only" left out; ``array`` keeps the memory alive."""
-
-    def __init__(self, array: Any):
-        held = array.__array_interface__
-        self.array, self.__array_interface__ = array, {**held, "data": (held["data"][0], False)}
-
-
-def _writable_view(array: Any) -> Any:
-    """The memory of a read-only array as one that DLPack shares. The kernel was compiled not to write this parameter."""
-    import numpy
-
-    return numpy.asarray(_Writable(array)).view(array.dtype)
-
-
-class _Front:
-    """The generated lines in front of a launch: extents read off the inputs, expressions checked, outputs allocated."""
-
-    def __init__(self, kernel: Kernel):
-        self.kernel = kernel
-        self.params = kernel.params
-        self.names: dict[str, Any] = {"launch": kernel._launch, "Tensor": type(None), "is_torch_call": self.is_torch_call}
-        self.lines: list[str] = []
-        self.known: dict[str, str] = {}
-        for k in kernel._inputs:
-            self.read(k)
-        for k in kernel._inputs:
-            self.check(k)
-        self.allocate()
-        arguments = ", ".join(f"a{k}" for k in range(len(self.params)))
-        self.lines.append(f"launch({arguments})")
-        results = ", ".join(f"o{k}" if k in kernel.out_idx else f"a{k}" for k in kernel.returns)
-        if results:
-            self.lines.append(f"return {results}")
-        head = ", ".join(f"a{k}" for k in kernel._inputs)
-        text = f"def call({head}):\n" + "".join(f"    {line}\n" for line in self.lines)
-        exec(compile(text, f"<call of {kernel.name}>", "exec"), self.names)
-        self.function: Callable[..., Any] = self.names["call"]
-
-    def read(self, k: int) -> None:
-        """Symbols that stand alone in an input's shape: where the launcher takes them from, too."""
-        for axis, e in enumerate(self.params[k].get("shape", ())):
-            if isinstance(e, str) and e not in self.known and self.wanted(e):
-                self.known[e] = f"s{len(self.known)}"
-                self.lines.append(f"{self.known[e]} = a{k}.shape[{axis}]")
-
-    def wanted(self, symbol: str) -> bool:
-        return any(
-            symbol in _symbols(e)
-            for k, p in enumerate(self.params)
-            for e in (*p.get("shape", ()), *(p.get("strides") or ()))
-            if isinstance(e, list) or k in self.kernel.out_idx
-        )
-
-    def code(self, e: Any, k: int) -> str:
-        if isinstance(e, int):
-            return str(e)
-        if isinstance(e, str):
-            if e not in self.known:
-                p = self.params[k]
-                raise TileValueError(
-                    f"the extent {e} of {p['name']} is in no shape of an argument of {self.kernel.name}, so no call says what it is",
-                    loc=place(p["loc"]),
-                    hint=f"leave {p['name']} out of out_idx and pass it",
-                )
-            return self.known[e]
-        op, a, b = e[0], self.code(e[1], k), self.code(e[2], k)
-        return f"{op}({a}, {b})" if op in ("min", "max") else f"({a} {op} {b})"
-
-    def check(self, k: int) -> None:
-        p = self.params[k]
-        for axis, e in enumerate(p.get("shape", ())):
-            if isinstance(e, list):
-                self.lines += [
-                    f"want = {self.code(e, k)}",
-                    f"if len(a{k}.shape) == {len(p['shape'])} and a{k}.shape[{axis}] != want:",
-                    f'    raise ValueError(f"TS:shape:{k}:{axis}:{{want}}:{{a{k}.shape[{axis}]}}")',
-                ]
-        for axis, e in enumerate(p.get("strides") or ()):
-            if isinstance(e, list):
-                self.names["stride_of"] = _stride_of
-                self.lines += [
-                    f"want = {self.code(e, k)}",
-                    f"if stride_of(a{k}, {axis}) != want:",
-                    f'    raise ValueError(f"TS:stride:{k}:{axis}:{{want}}:{{stride_of(a{k}, {axis})}}")',
-                ]
-
-    def allocate(self) -> None:
-        kernel = self.kernel
-        if not kernel.out_idx:
-            return
-        tensors = [f"a{k}" for k in kernel._inputs if self.params[k]["kind"] != "scalar"]
-        first = f"type({tensors[0]}) is Tensor or " if tensors else ""
-        device = f"{tensors[0]}.device" if tensors and kernel.device_type != "cpu" else "device"
-        self.lines.append(f"if {first}is_torch_call({', '.join(tensors)}):")
-        numpy_lines = []
-        for k in kernel.out_idx:
-            p = self.params[k]
-            if p["kind"] != "tensor" or p["strides"] is not None:
-                raise TileTypeError(
-                    f"{kernel.name}: out_idx names {p['name']}, which is {declaration(p)}",
-                    loc=place(p["loc"]),
-                    expected="T.Tensor, of which a call can allocate one",
-                    hint=f"leave {p['name']} out of out_idx and pass it",
-                )
-            listed = ", ".join(self.code(e, k) for e in p["shape"])
-            shape = f"({listed},)" if listed else "()"
-            # As separate arguments extents are parsed faster than as a tuple; without any, torch wants the tuple.
-            self.lines.append(f"    a{k} = o{k} = torch_empty({listed or '()'}, dtype=torch_{p['dtype']}, device={device})")
-            numpy_lines.append(f"    a{k} = o{k} = numpy_empty({shape}, {p['dtype']!r})")
-            if p["dtype"] in _RETYPED:
-                numpy_lines.append(f"    a{k} = retyped(o{k})")
-        self.names.update(numpy_empty=numpy_empty, retyped=kernel._carried)
-        self.lines += ["else:", *numpy_lines]
-
-    def is_torch_call(self, *tensors: Any) -> bool:
-        """Whether outputs are torch tensors: as the first tensor is, or without one where torch is loaded."""
-        torch = sys.modules.get("torch")
-        if torch is None or not (is_torch(tensors[0]) if tensors else True):
-            return False
-        if self.names["Tensor"] is not torch.Tensor:
-            self.names.update(Tensor=torch.Tensor, torch_empty=torch.empty, device=torch.device(self.kernel.device_type))
-            for k in self.kernel.out_idx:
-                dtype = self.params[k]["dtype"]
-                self.names[f"torch_{dtype}"] = getattr(torch, dtype)
-        return True
-
-
-def _symbols(e: Any) -> set[str]:
-    if isinstance(e, str):
-        return {e}
-    return set().union(*map(_symbols, e[1:])) if isinstance(e, list) else set()
-
-
-def _stride_of(tensor: Any, axis: int) -> int:
-    """In elements."""
-    if is_numpy(tensor):
-        return tensor.strides[axis] // tensor.itemsize
-    return tensor.stride(axis)
-
-
-def numpy_dtype(name: str) -> Any:
-    """NumPy's dtype of that name, ml_dtypes' where NumPy has none."""
-    import numpy
-
-    if name in _RETYPED:
-        import ml_dtypes
-
-        return numpy.dtype(getattr(ml_dtypes, name))
-    return numpy.dtype(name)
-
-
-def numpy_empty(shape: tuple[int, ...], dtype: str) -> Any:
-    import numpy
-
-    return numpy.empty(shape, numpy_dtype(dtype))
-
-
-__all__ = ["Kernel", "expr_text"]
+    return program

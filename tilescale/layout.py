@@ -68,7 +68,7 @@ def layouts(kernel: Kernel) -> dict[str, Any]:
     Raises:
         TileTypeError: a target that has none.
     """
-    if kernel.target != "cuda":
+    if not kernel.device.gpu:
         raise TileTypeError(f"{kernel.name} is a kernel of the target {kernel.target}, where tiles have no layouts", hint='target="cuda"')
     program = kernel.program()
     from tilescale.compiler import driver

@@ -8,25 +8,26 @@ runs as often as the launches themselves do. A window that is full runs, too, an
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tilescale.arguments import Call
 from tilescale.comm import sim
 
 if TYPE_CHECKING:
     from tilescale.compiler.checks.overlap import Step, Touch
     from tilescale.compiler.checks.run import Result
-    from tilescale.simulator import Call, Checking
 
 #: bytes that the arguments of a window may have: those that lie further back are no longer kept
 MOST_BYTES = 1 << 29
 
 
 class Windows:
-    """The windows of a job, one a team. ``job``: its ranks."""
+    """The windows of a job, one a team. ``job``: its ranks. number: of the launch that is made now. run: runs a window's launches
+    overlapped; it gets in words whose they are."""
 
-    def __init__(self, checking: Checking, job: sim.SimWorld):
-        self.checking, self.job = checking, job
+    def __init__(self, job: sim.SimWorld, number: Callable[[], int], run: Callable[[list[Step], str], None]):
+        self.job, self.number, self.run = job, number, run
         self.steps: dict[tuple[int, ...], list[Step]] = {}
         self.marks: dict[tuple[int, ...], list[bytes]] = {}
         self.left: dict[tuple[int, ...], dict[int, Any]] = {}  # address → what the window's last launch that knows it left there
@@ -34,17 +35,17 @@ class Windows:
         self.whose: dict[tuple[int, ...], str] = {}
         self.seen: set[bytes] = set()
 
-    def begin(self, calls: Sequence[Call], members: tuple[int, ...], mark: bytes, whose: str) -> Step:
-        """A launch is about to run: its arguments as they are, and what hosts did in front of it."""
+    def begin(self, prepared: Any, calls: Sequence[Call[Any]], members: tuple[int, ...], mark: bytes, whose: str) -> Step:
+        """A launch of a ``prepared`` program is about to run: its arguments as they are, and what hosts did in front of it."""
         from tilescale.compiler.checks.overlap import Step
         from tilescale.compiler.checks.run import Launch
 
         for other in [m for m in self.steps if m != members and set(m) & set(members)]:
             self.end(other)
-        launch = Launch(calls[0].kernel.simulated.prepared, [c.values() for c in calls], whose=whose)
+        launch = Launch(prepared, [c.values() for c in calls], whose=whose)
         launch.keep()
         places = [{name: a.address for name, a in c.tensors.items() if a.block is not None} for c in calls]
-        step = Step(launch, self.checking.launches + 1, places, loc=calls[0].loc)
+        step = Step(launch, self.number(), places, loc=calls[0].loc)
         step.touches = [self._touches(rank) for rank in members]
         if self._polled(step, calls):
             self.end(members)
@@ -69,7 +70,7 @@ class Windows:
         return made
 
     @staticmethod
-    def _polled(step: Step, calls: Sequence[Call]) -> bool:
+    def _polled(step: Step, calls: Sequence[Call[Any]]) -> bool:
         """Whether a host has read a counter of this launch, and so may know what others did."""
         signals = {p["name"] for p in calls[0].kernel.params if p["kind"] == "signal"}
         read = [t for touches in step.touches for t in touches if not t.writes]
@@ -133,24 +134,13 @@ class Windows:
         self.fresh.pop(members, None)
 
     def _run(self, members: tuple[int, ...]) -> None:
-        from tilescale.compiler.checks.overlap import Window
-        from tilescale.compiler.findings import Report
-
-        steps, checking = self.steps.get(members, []), self.checking
+        steps = self.steps.get(members, [])
         mark = b"".join(self.marks.get(members, []))
         if not self.fresh.get(members) or mark in self.seen:
             return
         self.fresh[members] = 0
         self.seen.add(mark)
-        window, report = Window(steps, limit=checking.limit, whose=self.whose[members]), Report()
-        orders = [("round_robin", 0)]
-        orders += [] if checking.schedule == "round_robin" else [(checking.schedule, seed) for seed in range(checking.seeds)]
-        for order, seed in orders:
-            window.run(order, seed, report)
-            checking.progress()
-        checking.report.runs += report.runs
-        for finding in report.findings:
-            checking.report.add(finding)
+        self.run(steps, self.whose[members])
 
 
 def _differs(now: Any, before: Any) -> Any:

@@ -9,14 +9,14 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tilescale import log
+from tilescale import agree, devices, log
+from tilescale.arrays import numpy_dtype
+from tilescale.device import RUN_HERE
 from tilescale.errors import LaunchError, TileTypeError, TileValueError
 from tilescale.explain import declaration, is_torch, place
-
-if TYPE_CHECKING:
-    from tilescale.kernel import Kernel
+from tilescale.launching import Launchable
 
 RETURN_MODES = ("median", "mean", "min", "max", "all")
 #: A sample shorter than this says more about the clock than about the kernel: calls are timed together up to it.
@@ -54,7 +54,7 @@ class Profiler:
         TileValueError: an extent that is missing or unknown.
     """
 
-    def __init__(self, kernel: Kernel, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
+    def __init__(self, kernel: Launchable, tensor_supply: Any = None, extents: dict[str, Any] | None = None):
         self.kernel = kernel
         self.supply = tensor_supply.value if isinstance(tensor_supply, TensorSupplyType) else tensor_supply or "auto"
         if not callable(self.supply) and self.supply not in {t.value for t in TensorSupplyType}:
@@ -127,8 +127,6 @@ class Profiler:
         another or on the process."""
         import numpy
 
-        from tilescale.kernel import numpy_dtype
-
         rng = numpy.random.default_rng(zlib.crc32(p["name"].encode()))
         shape, dtype = p["shape"], p["dtype"]
         if self.supply in ("zero", "one"):
@@ -141,12 +139,12 @@ class Profiler:
             flat = rng.uniform(-1, 1, shape) if self.supply == "uniform" else rng.standard_normal(shape, "float32")
         torch = sys.modules.get("torch")
         if torch is not None:
-            if self.kernel.device_type == "cuda" and not torch.cuda.is_available():
+            if self.kernel.device.gpu and not torch.cuda.is_available():
                 raise LaunchError(
                     f"{self.kernel.name} takes tensors on a GPU, and torch finds none on this machine", loc=place(self.kernel._meta["loc"]),
-                    hint='target="cpu" or target="sim", which run it here; its code is in get_kernel_source()',
+                    hint=RUN_HERE,
                 )  # fmt: skip
-            made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype)).to(self.kernel.device_type)
+            made = torch.from_numpy(numpy.asarray(flat)).to(getattr(torch, dtype)).to(self.kernel.device.memory)
             if p["strides"] is not None:
                 made = torch.empty_strided(shape, p["strides"], dtype=made.dtype, device=made.device).copy_(made)
             return made
@@ -182,7 +180,7 @@ class Profiler:
         call = self.kernel if fn is None else fn
         if fn is not None and _takes(fn, 0) and not _takes(fn, len(given)):
             given = []
-        if self.kernel.target == "sim" and fn is None:
+        if self.kernel.device.simulated and fn is None:
             log.say("warning", f"{self.kernel.name}: the time is that of the simulator, of one call", once=True)
             start = time.perf_counter()
             call(*given)
@@ -193,9 +191,7 @@ class Profiler:
     @staticmethod
     def agreed(values: Sequence[float]) -> float:
         """The largest of what all ranks gave."""
-        from tilescale.tuning.agree import largest
-
-        return largest(values)[0]
+        return agree.largest(values)[0]
 
     # -- comparison -----------------------------------------------------------------------------------------------
     def assert_allclose(self, reference: Callable[..., Any], *, rtol: float | None = None, atol: float | None = None) -> None:
@@ -266,7 +262,7 @@ def measure(call: Callable[[], Any], warmup: float, rep: float, agree: Callable[
     Calls that only put work on a GPU are timed until it is done, many together, so that awaiting the last costs little.
     """
     call()
-    finish = _awaiting_gpu()
+    finish = devices.awaiting() or _nothing
     finish()
     start = time.perf_counter()
     for _ in range(3):
@@ -289,12 +285,6 @@ def measure(call: Callable[[], Any], warmup: float, rep: float, agree: Callable[
 
 def _nothing() -> None:
     pass
-
-
-def _awaiting_gpu() -> Callable[[], Any]:
-    """What returns when the GPU has done all that this process gave it; nothing where it gave it none."""
-    torch = sys.modules.get("torch")
-    return torch.cuda.synchronize if torch is not None and torch.cuda.is_initialized() else _nothing
 
 
 def _takes(fn: Callable[..., Any], count: int) -> bool:

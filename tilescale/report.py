@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilescale.errors import TileValueError
+from tilescale.launching import Launchable
 
 if TYPE_CHECKING:
     from tilescale.compiler.cost import Count, Machine, Roofline
-    from tilescale.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class ResourceReport:
     """A kernel's resources, the work of one launch, and its bound.
 
     Attributes:
-        resources: as `CudaKernel.resources`; empty on other targets.
+        resources: as `Kernel.resources`; empty on other targets.
         count: the work, counted from the tile program; None for a kernel that was loaded from a file, which holds none.
         machine, roofline: the GPU that its architecture stands for, and the bound there; None where there are no figures.
         waves: how often the machine fills with blocks; None where that is not known.
@@ -133,9 +133,9 @@ def _stages(loop: dict[str, Any]) -> str:
     return held if all(n == asked for n in counts.values()) else f"{held}, of {asked} asked for"
 
 
-def report(kernel: Kernel, extents: dict[str, int], latency: float | None) -> ResourceReport:
+def report(kernel: Launchable, extents: dict[str, int], latency: float | None) -> ResourceReport:
     """See `Kernel.report`."""
-    resources = kernel.resources if kernel.target == "cuda" else {}
+    resources = kernel.resources if kernel.device.gpu else {}
     count = machine = bound = None
     known = {*kernel.symbols, *(p["name"] for p in kernel.params if p["kind"] == "scalar" and "float" not in p["dtype"])}
     if unknown := sorted(set(extents) - known):

@@ -13,9 +13,9 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from tilescale import build, comm, log
+from tilescale import arguments, build, comm, log
 from tilescale.cache import Entry
 from tilescale.comm import sim
 from tilescale.errors import FindingError, LaunchError, TileValueError
@@ -24,6 +24,11 @@ from tilescale.hosts import Hosts
 from tilescale.kernel import Kernel
 from tilescale.overlapped import Windows
 
+if TYPE_CHECKING:
+    from tilescale.compiler.checks.overlap import Step
+    from tilescale.compiler.ir.program import TileProgram
+
+Call = arguments.Call["SimKernel"]
 LAUNCH = "a launch"
 #: milliseconds for the static checks of a kernel, where launches are checked
 STATIC_BUDGET = 10_000.0
@@ -34,7 +39,7 @@ STEPS = 2_000_000
 class Program:
     """A traced kernel made ready for the simulator, once in a process: what runs it and what its calls are checked by."""
 
-    def __init__(self, traced: Any, key: str | None):
+    def __init__(self, traced: TileProgram, key: str | None):
         from tilescale.compiler import description
         from tilescale.compiler.passes.pipeline import tile_level
         from tilescale.compiler.passes.residency import reaches_ranks
@@ -90,7 +95,7 @@ _programs: dict[str, Program] = {}
 _numbers = itertools.count()
 
 
-def program_of(key: str | None, trace: Callable[[], Any]) -> Program:
+def program_of(key: str | None, trace: Callable[[], TileProgram]) -> Program:
     """The program behind a key (`tilescale.build.key_of`), traced and prepared by the first who asks; None: not to be remembered."""
     made = None if key is None else _programs.get(key)
     if made is None:
@@ -196,6 +201,21 @@ class Checking:
         """Whether what a rank raised is among the findings."""
         return bool(self.report.findings) and (isinstance(error, FindingError) or any(error is told for told in self.disagreed))
 
+    def overlap(self, steps: list[Step], whose: str) -> None:
+        """Runs launches of a team overlapped, as often as each by itself."""
+        from tilescale.compiler.checks.overlap import Window
+        from tilescale.compiler.findings import Report
+
+        window, report = Window(steps, limit=self.limit, whose=whose), Report()
+        orders = [("round_robin", 0)]
+        orders += [] if self.schedule == "round_robin" else [(self.schedule, seed) for seed in range(self.seeds)]
+        for order, seed in orders:
+            window.run(order, seed, report)
+            self.progress()
+        self.report.runs += report.runs
+        for finding in report.findings:
+            self.report.add(finding)
+
     def take(self, label: str, report: Any) -> None:
         """What was seen of one launch of the kernel ``label``."""
         self.kernels.add(label)
@@ -211,65 +231,17 @@ class Checking:
             self.incomplete += 1
 
 
-@dataclass
-class Argument:
-    """A tensor argument: the caller's memory as an array, and for symmetric memory where it lies."""
-
-    array: Any
-    block: Any = None  # sim.SimBlock
-    team: tuple[int, ...] | None = None
-    at: tuple[int, int] = (-1, 0)  # the allocation's number among its team's, and the bytes before it there
-    output: bool = False  # allocated by the call, so that nobody has written it
-
-    @property
-    def address(self) -> int:
-        return self.array.__array_interface__["data"][0]
-
-    def given(self) -> Any:
-        """What the simulator gets: a masked array where not all of it has been written."""
-        import numpy
-
-        if self.output:
-            return numpy.ma.MaskedArray(self.array, numpy.ones(self.array.shape, bool))
-        mask = None if self.block is None else self.block.mask(self.address, self.array.shape, self.array.itemsize)
-        return self.array if mask is None else numpy.ma.MaskedArray(self.array, mask)
-
-    def take(self, values: Any, unwritten: Any) -> None:
-        """What a launch left of it, into the caller's memory."""
-        self.array[...] = values  # where nobody wrote, still the pattern that says so
-        if self.block is not None:
-            self.block.wrote(self.address, self.array.shape, self.array.itemsize, unwritten)
-
-
-@dataclass
-class Call:
-    """One rank's part of a launch."""
-
-    kernel: SimKernel
-    tensors: dict[str, Argument]
-    numbers: dict[str, Any]
-    loc: Any
-
-    def values(self) -> dict[str, Any]:
-        return {**{name: a.given() for name, a in self.tensors.items()}, **self.numbers}
-
-
 class SimKernel(Kernel):
     """A `Kernel` of the target ``sim``: the same calls, the same refusals. Calls may raise FindingError, with the report."""
 
-    sources: ClassVar[tuple[str, ...]] = ("tile", "scheduled")
-    default_source: ClassVar[str] = "tile"
-
-    def __init__(self, program: Program, label: str, trace: Callable[[], Any], **options: Any):
+    def __init__(self, program: Program, label: str, trace: Callable[[], TileProgram], **options: Any):
         self.simulated = program
         super().__init__(Entry("", [], [], program.meta), label, trace, **options)
-        if self.instrument:
-            log.say("warning", f"{label}: simulated launches log no events (instrument=True has no effect)", once=True)
 
     def _launcher(self, entry: Entry) -> Callable[..., Any]:
         return self._simulate
 
-    def program(self) -> Any:
+    def program(self) -> TileProgram:
         return self.simulated.traced
 
     def _carried(self, array: Any) -> Any:
@@ -277,14 +249,12 @@ class SimKernel(Kernel):
 
     def _simulate(self, *args: Any) -> None:
         """One launch; ``args``: one for each parameter, outputs too."""
-        from tilescale.arguments import bind
-
         backend = comm.behind()  # None before comm.init: a launch is then of one rank
         thread = sim.here()
         checking = None if thread is None else thread.job.checking
         rank, world = (0, 1) if backend is None else (backend.place.rank, backend.place.size)
-        tensors, numbers = bind(self, args, backend)
-        call = Call(self, tensors, numbers, sim.call_site())
+        tensors, numbers = arguments.bind(self, args, backend)
+        call = arguments.Call(self, tensors, numbers, sim.call_site())
         members = next((a.team for a in tensors.values() if a.team is not None), tuple(range(world)))
         if checking is None and self.collective:
             self.simulated.require(len(members), None)
@@ -303,9 +273,9 @@ class SimKernel(Kernel):
 
     def get_kernel_source(self, kind: str | None = None) -> str:
         """The kernel as text: ``"tile"`` (what was traced, and what runs) or ``"scheduled"``. Raises TileValueError for another kind."""
-        kind = self.default_source if kind is None else kind
-        if kind not in self.sources:
-            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.sources))
+        kind = self.device.shown if kind is None else kind
+        if kind not in self.device.sources:
+            raise TileValueError(f"get_kernel_source({kind!r}) of the target sim", expected="one of " + ", ".join(self.device.sources))
         if kind == "tile":
             return self.simulated.traced.func.script()
         from tilescale.compiler.passes import pipeline
@@ -326,7 +296,7 @@ def world(ranks: int, checking: Checking) -> sim.SimWorld:
     if checking is not None:
         made.hosts = Hosts(made, checking.report.add)
         if not checking.schedule.startswith("exhaustive"):  # which explores launches one by one
-            checking.windows = Windows(checking, made)
+            checking.windows = Windows(made, lambda: checking.launches + 1, checking.overlap)
             made.hosts.meets, made.ended = checking.windows.met, checking.windows.finish
     made.disagree = lambda waiting, ended: _disagreement(checking, waiting, ended)
     return made
@@ -337,12 +307,12 @@ def _disagreement(checking: Checking, waiting: list[sim.Arrival], ended: list[in
     in, else as the CommError that calls of tilescale.comm raise everywhere."""
     from tilescale.compiler.findings import Finding, Report, Where
 
-    launches = [a for a in waiting if isinstance(a.offer, Call)]
+    launches = [a for a in waiting if isinstance(a.offer, arguments.Call)]
     error = sim.disagreement(waiting, ended)
 
     def where(arrival: sim.Arrival) -> Where:
         call = arrival.offer
-        return Where(call.kernel.label if isinstance(call, Call) else arrival.what, arrival.loc, arrival.rank)
+        return Where(call.kernel.label if isinstance(call, arguments.Call) else arrival.what, arrival.loc, arrival.rank)
 
     first = (launches or waiting)[0]
     others = [a for a in waiting if a is not first]
@@ -434,7 +404,7 @@ def _perform(
     unordered = only is None and not kernel.simulated.prepared.launch.ordered
     windows = checking.windows if checking is not None and unordered else None
     team = tuple(members)
-    step = None if windows is None else windows.begin(calls, team, _mark(kernel, calls, True), whose)
+    step = None if windows is None else windows.begin(kernel.simulated.prepared, calls, team, _mark(kernel, calls, True), whose)
     done = launch.run(into=report, record=checking is not None and checking.record)
     if checking is not None:
         if done.timeline is not None:
@@ -501,7 +471,9 @@ def _mark(kernel: SimKernel, calls: Sequence[Call], together: bool) -> bytes:
     return digest.digest()
 
 
-def kernel_of(program: Program, label: str, trace: Callable[[], Any], instrument: bool, out_idx: tuple[int, ...] | None) -> SimKernel:
+def kernel_of(
+    program: Program, label: str, trace: Callable[[], TileProgram], instrument: bool, out_idx: tuple[int, ...] | None
+) -> SimKernel:
     """``out_idx`` None: an eager kernel, whose trace says what it allocates and returns."""
     if out_idx is None:
         outputs = [k for k, p in enumerate(program.meta["params"]) if p["output"]]

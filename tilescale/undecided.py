@@ -6,49 +6,25 @@ then on, and calls go the same way and cost the same as if the target had been n
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from tilescale import native
+from tilescale.devices import device_of, machine
 from tilescale.kernel import Kernel
 
-#: the driver's device file, on Linux and under WSL
-_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-#: DLPack's device types of memory that a GPU's kernel takes: CUDA's and managed
-_GPU = (2, 13)
+if TYPE_CHECKING:
+    from tilescale.compiler.ir.program import TileProgram
+
 _OWN = frozenset({"__class__", "__dict__", "_make", "_trace", "_lock", "program", "has_program"})
 
-
-def may_have_gpu() -> bool:
-    """Whether this machine has NVIDIA's driver. A look at files: cuInit takes a tenth of a second, and a fork behind it has no GPU."""
-    return any(map(os.path.exists, _DEVICES))
-
-
-def machine() -> str:
-    """What a kernel that no tensor decides for runs on: "cuda" where there is a GPU, else "cpu". Opens the driver, makes no context."""
-    return "cuda" if may_have_gpu() and native.cuda_capability() is not None else "cpu"
-
-
-def device_of(values: Iterable[Any]) -> str | None:
-    """"cuda" where a tensor lies on a GPU, "cpu" where none of the tensors does; None without tensors."""
-    found = None
-    for value in values:
-        on_gpu = getattr(value, "is_cuda", None)
-        if on_gpu is None and hasattr(value, "__dlpack_device__"):
-            on_gpu = int(value.__dlpack_device__()[0]) in _GPU
-        if on_gpu:
-            return "cuda"
-        found = found if on_gpu is None else "cpu"
-    return found
 
 
 class Undecided(Kernel):
     """A `Kernel` that is not compiled yet. A call decides by its tensors; without any, or where something else is asked of the kernel (its
     source, a report), the machine does. Later calls with tensors of the other kind run a second kernel, compiled for those."""
 
-    def __init__(self, make: Callable[[str], Kernel], trace: Callable[[], Any]):
+    def __init__(self, make: Callable[[str], Kernel], trace: Callable[[], TileProgram]):
         self._make, self._trace, self._lock = make, trace, threading.RLock()
 
     def __getattribute__(self, name: str) -> Any:
@@ -67,7 +43,7 @@ class Undecided(Kernel):
 
     has_program = True
 
-    def program(self) -> Any:
+    def program(self) -> TileProgram:
         return self._trace()
 
 
@@ -93,6 +69,3 @@ def _decide(kernel: Undecided, target: str) -> None:
         kernel.__class__ = type(made)  # type: ignore[assignment]
         for name in ("_make", "_trace", "_lock"):
             del kernel.__dict__[name]
-
-
-__all__ = ["Undecided", "device_of", "machine", "may_have_gpu"]

@@ -92,7 +92,8 @@ def nest_of(s: Any) -> Nest | None:
     if isinstance(s, tirx.Evaluate):
         op = find(s.value)
         if op is not None:
-            return op.nest(s.value)
+            nest: Nest | None = op.nest(s.value)
+            return nest
     return None
 
 

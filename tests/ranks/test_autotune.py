@@ -137,8 +137,7 @@ def test_real_times_and_results():
 
 def test_ranks_exchange_numbers():
     def work() -> Any:
-        from tilescale import comm
-        from tilescale.tuning import agree
+        from tilescale import agree, comm
 
         comm.init()
         r = comm.rank()

@@ -18,7 +18,7 @@ import tilescale
 import tilescale.language as T
 from tests.kernels import refused
 from tests.unit.cuda.test_launcher import driver, needs_nvcc  # noqa: F401  # driver is a fixture
-from tilescale import export, native
+from tilescale import cuda, devices, export, native
 from tilescale.errors import TileError, TileTypeError, TileValueError
 
 N = T.dynamic("n")
@@ -168,7 +168,7 @@ def test_a_cuda_kernel_for_another_gpu_is_refused(tmp_path: Path, bare: Any, dri
     ],
 )  # fmt: skip
 def test_which_gpus_run_a_cubin(arch: str, gpu: tuple[int, int], runs: bool):
-    assert export.runs_on(arch, *gpu) is runs
+    assert cuda.runs_on(arch, *gpu) is runs
 
 
 # ---- files that do not fit
@@ -240,6 +240,6 @@ def test_code_that_the_cache_dropped(tmp_path: Path):
 
 
 def test_what_processors_are_asked_for():
-    needed = export.instruction_sets()
+    needed = devices.of("cpu").instructions()
     assert needed and not needed & {"constant_tsc", "hypervisor", "lm", "cpuid"}
     assert native.runtime_version().startswith("apache-tvm-ffi-")

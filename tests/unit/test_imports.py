@@ -60,6 +60,44 @@ COMPILER: dict[str, set[str]] = {
     "driver": {"ir", "passes", "description", "backend", "static"},
 }
 
+# Module (or package) of tilescale/ → those before it that it may import, wherever the statement stands; each may import the leaves as well.
+RUNTIME: dict[str, set[str]] = {
+    "version": set(),
+    "compat": set(),
+    "lifetime": set(),
+    "tracing": set(),
+    "agree": set(),
+    "advice": set(),
+    "language": set(),
+    "fingerprint": {"language"},
+    "watch": {"language"},
+    "cache": set(),
+    "device": {"cache"},
+    "explain": {"device"},
+    "cuda": {"cache", "device", "explain"},
+    "devices": {"fingerprint", "cache", "device", "cuda"},
+    "launching": {"cache", "explain", "devices"},
+    "profiler": {"agree", "language", "device", "explain", "devices", "launching"},
+    "report": {"launching"},
+    "export": {"version", "cache", "device", "devices", "launching"},
+    "kernel": {"launching", "profiler", "report", "export"},
+    "layout": {"kernel"},
+    "build": {"advice", "language", "fingerprint", "cache", "devices", "kernel"},
+    "undecided": {"devices", "kernel"},
+    "hosts": set(),
+    "arguments": {"explain", "kernel"},
+    "overlapped": {"arguments"},
+    "simulator": {"cache", "explain", "kernel", "build", "hosts", "arguments", "overlapped"},
+    "jitted": {"language", "watch", "kernel"},
+    "eager": {"tracing", "language", "cache", "explain", "devices", "kernel", "build", "simulator", "jitted"},
+    "jit": {"tracing", "language", "devices", "kernel", "build", "undecided", "simulator", "jitted", "eager"},
+    "tuning": {"agree", "advice", "language", "devices", "profiler", "kernel", "build", "jitted", "jit"},
+    "ops": {"advice", "language", "devices", "kernel", "jit"},
+    "testing": {"lifetime", "language", "kernel", "simulator", "jit"},
+    "__init__": {"version", "compat", "language", "profiler", "kernel", "layout", "jit", "tuning", "ops"},
+    "__main__": set(),
+}
+
 
 def part(module: str) -> str:
     """The part of the house that a module of ours belongs to."""
@@ -127,21 +165,42 @@ def test_the_sources_import_one_way():
 
 
 def inner_violations(source: str, file: str) -> list[str]:
-    """The same of the packages inside compiler/, by the table COMPILER."""
+    """The same of the packages inside compiler/ and of what lies in tilescale/, by their tables."""
     module, names = module_of(source, file)
-    own = module.split(".")[2]
+    above, table, free = (
+        (["tilescale", "compiler"], COMPILER, {"tvm_compat"}) if file.startswith("compiler/")
+        else (["tilescale"], RUNTIME, {leaf.split(".")[1] for leaf in LEAVES})
+    )  # fmt: skip
+    own = ([*module.split("."), "__init__"])[len(above)]
+    if own in free:
+        return []
     found = []
     for line, name in names:
-        parts = name.split(".")
-        other = parts[2] if parts[:2] == ["tilescale", "compiler"] and len(parts) > 2 else ""
-        if other in COMPILER and other not in COMPILER[own] | {own, "tvm_compat"}:
-            found.append(f"{file}:{line}: compiler/{own} may not import {name}")
+        parts = [*name.split("."), "__init__"]
+        other = parts[len(above)] if parts[: len(above)] == above else ""
+        if other in table and other not in table[own] | {own, *free}:
+            found.append(f"{file}:{line}: {'/'.join([*above[-1:], own])} may not import {name}")
     return found
 
 
+def is_in_order(table: dict[str, set[str]]) -> bool:
+    """Whether each may import what lies above it alone, so that there is no circle."""
+    names = list(table)
+    return all(names.index(b) < names.index(a) for a, allowed in table.items() for b in allowed)
+
+
+def test_the_runtime_imports_one_way():
+    assert is_in_order(RUNTIME)
+    there = {p.stem for p in (ROOT / "tilescale").glob("[_a-z]*") if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
+    assert there == {*RUNTIME, *(leaf.split(".")[1] for leaf in LEAVES)}
+    found = []
+    for path in sorted((ROOT / "tilescale").rglob("*.py")):
+        found += inner_violations(path.read_text(), str(path.relative_to(ROOT)))
+    assert not found, "\n".join(found)
+
+
 def test_the_packages_of_the_compiler_import_one_way():
-    names = list(COMPILER)
-    assert all(names.index(b) < names.index(a) for a, allowed in COMPILER.items() for b in allowed), "the table is not in order"
+    assert is_in_order(COMPILER)
     there = {p.stem for p in (ROOT / "compiler").glob("[a-z]*") if p.is_dir() or p.suffix == ".py"} - {"__pycache__"}
     assert there == set(COMPILER)
     found = []
@@ -154,6 +213,11 @@ def test_the_packages_of_the_compiler_import_one_way():
 @pytest.mark.parametrize(
     ("file", "source", "wrong"),
     [
+        ("tilescale/profiler.py", "def f():\n    from tilescale.tuning import tuner", ":2: tilescale/profiler may not import"),
+        ("tilescale/report.py", "from tilescale.kernel import Kernel", "tilescale/report may not import tilescale.kernel"),
+        ("tilescale/ops/x.py", "import tilescale", "tilescale/ops may not import tilescale"),
+        ("tilescale/__init__.py", "from tilescale import launching", "tilescale/__init__ may not import tilescale.launching"),
+        ("tilescale/ops/x.py", "import tilescale.language as T\nfrom tilescale import errors, jit\nfrom .case import Op", ""),
         ("compiler/ir/x.py", "def f():\n    from tilescale.compiler.ops import base", ":2: compiler/ir may not import"),
         ("compiler/passes/x.py", "from tilescale.compiler import cuda", "compiler/passes may not import tilescale.compiler.cuda"),
         ("compiler/sim/x.py", "from ..passes.pipeline import run", "compiler/sim may not import tilescale.compiler.passes"),

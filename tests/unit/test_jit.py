@@ -16,9 +16,10 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.kernels import refused
+from tilescale.devices import resolve_target
 from tilescale.eager import Eager
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.jit import Factory, frozen, resolve_target
+from tilescale.jit import Factory, frozen
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 import tilescale
 import tilescale.language as T
 from tests.kernels import refused
-from tilescale import TensorSupplyType
+from tilescale import TensorSupplyType, devices
 from tilescale.errors import LaunchError, TileTypeError, TileValueError
 from tilescale.profiler import compare, measure
 
@@ -81,7 +81,7 @@ def test_extents_are_asked_for():
 
 def test_inputs_on_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     made = kernel()
-    monkeypatch.setattr(made, "device_type", "cuda", raising=False)
+    monkeypatch.setattr(made, "device", devices.of("cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused(LaunchError, "scale takes tensors on a GPU, and torch finds none", write='target="cpu"'):
         made.get_profiler(m=4).do_bench()

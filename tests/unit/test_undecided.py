@@ -12,11 +12,12 @@ import torch
 
 import tilescale
 import tilescale.language as T
-from tilescale import native, undecided
+from tilescale import native
+from tilescale.cuda import Cuda
+from tilescale.devices import device_of, resolve_target
 from tilescale.errors import TileError
-from tilescale.jit import resolve_target
 from tilescale.kernel import Kernel
-from tilescale.undecided import Undecided, device_of
+from tilescale.undecided import Undecided
 
 
 def factory(**how: Any) -> Any:
@@ -42,7 +43,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         looks.append(device)
         return 9, 0
 
-    monkeypatch.setattr(undecided, "may_have_gpu", lambda: True)
+    monkeypatch.setattr(Cuda, "may_be_here", lambda self: True)
     monkeypatch.setattr(native, "cuda_capability", capability)
     monkeypatch.setattr("tilescale.cuda.architecture", lambda: "sm_90a")
     monkeypatch.delenv("TILESCALE_TARGET", raising=False)

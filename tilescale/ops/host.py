@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import tilescale
 from tilescale import advice
+from tilescale.devices import resolve_target
 from tilescale.errors import TileTypeError, TileValueError
-from tilescale.jit import resolve_target
+from tilescale.jit import compile
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
@@ -52,7 +52,7 @@ def kernel(factory: Callable[..., Any], target: str, /, **constants: Any) -> Ker
     """The compiled kernel of a factory's prim_func. What would make it faster is no warning: its lines are not the caller's."""
     text = ", ".join(f"{k}={v}" for k, v in constants.items())
     with advice.withheld():
-        return tilescale.compile(factory(**constants), target=target, name=f"{factory.__name__}({text})")
+        return compile(factory(**constants), target=target, name=f"{factory.__name__}({text})")
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tilescale.errors import FindingError, TileTypeError
+from tilescale.jit import compile
 from tilescale.kernel import Kernel
 from tilescale.language.funcs import PrimFunc
 
@@ -129,9 +130,7 @@ def _program(kernel: Any) -> Any:
 
 
 def _compiled(kernel: Any) -> Kernel:
-    import tilescale
-
-    made = tilescale.compile(kernel, target="cpu") if isinstance(kernel, PrimFunc) else kernel
+    made = compile(kernel, target="cpu") if isinstance(kernel, PrimFunc) else kernel
     if made.target != "cpu":
         raise TileTypeError(f"{made.name} is compiled for the target {made.target}, and --target is cpu", hint='target="auto"')
     return made

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tilescale.devices import resolve_target
 from tilescale.errors import TileError
-from tilescale.jit import Factory, Jit, resolve_target, without_collection
+from tilescale.jit import Factory
+from tilescale.jitted import Jit, without_collection
 
 Config = dict[str, Any]
 
@@ -28,9 +30,7 @@ class Predicted:
 
 def known_machine(target: Any, tensors: Sequence[Any] = ()) -> tuple[Any, str] | None:
     """The GPU that a target's architecture stands for, and the architecture; None where times cannot be predicted."""
-    name, _, arch = resolve_target(target, tensors).partition(":")
-    if name != "cuda":
-        return None
+    arch = resolve_target(target, tensors).partition(":")[2]
     from tilescale.compiler.cost import machine_of
 
     machine = machine_of(arch)

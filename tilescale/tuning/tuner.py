@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tilescale import advice, env, folders, log
+from tilescale import advice, agree, devices, env, folders, log
+from tilescale.devices import resolve_target
 from tilescale.errors import TileError, TileTypeError, TileValueError
-from tilescale.jit import Factory, Jit, frozen, loc_of, resolve_target
-from tilescale.tuning import agree
+from tilescale.jit import Factory
+from tilescale.jitted import Jit, frozen, loc_of
 
 if TYPE_CHECKING:
     from tilescale.kernel import Kernel
@@ -256,7 +257,7 @@ class Autotuned:
     def _disk_key(self, given: Config, configs: list[Config]) -> str | None:
         from tilescale.build import key_of
 
-        if resolve_target(self.jitted.target) == "sim":
+        if devices.of(resolve_target(self.jitted.target)).simulated:
             return None  # times of the simulator choose nothing for other targets
 
         call = {name: _listed(_kind(v, self.classes)) if _shaped(v) or self.classes else v for name, v in given.items()}
