@@ -48,12 +48,12 @@ def _known_op(call: Any) -> bool:
 
 def _at_home(level: str) -> Callable[[Any], bool]:
     """Whether an operation may stand at a level."""
-    return lambda c: (op := find(c)) is None or level in op.levels
+    return lambda c: (op := REGISTRY.get(getattr(c.op, "name", ""))) is None or level in op.levels
 
 
 def _declared(call: Any) -> bool:
     """Whether a call has the attributes that its operation declares, and none beside them and the scales that it acts at."""
-    op = find(call)
+    op = REGISTRY.get(getattr(call.op, "name", ""))
     if op is None:
         return True
     given = set(call.attrs.keys()) if call.attrs is not None else set()
@@ -116,48 +116,44 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+#: what the rules are about, and what `_defined_once` looks at
+KINDS = (
+    ir.Call, ir.TensorRegion, ir.TensorLoad, tirx.Select, tirx.And, tirx.Or, tirx.AllocBuffer, tirx.DeclBuffer, tirx.Bind, tirx.AttrStmt,
+    tirx.For, tirx.BufferStore,
+)  # fmt: skip
+
+
 def verify(func: Any, level: str, after: str) -> None:
     """Checks every node of a function against the table.
 
     Raises:
         InternalError: names the pass that broke it, the rule and the place.
     """
-    for rule in RULES:
-        if level not in rule.levels:
-            continue
-
-        bad: list[Any] = []  # an error that a callback raises would come out as one of TVM's
-
-        def check(node: Any, rule: Rule = rule, bad: list[Any] = bad) -> None:
-            if not rule.holds(node):
-                bad.append(node)
-
-        structural_walk(func.body, (rule.kind, check))
-        if bad:
-            raise InternalError(
-                f"after {after}: {rule.says} at the {level} level: {str(bad[0])[:200]}", loc=loc_of(getattr(bad[0], "span", None))
-            )
+    nodes: list[Any] = []
+    structural_walk(func.body, (KINDS, nodes.append))
+    for rule in (r for r in RULES if level in r.levels):
+        bad = next((n for n in nodes if isinstance(n, rule.kind) and not rule.holds(n)), None)
+        if bad is not None:
+            place = loc_of(getattr(bad, "span", None))
+            raise InternalError(f"after {after}: {rule.says} at the {level} level: {str(bad)[:200]}", loc=place)
     if level != THREAD:
-        _defined_once(func, level, after)
+        _defined_once(func, nodes, level, after)
     if level == SCHEDULED:
         _roles_and_rings(func, after)
 
 
-def _defined_once(func: Any, level: str, after: str) -> None:
+def _defined_once(func: Any, nodes: list[Any], level: str, after: str) -> None:
     """Every variable has one definition, and every buffer that is used is a parameter or allocated."""
-    seen: list[Any] = []
-    structural_walk(func.body, (tirx.Bind, lambda s: seen.append(s.var)))
-    structural_walk(func.body, (tirx.For, lambda s: seen.append(s.loop_var)))
-    structural_walk(func.body, (tirx.AllocBuffer, lambda s: seen.append(s.buffer)))
+    seen = [n.var for n in nodes if isinstance(n, tirx.Bind)]
+    seen += [n.loop_var for n in nodes if isinstance(n, tirx.For)]
+    seen += [n.buffer for n in nodes if isinstance(n, tirx.AllocBuffer)]
     if len(set(seen)) != len(seen):
         twice = next(v for k, v in enumerate(seen) if v in seen[:k])
         raise InternalError(f"after {after}: {twice.name} is defined twice at the {level} level")
-    known = {*seen, *func.params}
-    structural_walk(func.body, (tirx.DeclBuffer, lambda s: known.add(s.buffer)))
-    unknown: list[Any] = []
-    structural_walk(func.body, ((ir.TensorRegion, ir.TensorLoad), lambda n: unknown.append(n) if n.source not in known else None))
-    if unknown:
-        raise InternalError(f"after {after}: {unknown[0].source.name} is used and never allocated", loc=loc_of(unknown[0].span))
+    known = {*seen, *func.params, *(n.buffer for n in nodes if isinstance(n, tirx.DeclBuffer))}
+    unknown = next((n for n in nodes if isinstance(n, (ir.TensorRegion, ir.TensorLoad)) and n.source not in known), None)
+    if unknown is not None:
+        raise InternalError(f"after {after}: {unknown.source.name} is used and never allocated", loc=loc_of(unknown.span))
 
 
 def _roles_and_rings(func: Any, after: str) -> None:
