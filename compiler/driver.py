@@ -104,5 +104,5 @@ def source_text(program: Any, kind: str, target: str = "cpu", *, instrument: boo
 def steps(program: Any, target: str = "cpu", *, instrument: bool = False) -> list[tuple[str, str]]:
     """``(name, text)`` of the program as traced, after every pass, and lowered."""
     lowered = lower(program, target, instrument=instrument, keep=True)
-    out = [(name, text) for name, text, _ in lowered.trace.steps]
+    out = [(step.name, step.text) for step in lowered.trace.steps]
     return [*out, *((f"lower:{name}", func.script()) for name, func in lowered.funcs.items())]

@@ -117,6 +117,11 @@ def structural_map(root: Any, callbacks: Any) -> Any:
     return _ffi_of_structure.StructuralMap(root, _numbered(callbacks), [], _POSTORDER)
 
 
+def same_structure(a: Any, b: Any) -> bool:
+    """Whether two programs are alike but for the names of what they bind."""
+    return bool(tvm_ffi.structural_equal(a, b, map_free_vars=True))
+
+
 is_expr = ir.is_prim_expr
 
 
@@ -173,6 +178,7 @@ __all__ = [
     "is_buffer_var",
     "is_expr",
     "register_op",
+    "same_structure",
     "structural_map",
     "structural_walk",
     "sym",

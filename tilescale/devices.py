@@ -57,7 +57,7 @@ def of_kernel(meta: dict[str, Any]) -> Device:
 def code_key(target: str) -> tuple[str, ...]:
     """What decides a target's code beside the program and the machine's environment; see `Device.code_key`."""
     name, _, arch = target.partition(":")
-    return TABLE[name].code_key(arch)
+    return (*TABLE[name].code_key(arch), *env.WITHOUT.get())
 
 
 # ---- GPUs

@@ -169,6 +169,13 @@ LOG: Var[str] = Var(
 DUMP: Var[Path | None] = Var(
     "TILESCALE_DUMP", _nothing, _folder, "a folder", "write the program after every pass into this folder; default: no dump"
 )
+WITHOUT: Var[tuple[str, ...]] = Var(
+    "TILESCALE_WITHOUT",
+    tuple,
+    lambda text: tuple(name.strip() for name in text.split(",")),
+    "names of the compiler's passes for GPUs, with commas",
+    "these mechanisms that make some kernels faster are left out (`kernel.report()` names those that a kernel has); default: none",
+)
 CC: Var[list[str] | None] = Var(
     "TILESCALE_CC",
     _nothing,
@@ -224,8 +231,8 @@ FORK: Var[bool] = Var(
 )
 
 ALL: tuple[Var, ...] = (
-    CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, CC, CUDA_COMPILER, LAUNCH_GRAPHS, JOB, TARGET, TRACE,
-    FORK,
+    CACHE_DIR, CACHE_SIZE, WAIT_TIMEOUT, NUM_THREADS, HEAP_SIZE, HEAP, LOG, DUMP, WITHOUT, CC, CUDA_COMPILER, LAUNCH_GRAPHS, JOB, TARGET,
+    TRACE, FORK,
 )  # fmt: skip
 
 

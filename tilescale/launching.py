@@ -132,8 +132,8 @@ class Launchable:
 
     @property
     def compiled(self) -> dict[str, Any]:
-        """What the compiler says of its work on GPUs: ``copies``, ``loops``, ``notes``, as `report` shows them."""
-        return {k: self._meta[k] for k in ("copies", "loops", "notes") if k in self._meta}
+        """What the compiler says of its work on GPUs: ``copies``, ``loops``, ``mechanisms``, ``notes``, as `report` shows them."""
+        return {k: self._meta[k] for k in ("copies", "loops", "mechanisms", "notes") if k in self._meta}
 
     @property
     def multiples(self) -> dict[str, int]:

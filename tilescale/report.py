@@ -23,7 +23,8 @@ class ResourceReport:
         waves: how often the machine fills with blocks; None where that is not known.
         latency: milliseconds of a measured call, where given or known.
         copies, loops: on GPUs: how each T.copy of a tensor goes, and the stages that pipelined loops have; each a dict, see
-            `tilescale.compiler.cuda.account`. notes: what the compiler did that the author may not expect, and why.
+            `tilescale.compiler.cuda.account`. mechanisms: what the compiler has for some kernels, of which this is one, by the names that
+            TILESCALE_WITHOUT takes (docs/ARCHITECTURE.md). notes: what the compiler did that the author may not expect, and why.
     """
 
     title: str
@@ -35,6 +36,7 @@ class ResourceReport:
     copies: list[dict[str, Any]] = field(default_factory=list)
     loops: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    mechanisms: list[str] = field(default_factory=list)
 
     @property
     def waves(self) -> float | None:
@@ -69,6 +71,7 @@ class ResourceReport:
     def _scheduled(self) -> list[tuple[str, str]]:
         out = [("copy", f"{c['of']} {c['how']} (line {c['line']})") for c in self.copies]
         out += [("stages", f"{_stages(loop)} (line {loop['line']})") for loop in self.loops]
+        out += [("mechanisms", ", ".join(self.mechanisms))] if self.mechanisms else []
         return [*out, *(("note", note) for note in self.notes)]
 
     def _launched(self) -> list[tuple[str, str]]:
@@ -156,7 +159,7 @@ def report(kernel: Launchable, extents: dict[str, int], latency: float | None) -
     held = kernel.compiled
     return ResourceReport(
         f"{kernel.label} for {kernel.built_for}", resources, count, machine, bound, latency,
-        held.get("copies", []), held.get("loops", []), held.get("notes", []),
+        held.get("copies", []), held.get("loops", []), held.get("notes", []), held.get("mechanisms", []),
     )  # fmt: skip
 
 

@@ -286,7 +286,7 @@ class SimKernel(Kernel):
         """``(pass, program)`` after every pass, first as traced, at last as scheduled."""
         from tilescale.compiler.passes import pipeline
 
-        return [(name, text) for name, text, _ in pipeline.run(self.simulated.traced, keep=True)[1].steps]
+        return [(step.name, step.text) for step in pipeline.run(self.simulated.traced, keep=True)[1].steps]
 
 
 def world(ranks: int, checking: Checking) -> sim.SimWorld:

@@ -63,6 +63,7 @@ class Backend(backend.Backend):
         meta["notes"] = list(dict.fromkeys(program.notes))
         meta["slow"] = listed(program.notes, program.loc)
         meta |= {"copies": account.copies(program, kernel), "loops": account.loops(program)}
+        meta["mechanisms"] = list(dict.fromkeys(program.fired))
         sites = [*kernel.sites, *(f"param|{p.name}|||" for p in program.params)]
         return Artifact(meta, table(kernel, program, description.parameter_words(program), fingerprint), sites)
 

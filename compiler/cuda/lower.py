@@ -105,7 +105,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
         whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        apart = is_apart(self.program, consumer.body, self.threads)
+        if apart := "apart" not in self.program.without and is_apart(self.program, consumer.body, self.threads):
+            self.program.fired.append("apart")
         readers = self.readers(consumer.body) if apart else {}
         self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():

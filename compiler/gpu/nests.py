@@ -62,7 +62,8 @@ class NestLowering(State):
         inner, test = _guarded(nest, loop)
         if (vectors := plan(self, inner, loop)) is not None:
             return self._vectorised(inner, loop, vectors, test)
-        if (two := packed.pairs(self, nest, loop)) is not None:
+        if "packed" not in self.program.without and (two := packed.pairs(self, nest, loop)) is not None:
+            self.program.fired.append("packed")
             return self._packed(nest, loop, two)
         starts, binds = self.starts(loop)
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]

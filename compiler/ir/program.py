@@ -58,6 +58,9 @@ class TileProgram:
     #: on GPUs: each tile's offset and size in the block's shared memory, in bytes, and how much that is
     arena: dict[Any, tuple[int, int]] = field(default_factory=dict)
     arena_bytes: int = 0
+    #: mechanisms that make some kernels faster: those that are left out, and those that this kernel has
+    without: tuple[str, ...] = ()
+    fired: list[str] = field(default_factory=list)
     #: what passes did that the author may want to know (log level info)
     notes: list[str] = field(default_factory=list)
 

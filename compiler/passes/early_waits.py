@@ -6,11 +6,21 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes.products import flat, name_of, touched
-from tilescale.compiler.tvm_compat import tirx
+from tilescale.compiler.passes.products import flat, has_producer, name_of, touched
+from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
-def awaited_early(loop: Any, staged: set[Any]) -> Any:
+def early_waits(program: Any) -> Any:
+    """The program, whose loops of that form await their stores early."""
+    tile_at = {"ts.tma_store": 0, "ts.tma_reduce": 1}
+    staged = {c.args[tile_at[c.op.name]].source for c in calls(program.func.body) if c.op.name in tile_at}
+    if not has_producer(program) or not staged:
+        return program
+    return program.with_body(structural_map(program.func.body, (tirx.For, lambda f: _awaited_early(f, staged))))
+
+
+def _awaited_early(loop: Any, staged: set[Any]) -> Any:
     """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
     the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
     Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""

@@ -6,10 +6,6 @@ What it takes (PTX ISA 9.0, "Tensors", "Asynchronous Warpgroup Level Matrix Mult
 most five axes whose strides are multiples of 16 bytes and whose rows lie side by side, without a change of dtype; read by threads
 or by products that wgmma has; one to three warpgroups of consumers. A block whose warpgroups cannot share its products consumes with
 fewer of them where the program never says which of its threads do what: the others' place is the producer's.
-
-A stage is read until the products that read it are complete. Where a loop does nothing but multiply, they are awaited one round late, so
-that the tensor cores never run dry: the stage of round n - 1 is released behind the products of round n, and the last round's behind
-the loop.
 """
 
 from __future__ import annotations
@@ -21,43 +17,28 @@ from typing import Any
 from tilescale.compiler.advice import Advice, note, reason
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.multiples import bound_in
-from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.ir.tokens import late_release
-from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.fragment import Fragment
-from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
-from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
+from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
-from tilescale.compiler.ops.wgmma import FREE, await_products, wgmma
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
-from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
-from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
-from tilescale.compiler.passes.multicast import multicast, without_reach
-from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, operands_of, overlapped
-from tilescale.compiler.passes.products_by_hand import products_by_hand
+from tilescale.compiler.passes.gpu_stage import gpu_stage
+from tilescale.compiler.passes.gpu_store import staged_bytes
 from tilescale.compiler.passes.remove_unused import remove_unused
+from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
-from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
+from tilescale.compiler.passes.warpgroup_products import ROWS, is_narrow, unfit_parts, unfit_product
+from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
-ROWS = 64
-#: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
-FULL_ROW = 1
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
 #: (multiples of 8; PTX ISA, "setmaxnreg"); None: one warpgroup, whose threads can have all 255 without it
 REGISTERS: dict[int, tuple[int, int] | None] = {128: None, 256: (240, 24), 384: (160, 32)}
 #: the same where the producer looks up in a tensor, round by round, what it copies (pages)
 LOOKING: dict[int, tuple[int, int] | None] = {256: (232, 40)}
-#: columns of a product that mma.sync does as well where its left operand lies in registers
-NARROW = 16
-#: bytes of shared memory beside the tiles: barriers
-BESIDE = 1024
 
 
 class Unfit(Exception):
@@ -72,11 +53,11 @@ class Unfit(Exception):
 
 def gpu_schedule(program: Any) -> Any:
     """The program at the scheduled level, as its target's copies and products allow."""
-    made = _formed(without_reach(replace(program, notes=list(program.notes))))
+    made = _formed(replace(program, notes=list(program.notes)))
     if made.schedule.rings:  # else it has been said
         below = [k for k in made.schedule.kept if k.reason == BELOW]
         made.notes += [note(f"a loop copies in turn, not ahead{_place(k.loc)}: {k.reason}", k.reason, k.loc) for k in below]
-    return products_by_hand(made) if program.target.group_products else made
+    return made
 
 
 def _formed(program: Any) -> Any:
@@ -178,15 +159,12 @@ def _with_roles(program: Any, limit: int) -> Any:
         room = f"no more fit into {limit:,} bytes of shared memory"
         said = f"{program.name} has {depth} stages where {asked} were asked for: {room}"
         made.notes.append(Advice(said, where, f"num_stages={depth}, or smaller tiles, of which more fit"))
-    made = multicast(made)
-    body = structural_map(_products(made), (tirx.For, lambda f: _late(f, plan)))
-    made = made.with_body(awaited(made, overlapped(made, body)))
-    return tma_stores(made, limit - BESIDE - sum(_shared(made.func.body).values()))
+    return made
 
 
 def _depth(limit: int, one: Any) -> int:
     """The most stages that fit beside everything else that the block has in shared memory, which is ``one`` with a single stage."""
-    sizes = _shared(one.func.body)
+    sizes = tile_bytes(one.func.body)
     rings = one.schedule.rings
     ring = sum(n for b, n in sizes.items() if b in one.schedule.ring_of and not rings[one.schedule.ring_of[b]].single)
     rest = sum(sizes.values()) - ring
@@ -197,7 +175,7 @@ def _aside(program: Any, depth: int, limit: int) -> Any | None:
     """The program with two stages for tiles that are filled anew in every round of a loop around, where they fit beside the results on
     their way out; else None. A block that stays then copies what its next tile needs while it works on this one."""
     made = _scheduled(program, depth, 2)
-    fits = sum(_shared(made.func.body).values()) + staged_bytes(made) + BESIDE <= limit
+    fits = sum(tile_bytes(made.func.body).values()) + staged_bytes(made) + BESIDE <= limit
     return made if fits and any(r.single and r.depth == 2 for r in made.schedule.rings) else None
 
 
@@ -208,20 +186,6 @@ def _scheduled(program: Any, depth: int, aside: int = 1) -> Any:
         return call.args[0].source not in written and _unfit_copy(call, program.params, list(call.args[1].source.ty.shape), names) is None
 
     return schedule(program, depth=depth, roles=splitting.ROLES, by_reader=True, alone=alone, aside=aside)
-
-
-def _shared(body: Any) -> dict[Any, int]:
-    """The bytes of each tile in shared memory, in whole kilobytes, which is what swizzled tiles are aligned to; rows of numbers in less."""
-    sizes: dict[Any, int] = {}
-
-    def size(s: Any) -> None:
-        shape = [int(e) for e in s.buffer.ty.shape]
-        if s.buffer.ty.storage_scope.startswith("shared"):
-            unit = 1024 if len(shape) > 1 else 128
-            sizes[s.buffer] = -(-prod(shape) * bits_of(s.buffer) // 8 // unit) * unit
-
-    structural_walk(body, (tirx.AllocBuffer, size))
-    return sizes
 
 
 # ---- what it takes
@@ -287,162 +251,12 @@ def _check_readers(program: Any) -> None:
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
         if not touched or op.fills:
             continue
-        if op.moves and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
+        if op.moves and in_registers(call.args[1].source) or op.name == "gemm" and is_narrow(call):
             continue
         if not op.multiplies:
             hint = f"T.copy of {touched[0]} into a fragment, which T.{op.name} reads instead"
             raise Unfit(reason(f"T.{op.name} reads {touched[0]}", hint), call)
-        if why := _unfit_product(call, program):
+        if why := unfit_product(call, program):
             raise Unfit(why, call)
-        if why := _unfit_parts(call, program.launch.threads):
+        if why := unfit_parts(call, program.launch.threads):
             raise Unfit(why, call, threads=True)
-
-
-def _no_wgmma(call: Any, program: Any) -> str | None:
-    """Why a product is not one of wgmma; None where it is."""
-    return _unfit_product(call, program) or _unfit_parts(call, program.launch.threads)
-
-
-def _unfit_product(call: Any, program: Any) -> str | None:
-    """The same, whatever the number of threads."""
-
-    a, b, c = call.args[:3]
-    rings = program.schedule.ring_of
-    sparse = call.op.name == "ts.gemm_sp"
-    what = "T.gemm_sp" if sparse else "T.gemm"
-    if why := tensor_cores.no_wgmma(call):
-        return why
-    if str(call.attrs["executor"]) != "block":
-        return f"{what} inside a T.Scale"
-    if constant(call.args[3]) is None:
-        hint = f"T.clear({c.source.name}) in front of the loop, and {what} without clear_accum"
-        return reason(f"{what} with a condition for clear_accum", hint)
-    if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
-        return reason(f"{what} into what is no whole fragment", "an accumulator that is a T.alloc_fragment of two axes, whole")
-    if sparse and (why := unfit_sparse(call)):
-        return why
-    for r in (a, b):
-        shape = r.source.ty.shape
-        axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
-        if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
-            return f"{what} of a part of {r.source.name}"
-        if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
-            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
-            return reason(f"T.gemm of {r.source.name}, which lies in registers", hint)
-        if in_registers(r.source) and bits_of(r.source) not in (8, 16):
-            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
-            return reason(f"T.gemm of {element_dtype(r.source)} from registers", hint)
-    k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), tensor_cores.depth(bits_of(a.source))
-    return reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k") if k % step else None
-
-
-def _unfit_parts(call: Any, threads: int) -> str | None:
-    """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they can."""
-
-    sparse = call.op.name == "ts.gemm_sp"
-    if (sparse_fragments if sparse else wgmma_fragments)(call, threads):
-        return None
-    m, n, k = extents(call)
-    return f"{'T.gemm_sp' if sparse else 'T.gemm'} of {m} × {n} × {k} on {threads} threads"
-
-
-def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
-    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
-    the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
-
-    first, count = constant(part.min), constant(part.extent)
-    if first == 0 and count == extent:
-        return True
-    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
-        return False
-    unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
-    return first % unit == 0 and count % unit == 0
-
-
-# ---- products, and when they are awaited
-
-
-def _products(program: Any) -> Any:
-    """The body with every product that wgmma can do marked as its own."""
-
-    def able(c: Any) -> bool:
-        return REGISTRY[c.op.name].multiplies and not _narrow(c) and _no_wgmma(c, program) is None
-
-    turns = _turns([c for c in splitting.calls(program.func.body) if able(c)], program.launch.threads)
-
-    def mark(s: Any) -> Any:
-        c = s.value
-        if not isinstance(c, ir.Call) or not able(c):
-            return s
-        return tirx.Evaluate(wgmma(c, FREE, **({"turn": turns[c.args[2].source]} if _of_one(c) else {})), s.span)
-
-    return structural_map(program.func.body, (tirx.Evaluate, mark))
-
-
-def _of_one(call: Any) -> bool:
-    """Whether one warpgroup alone has a product's accumulator, by FullRow."""
-    return int(call.attrs["policy"]) == FULL_ROW and int(call.args[2].source.ty.shape[0]) == ROWS
-
-
-def _turns(products: list[Any], threads: int) -> dict[Any, int]:
-    """Accumulators that one warpgroup alone has → its first thread. They go to the warpgroups in turn, in the order of their first
-    products; those that are multiplied from one operand in registers go together."""
-    together: dict[Any, list[Any]] = {}
-    by: dict[Any, Any] = {}
-    for c in products:
-        if not _of_one(c):
-            continue
-        held, tile = c.args[0].source, c.args[2].source
-        mine = together.setdefault(tile, [tile])
-        other = together[by.setdefault(held, tile)] if in_registers(held) else mine
-        if other is not mine:
-            other += mine
-            together.update(dict.fromkeys(mine, other))
-    order = list({id(tiles): tiles for tiles in together.values()}.values())
-    return {tile: k * WARPGROUP % threads for k, tiles in enumerate(order) for tile in tiles}
-
-
-def _narrow(call: Any) -> bool:
-    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
-    computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
-    a, _, c = call.args[:3]
-    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
-    return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
-
-
-def _late_round(begin: Any, products: list[Any], release: Any, count: Any) -> list[Any]:
-    """A round of products and the release of the round before's stage, whose products are complete by then: behind this round's, as many
-    groups may be under way as it has. A product of a sparse operand reads its places from registers that the round before's read until
-    they are complete: where there is one, those are awaited in front."""
-    if any(c.op.name == "ts.wgmma_sp" for c in products):
-        return [begin, await_products([], products[0].span, straight=True), *map(tirx.Evaluate, products), release, count]
-    *others, last = products
-    return [begin, *map(tirx.Evaluate, others), tirx.Evaluate(wgmma(last, len(products))), release, count]
-
-
-def _late(loop: Any, plan: Any) -> Any:
-    """A loop that only multiplies, its products awaited one round late; any other as it is, and one whose ring has a single stage, which
-    must be empty before the next round.
-
-    Round n's products are behind those of n - 1 in the tensor cores' queue, so ``wait_group`` with as many groups as a round has leaves
-    only its own in flight: those of round n - 1 are complete, nobody reads their stage any more, and it is released."""
-    # An unused name leaves a number behind.
-    stmts = [s for s in flat(loop.body) if not (isinstance(s, tirx.Evaluate) and isinstance(s.value, tirx.IntImm))]
-    kinds = [name_of(s) for s in stmts[:-1]]
-    if len(kinds) < 3 or kinds[0] != "ring_wait" or kinds[-1] != "ring_release" or not all(is_product(s) for s in stmts[1:-2]):
-        return loop
-    products = [s.value for s in stmts[1:-2]]
-    if not isinstance(stmts[-1], tirx.BufferStore) or plan.rings[int(stmts[-2].value.attrs["ring"])].depth < 2:
-        return loop
-    first, number, span = stmts[-2].value, int(stmts[-2].value.attrs["ring"]), loop.span
-    zero = tirx.IntImm(str(loop.loop_var.ty), 0)
-    body = _late_round(stmts[0], products, late_release(number, first.args[0], loop.loop_var > zero, stmts[-2].span), stmts[-1])
-    notes = {**dict(loop.annotations), "ts.late": 1}
-    made = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, sequence(body), annotations=notes, span=span)
-    tiles = list({c.args[2].source: c.args[2] for c in products}.values())
-    operands = list({r.source: r for c in products for r in operands_of(c) if r.source not in plan.ring_of}.values())
-    some = loop.extent > tirx.IntImm(str(loop.extent.ty), 0)
-    run = sequence([made, await_products(tiles, span, operands), late_release(number, first.args[0], some, stmts[-2].span)])
-    # Products stay in flight from round to round only where no way leads around the loop and meets that of the last round before its
-    # products are awaited (ptxas awaits each of them then, C7515): a loop that may have no round is passed by whole, with its wait.
-    return run if isinstance(loop.extent, tirx.IntImm) else tirx.IfThenElse(some, run, None, span)

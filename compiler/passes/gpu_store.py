@@ -35,17 +35,18 @@ from tilescale.compiler.layout.shared import widest_swizzle
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, fence_writes, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
-from tilescale.compiler.passes.early_waits import awaited_early
 from tilescale.compiler.passes.gpu_stage import copy_statement, is_whole, whole
-from tilescale.compiler.passes.products import name_of, touched
+from tilescale.compiler.passes.products import has_producer, name_of, touched
 from tilescale.compiler.passes.roles import calls, meets
+from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 
-def tma_stores(program: Any, room: int) -> Any:
-    """The program with the results that TMA can store staged, in ``room`` bytes of shared memory at most."""
-    if any(_tells_others(c) for c in calls(program.func.body)):
+def tma_stores(program: Any) -> Any:
+    """The program with the results that TMA can store staged, in what its tiles leave of shared memory."""
+    if not has_producer(program) or any(_tells_others(c) for c in calls(program.func.body)):
         return program
+    room = program.target.shared_bytes - BESIDE - sum(tile_bytes(program.func.body).values())
     every = Executor("block", program.launch.threads)
     statements = list(walk(program.func.body, every))
     writers, names = _writers(program, [s for s, _ in statements]), _names([s for s, _ in statements])
@@ -58,7 +59,6 @@ def tma_stores(program: Any, room: int) -> Any:
     if not staged or any(_updates(s) and s not in staged and not _alone(s, ex) for s, ex in statements):
         return program
     body = rebuild(program.func.body, every, lambda s, ex: _in_order(s, staged, writers))
-    body = structural_map(body, (tirx.For, lambda f: awaited_early(f, set(tiles.values()))))
     return program.with_body(_around(body, list(tiles.values())))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.passes.products import has_producer
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 AXES = "xyz"
@@ -27,7 +28,7 @@ ROWS = 8
 def multicast(program: Any) -> Any:
     """The scheduled program, whose copies into rings name the axes of the cluster along which they are shared."""
     dims = program.launch.cluster
-    if prod(dims) == 1:
+    if prod(dims) == 1 or not has_producer(program):
         return program
     producer = _producer(program.func.body)
     found = _Shares(program, _bindings(program.func.body, producer)).of(producer)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.target import CPU, Target
+from tilescale.compiler.ir.text import text
 from tilescale.compiler.ops.gemm_sp import written_out
+from tilescale.compiler.passes.await_products import awaited_products
+from tilescale.compiler.passes.early_waits import early_waits
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena
@@ -21,18 +24,27 @@ from tilescale.compiler.passes.gpu_layouts import gpu_layouts
 from tilescale.compiler.passes.gpu_puts import gpu_puts
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
 from tilescale.compiler.passes.gpu_stage import gpu_stage
+from tilescale.compiler.passes.gpu_store import tma_stores
+from tilescale.compiler.passes.late_release import release_late
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.manual_stages import manual_stages
+from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.neighbours import neighbours
 from tilescale.compiler.passes.operands_apart import operands_apart
+from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
+from tilescale.compiler.passes.products_by_hand import products_by_hand
 from tilescale.compiler.passes.release_fences import release_fences
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
 from tilescale.compiler.passes.stores_apart import stores_apart
 from tilescale.compiler.passes.structured_exits import structured_exits
+from tilescale.compiler.passes.take_turns import take_turns
 from tilescale.compiler.passes.tile_owners import tile_owners
-from tilescale.env import DUMP
+from tilescale.compiler.passes.warpgroup_products import warpgroup_products
+from tilescale.compiler.tvm_compat import same_structure
+from tilescale.env import DUMP, WITHOUT
+from tilescale.errors import TileValueError
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,8 @@ class Pass:
     name: str
     run: Callable[[Any], Any]
     level: str
+    #: it makes some kernels faster, and none of them right: TILESCALE_WITHOUT may leave it out
+    optional: bool = False
 
 
 #: Tile IR → tile IR → scheduled tile IR. What follows is the target's: compiler/cpu/lower.py makes thread IR of it.
@@ -75,38 +89,83 @@ GPU_PASSES: tuple[Pass, ...] = (
     *(p for p in PASSES if p.level == spec.TILE),
     # A put is a copy like others to all that follows, and its signal a signal.
     Pass("gpu_puts", gpu_puts, spec.TILE),
+    # What says only whom statements reach would keep a region of two roles from being the whole kernel.
+    Pass("without_reach", without_reach, spec.TILE),
     # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.
     Pass("schedule", gpu_schedule, spec.SCHEDULED),
+    # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own coordinates.
+    Pass("multicast", multicast, spec.SCHEDULED, optional=True),
+    # Products are wgmma's before loops are arranged around them.
+    Pass("warpgroup_products", warpgroup_products, spec.SCHEDULED),
+    # A loop is arranged in one of four ways, the one that gains most first.
+    Pass("release_late", release_late, spec.SCHEDULED, optional=True),
+    Pass("overlap_products", overlap_products, spec.SCHEDULED, optional=True),
+    Pass("take_turns", take_turns, spec.SCHEDULED, optional=True),
+    Pass("split_rounds", split_rounds, spec.SCHEDULED, optional=True),
+    # Behind all that moves products: each wait stands in front of what it is for.
+    Pass("await_products", awaited_products, spec.SCHEDULED),
+    # Results leave by TMA through what the rings leave of shared memory, and their waits go where a meeting is anyway.
+    Pass("tma_stores", tma_stores, spec.SCHEDULED, optional=True),
+    Pass("early_waits", early_waits, spec.SCHEDULED, optional=True),
+    # The author's own TMA copies and products.
+    Pass("products_by_hand", products_by_hand, spec.SCHEDULED),
     Pass("residency", residency, spec.SCHEDULED),
     # Operands first: the tiles that this adds take part in everything below.
     Pass("gpu_stage", gpu_stage, spec.SCHEDULED),
     Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
     # Only layouts say which threads need what others hold.
     Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
-    Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED),
+    Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED, optional=True),
     # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
-    Pass("gpu_bulk", gpu_bulk, spec.SCHEDULED),
+    Pass("gpu_bulk", gpu_bulk, spec.SCHEDULED, optional=True),
     # The arena before the fences: tiles that share bytes must be ordered too.
     Pass("gpu_arena", gpu_arena, spec.SCHEDULED),
     # Who writes what is known now, and the fences follow from who stores it.
-    Pass("stores_apart", stores_apart, spec.SCHEDULED),
+    Pass("stores_apart", stores_apart, spec.SCHEDULED, optional=True),
     # Fences last: they order what all the others made.
     Pass("fences", fences, spec.SCHEDULED),
     # Behind them: whoever gives a stage back may have made a fence already.
-    Pass("release_fences", release_fences, spec.SCHEDULED),
+    Pass("release_fences", release_fences, spec.SCHEDULED, optional=True),
 )
+#: what the lowering does for some kernels and may be left out too: code of its own for each warpgroup, 16-bit arithmetic two at a time
+LOWERED = ("apart", "packed")
+#: the last pass that leaves the order of arithmetic as it is, so that the simulator may compare to the bit
+SIMULATED = "gpu_stage"
+
+
+@dataclass
+class Step:
+    """What a pass left behind, for people. ``changed``: it made another text; where no texts are kept, nobody knows."""
+
+    name: str
+    text: str
+    milliseconds: float
+    changed: bool
 
 
 @dataclass
 class Trace:
-    """What every pass left behind, for people: (name, text, milliseconds)."""
+    """What every pass left behind."""
 
-    steps: list[tuple[str, str, float]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
 
 
 def passes_for(target: Target) -> tuple[Pass, ...]:
     """The list for a target."""
     return GPU_PASSES if target.gpu else PASSES
+
+
+def chosen(target: Target) -> Iterator[Pass]:
+    """The passes for a target but those that TILESCALE_WITHOUT names.
+
+    Raises:
+        TileValueError: it names one that there is not, or that kernels cannot do without.
+    """
+    left_out = WITHOUT.get()
+    optional = [p.name for p in GPU_PASSES if p.optional]
+    if wrong := [name for name in left_out if name not in (*optional, *LOWERED)]:
+        raise TileValueError(f"TILESCALE_WITHOUT={','.join(left_out)}: {wrong[0]}", expected="some of " + ", ".join([*optional, *LOWERED]))
+    return (p for p in passes_for(target) if p.name not in left_out)
 
 
 def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any, Trace]:
@@ -122,15 +181,18 @@ def run(program: Any, target: Target = CPU, *, keep: bool = False) -> tuple[Any,
     trace = Trace()
     folder = DUMP.get()
     spec.verify(program.func, spec.TILE, "trace")
-    program = replace(program, target=target)
-    _show(trace, program, "trace", 0.0, keep, folder)
-    for step in passes_for(target):
-        start = time.perf_counter()
+    program = replace(program, target=target, without=WITHOUT.get())
+    shown = _show(trace, program, "trace", 0.0, "", keep, folder)
+    fired: list[str] = []
+    for step in chosen(target):
+        start, before = time.perf_counter(), program.func.body
         program = step.run(program)
         took = (time.perf_counter() - start) * 1e3
         spec.verify(program.func, step.level, step.name)
-        _show(trace, program, step.name, took, keep, folder)
-    return program, trace
+        if step.optional and not before.same_as(program.func.body) and not same_structure(before, program.func.body):
+            fired.append(step.name)
+        shown = _show(trace, program, step.name, took, shown, keep, folder)
+    return replace(program, fired=fired), trace
 
 
 def tile_level(kernel: Any) -> Any:
@@ -145,24 +207,26 @@ def tile_level(kernel: Any) -> Any:
 
 
 def gpu_scheduled(program: Any, target: Target) -> Any:
-    """A program of the tile level behind those of a GPU's passes that leave the order of arithmetic as it is, so that the simulator may
-    compare to the bit: roles, rings, engines, and where operands lie. Reductions across warps come behind (gpu_exchange)."""
+    """A program of the tile level behind a GPU's passes up to `SIMULATED`: roles, rings, engines, and where operands lie. What refuses
+    grids (residency) is left out."""
     program = replace(program, target=target)
-    for step in GPU_PASSES:
-        if step.name in ("schedule", "gpu_stage"):
+    shared = {p.name for p in PASSES if p.level == spec.TILE}
+    for step in chosen(target):
+        if step.name not in shared and step.name != "residency":
             program = step.run(program)
             spec.verify(program.func, step.level, step.name)
+        if step.name == SIMULATED:
+            break
     return program
 
 
-def _show(trace: Trace, program: Any, name: str, took: float, keep: bool, folder: Any) -> None:
-    if not keep and not folder:
-        trace.steps.append((name, "", took))
-        return
-    text = program.func.script()
-    if keep:
-        trace.steps.append((name, text, took))
+def _show(trace: Trace, program: Any, name: str, took: float, before: str, keep: bool, folder: Any) -> str:
+    """Adds a step, whose text it returns; ``before``: the step before's."""
+    shown = text(program) if keep or folder else ""
+    trace.steps.append(Step(name, shown, took, shown != before))
     if folder:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
-        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(text, encoding="utf-8")
+        said = f"# {name}: {'' if shown != before else 'nothing changed, '}{took:.2f} ms\n"
+        (path / f"{program.name}.{len(list(path.glob(f'{program.name}.*'))):02d}.{name}.py").write_text(said + shown, encoding="utf-8")
+    return shown

@@ -25,6 +25,8 @@ FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back 
 
 def products_by_hand(program: Any) -> Any:
     """The scheduled program with those products left to wgmma, and those that the author awaits (``wg_wait=-1``), for sm_90a."""
+    if not program.target.group_products:
+        return program
 
     def free(s: Any) -> Any:
         c = s.value

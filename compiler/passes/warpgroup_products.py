@@ -1,0 +1,141 @@
+"""Which products are wgmma's (PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Multiply") where a producer fills the rings that they read,
+and what stands in the way of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tilescale.compiler.advice import reason
+from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.scales import WARPGROUP
+from tilescale.compiler.layout import tensor_cores
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
+from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
+from tilescale.compiler.ops.wgmma import FREE, wgmma
+from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.products import has_producer
+from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.tvm_compat import ir, structural_map, tirx
+
+ROWS = 64
+
+
+#: the policy by which warpgroups lie below one another (T.GemmWarpPolicy)
+FULL_ROW = 1
+
+
+#: columns of a product that mma.sync does as well where its left operand lies in registers
+NARROW = 16
+
+
+def no_wgmma(call: Any, program: Any) -> str | None:
+    """Why a product is not one of wgmma; None where it is."""
+    return unfit_product(call, program) or unfit_parts(call, program.launch.threads)
+
+
+def unfit_product(call: Any, program: Any) -> str | None:
+    """The same, whatever the number of threads."""
+
+    a, b, c = call.args[:3]
+    rings = program.schedule.ring_of
+    sparse = call.op.name == "ts.gemm_sp"
+    what = "T.gemm_sp" if sparse else "T.gemm"
+    if why := tensor_cores.no_wgmma(call):
+        return why
+    if str(call.attrs["executor"]) != "block":
+        return f"{what} inside a T.Scale"
+    if constant(call.args[3]) is None:
+        hint = f"T.clear({c.source.name}) in front of the loop, and {what} without clear_accum"
+        return reason(f"{what} with a condition for clear_accum", hint)
+    if not (in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2):
+        return reason(f"{what} into what is no whole fragment", "an accumulator that is a T.alloc_fragment of two axes, whole")
+    if sparse and (why := unfit_sparse(call)):
+        return why
+    for r in (a, b):
+        shape = r.source.ty.shape
+        axes = list(zip(r.region, shape, strict=True))[1 if r.source in rings else 0 :]
+        if len(axes) != 2 or not all(_has_descriptor(r, k, x, int(e)) for k, (x, e) in enumerate(axes)):
+            return f"{what} of a part of {r.source.name}"
+        if in_registers(r.source) and (r is b or call.attrs["trans_a"] or r.source.ty.storage_scope != "local.fragment"):
+            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
+            return reason(f"T.gemm of {r.source.name}, which lies in registers", hint)
+        if in_registers(r.source) and bits_of(r.source) not in (8, 16):
+            hint = f"T.copy of {r.source.name} into a shared tile, which T.gemm reads instead"
+            return reason(f"T.gemm of {element_dtype(r.source)} from registers", hint)
+    k, step = int(a.region[-2 if call.attrs["trans_a"] else -1].extent), tensor_cores.depth(bits_of(a.source))
+    return reason(f"{what} over {k} numbers", f"tiles that are a multiple of {step} long along k") if k % step else None
+
+
+def unfit_parts(call: Any, threads: int) -> str | None:
+    """Why warpgroups of so many threads cannot share a product that is otherwise wgmma's; None where they can."""
+
+    sparse = call.op.name == "ts.gemm_sp"
+    if (sparse_fragments if sparse else wgmma_fragments)(call, threads):
+        return None
+    m, n, k = extents(call)
+    return f"{'T.gemm_sp' if sparse else 'T.gemm'} of {m} × {n} × {k} on {threads} threads"
+
+
+def _has_descriptor(operand: Any, axis: int, part: Any, extent: int) -> bool:
+    """Whether a matrix descriptor can name this part of an operand's rows or columns: all of them, or, in shared memory, whole rows of
+    the swizzle's pattern, or whole boxes (PTX ISA 9.0, "Matrix Descriptor Format": the pattern begins where the matrix does)."""
+
+    first, count = constant(part.min), constant(part.extent)
+    if first == 0 and count == extent:
+        return True
+    if first is None or count is None or in_registers(operand.source) or (layout := swizzled(operand, True)) is None:
+        return False
+    unit = 8 if axis == 0 else layout.swizzle * 8 // layout.bits
+    return first % unit == 0 and count % unit == 0
+
+
+def is_narrow(call: Any) -> bool:
+    """Whether a product is left to mma.sync: its left operand is computed by the threads anew for few columns. A warp's mma follows the
+    computation of its operand instruction by instruction; a warpgroup's would wait for all four warps, and for itself, each time."""
+    a, _, c = call.args[:3]
+    computed = in_registers(a.source) and bits_of(a.source) == 16 and a.source.ty.storage_scope == "local.fragment"
+    return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
+
+
+def warpgroup_products(program: Any) -> Any:
+    """The program, whose products are wgmma's where they can be."""
+    if not has_producer(program):
+        return program
+
+    def able(c: Any) -> bool:
+        return REGISTRY[c.op.name].multiplies and not is_narrow(c) and no_wgmma(c, program) is None
+
+    turns = _turns([c for c in calls(program.func.body) if able(c)], program.launch.threads)
+
+    def mark(s: Any) -> Any:
+        c = s.value
+        if not isinstance(c, ir.Call) or not able(c):
+            return s
+        return tirx.Evaluate(wgmma(c, FREE, **({"turn": turns[c.args[2].source]} if _of_one(c) else {})), s.span)
+
+    return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
+
+
+def _of_one(call: Any) -> bool:
+    """Whether one warpgroup alone has a product's accumulator, by FullRow."""
+    return int(call.attrs["policy"]) == FULL_ROW and int(call.args[2].source.ty.shape[0]) == ROWS
+
+
+def _turns(products: list[Any], threads: int) -> dict[Any, int]:
+    """Accumulators that one warpgroup alone has → its first thread. They go to the warpgroups in turn, in the order of their first
+    products; those that are multiplied from one operand in registers go together."""
+    together: dict[Any, list[Any]] = {}
+    by: dict[Any, Any] = {}
+    for c in products:
+        if not _of_one(c):
+            continue
+        held, tile = c.args[0].source, c.args[2].source
+        mine = together.setdefault(tile, [tile])
+        other = together[by.setdefault(held, tile)] if in_registers(held) else mine
+        if other is not mine:
+            other += mine
+            together.update(dict.fromkeys(mine, other))
+    order = list({id(tiles): tiles for tiles in together.values()}.values())
+    return {tile: k * WARPGROUP % threads for k, tiles in enumerate(order) for tile in tiles}
