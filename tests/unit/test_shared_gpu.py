@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import tilescale.language as T
@@ -36,11 +38,31 @@ def sums(A: T.Tensor((70, 100), "float32"), B: T.Tensor((70,), "float32"), C: T.
         T.atomic_add(N[0], 1)
 
 
-def test_a_gpu_that_adds_nothing():
-    args = {"A": data((70, 100), "float32"), "B": empty((70,), "float32"), "C": empty((70, 100), "float32"), "N": data((1,), "int32")}
-    program, _ = pipeline.run(sums.trace(), PLAIN)
+@T.prim_func
+def columns(A: T.Tensor((96, 64), "float32"), B: T.Tensor((64,), "float32")):
+    with T.Kernel(1, threads=64):
+        a, total = T.alloc_shared((16, 64), "float32"), T.alloc_fragment((64,), "float32")
+        T.clear(total)
+        for k in T.Pipelined(6, num_stages=3):
+            T.copy(A[k * 16, 0], a)
+            for j in T.Parallel(64):
+                for i in T.serial(16):
+                    total[j] += a[i, j]
+        T.copy(total, B)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args"),
+    [
+        (sums, {"A": data((70, 100), "float32"), "B": empty((70,), "float32"), "C": empty((70, 100), "float32"), "N": data((1,), "int32")}),
+        (columns, {"A": data((96, 64), "float32"), "B": empty((64,), "float32")}),
+    ],
+    ids=["sums", "columns"],
+)
+def test_a_gpu_that_adds_nothing(kernel: Any, args: dict[str, Any]):
+    program, _ = pipeline.run(kernel.trace(), PLAIN)
     got = emulator.run(Lowering(program).run(), program, args)
-    want = launch(sums, 1, args).arrays[0]
+    want = launch(kernel, 1, args).arrays[0]
     for name, array in got.items():
         same(array, want[name], name, False)
 
