@@ -397,7 +397,7 @@ class _Counting:
         for x in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
             call: Any = x.value if isinstance(x, tirx.Evaluate) else None
             op = None if call is None else find(call)
-            if op is not None and op.name == "copy" and call.args[0].source in self.shapes and call.args[1].source not in self.shapes:
+            if op is not None and op.moves and call.args[0].source in self.shapes and call.args[1].source not in self.shapes:
                 self.stages[call.args[1].source] = stages
 
     def _s_While(self, s: Any, weight: Any, work: Work) -> None:
@@ -439,7 +439,7 @@ class _Counting:
                     self.note_origin(region)
                 for amounts in {"read": (work.read,), "write": (work.written,)}.get(access.mode, (work.read, work.written)):
                     self.region(region, weight, amounts)
-        if op.name in ("gemm", "gemm_sp"):  # of a sparse operand what it keeps
+        if op.multiplies:  # of a sparse operand what it keeps
             a, c = call.args[0], call.args[2]
             rows, columns = (int(r.extent) for r in c.region[-2:])
             shape = Gemm(str(a.source.ty.dtype), rows, columns, prod(int(r.extent) for r in a.region) // rows)

@@ -27,7 +27,7 @@ def candidates(program: Any, written: set[Any]) -> set[Any]:
         stmts = list(body.seq)
         for k, stmt in enumerate(stmts):
             call = _call(stmt, "ts.copy")
-            if call is None or str(call.attrs["side"]) or str(call.attrs["executor"]) != "block" or len(call.args) > 3:
+            if call is None or str(call.attrs["executor"]) != "block":
                 continue
             src, dst = call.args[:2]
             if src.source.ty.storage_scope != "global" or src.source in written or not _whole(dst) or _dtype(src) != _dtype(dst):

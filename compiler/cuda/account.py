@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.gpu.kernel import ThreadKernel
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.passes import roles
@@ -15,7 +16,7 @@ def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
     """Every T.copy and T.tma_copy between a tensor and a tile, once a line: ``line``, ``of`` ("A → a"), ``how``."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for call in roles.calls(program.func.body):
-        if call.op.name not in ("ts.copy", "ts.tma_copy"):
+        if not REGISTRY[call.op.name].moves and call.op.name != "ts.tma_copy":
             continue
         src, dst = (r.source for r in call.args[:2])
         if not any(b.ty.storage_scope.startswith("global") for b in (src, dst)):
@@ -27,16 +28,11 @@ def copies(program: Any, kernel: ThreadKernel) -> list[dict[str, Any]]:
 
 
 def _how(program: Any, kernel: ThreadKernel, call: Any) -> str:
-    if call.op.name == "ts.tma_copy":
+    if call.op.name in ("ts.tma_copy", "ts.tma_load", "ts.tma_store"):
         return "by TMA"
-    if str(call.attrs["side"]):
+    if call.op.name == "ts.remote_copy":
         return "by threads, to or from another rank or block"
-    if "bulk" in call.attrs:
-        return "by TMA"
-    form = program.schedule.rings[int(call.attrs["ring"])].form if "ring" in call.attrs else ""
-    if form == ROLES:
-        return "by TMA"
-    if form == AHEAD:
+    if call.op.name == "ts.cp_async":
         return f"by cp.async, {chunk(call, integer_names(program.func.body))} bytes at a time"
     width = kernel.widths.get(call, 0)
     return f"by threads, {width} bytes at a time" if width else "by threads, element by element"

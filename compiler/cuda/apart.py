@@ -36,10 +36,10 @@ LARGE = 64
 def is_apart(program: Any, consumer: Any, threads: int) -> bool:
     """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and none is awaited where it is
     issued, by a number that would have to be another in each."""
-    found = [c for c in calls(consumer) if c.op.name == "ts.gemm" and "wgmma" in c.attrs]
+    found = [c for c in calls(consumer) if c.op.name == "ts.wgmma"]
     few = [c for c in found if int(c.args[2].source.ty.shape[0]) < program.layouts[c.args[2].source].shape[0]]
-    sparse = any(c.op.name == "ts.gemm_sp" for c in calls(consumer))  # awaited where it stands, by all
-    return threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["wgmma"]) < 0 for c in found)
+    sparse = any(c.op.name == "ts.wgmma_sp" for c in calls(consumer))  # awaited where it stands, by all
+    return threads > WARPGROUP and bool(few) and not sparse and all(int(c.attrs["pending"]) < 0 for c in found)
 
 
 class Apart(lower.Lowering):
@@ -92,7 +92,7 @@ class Apart(lower.Lowering):
             return any(self.concerns(x, ring) for x in inner)
         if name_of(s).startswith("ring_"):
             return int(s.value.attrs["ring"]) == ring
-        if name_of(s) == "gemm" and not self.has(s.value.args[2]):
+        if name_of(s) in ("gemm", "wgmma") and not self.has(s.value.args[2]):
             return False
         return any(self.program.schedule.ring_of.get(b) == ring for b in touched(s)[0])
 
@@ -107,7 +107,7 @@ class Apart(lower.Lowering):
                 self.group = group
                 self.lane = tirx.Var("lane", "int32")
                 self.bind_range(self.lane, WARPGROUP)
-                if c.op.name != "ts.gemm" or self.has(c.args[2]):
+                if c.op.name not in ("ts.gemm", "ts.wgmma") or self.has(c.args[2]):
                     for ring in mine:
                         found.setdefault(ring, set()).add(self.group)
         self.group = None

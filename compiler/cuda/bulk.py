@@ -54,7 +54,7 @@ def put(cx: Any, node: Any) -> Any:
     return cx.once(sequence([tirx.Bind(block, rank), call("fence_proxy_async"), announced, copied]))
 
 
-def await_puts(node: Any, cx: Any) -> Any:
+def await_puts(cx: Any, node: Any) -> Any:
     """One thread arrives at the own barrier, and waits until all bytes that were announced are there."""
     landed, count = node.args
     barrier = at(cx.places[landed.source].buf, tirx.IntImm("int32", 0))

@@ -88,8 +88,8 @@ def meets_cluster(body: Any) -> list[Any]:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if call.op.name in ("ts.copy", "ts.signal", "ts.wait", "ts.barrier") and str(call.attrs["reach"]) == "cta_cluster":
-            if call.op.name != "ts.copy" or str(call.attrs["side"]):
+        if call.op.name in ("ts.remote_copy", "ts.cluster_put", "ts.signal", "ts.wait", "ts.barrier"):
+            if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)
 
     structural_walk(body, (ir.Call, look))
@@ -101,8 +101,8 @@ def reaches_blocks(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if call.op.name in ("ts.copy", "ts.signal") and str(call.attrs["reach"]) == "cta_cluster":
-            if call.op.name == "ts.copy" and str(call.attrs["side"]) or call.op.name == "ts.signal" and len(call.args) > 2:
+        if call.op.name in ("ts.remote_copy", "ts.cluster_put") or call.op.name == "ts.signal" and len(call.args) > 2:
+            if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)
 
     structural_walk(body, (ir.Call, look))

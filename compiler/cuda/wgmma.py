@@ -114,7 +114,7 @@ def described(cx: Any, operands: list[tuple[str, Any, Any]]) -> tuple[list[Any],
 
 def wait_asked(cx: Any, call: Any) -> list[Any]:
     """The wait that a product asks for where it stands: for itself (0), for all but so many, for none (below 0)."""
-    pending = int(call.attrs["wgmma"])
+    pending = int(call.attrs["pending"])
     if pending > 0:
         return [do(f"wgmma_wait<{pending}>", span=call.span)]
     return [awaited(cx, [call.args[2]], 0, call.span)] if pending == 0 else []

@@ -406,7 +406,7 @@ def zeroed(p: Any) -> bool:
 
 def _is_remote(s: Any) -> bool:
     call = s.value if isinstance(s, tirx.Evaluate) else None
-    return isinstance(call, ir.Call) and call.op.name == "ts.copy" and bool(str(call.attrs["side"]))
+    return isinstance(call, ir.Call) and call.op.name == "ts.remote_copy"
 
 
 def _thread_extent(var: Any, tag: str, extent: Any, body: Any) -> Any:

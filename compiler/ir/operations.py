@@ -36,6 +36,20 @@ class TileOp:
     registered with them (ir/lowerings.py). An operation that is a loop over elements gives ``nest``: GPUs need no more."""
 
     name: ClassVar[str]
+    #: ``T.<spelling>`` is what the author wrote; where a subclass or ``name`` says nothing else, the base class's, or the name
+    spelling: ClassVar[str]
+    #: the levels (ir/spec.py) at which it may stand
+    levels: ClassVar[tuple[str, ...]] = ("tile", "scheduled")
+    #: the attributes of a call beside the scales that it acts at; those with "?" may be left out
+    attributes: ClassVar[tuple[str, ...]] = ()
+    #: its first operand, a tile or a part of a tensor, goes to where the second one is
+    moves: ClassVar[bool] = False
+    #: it adds the product of its first two operands to the third, from zero where the fourth holds; others are read
+    multiplies: ClassVar[bool] = False
+    #: it moves a part of a tensor into a stage of the ring ``attrs["ring"]``, and is complete where its round is awaited
+    fills: ClassVar[bool] = False
+    #: the ring's own barriers order what it writes: no meeting of threads has to
+    guarded: ClassVar[bool] = False
     #: what ``simulate`` gives is a generator, which stops where it has to wait for others
     waits: ClassVar[bool] = False
     #: it touches nothing itself: its effects say what engines are done with behind it
@@ -50,6 +64,11 @@ class TileOp:
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
         return self.waits
+
+    def queue(self, call: Any) -> str:
+        """In whose queue the call runs on beside its executor until it is awaited ("product", "store": sim/flights.py); "" where it is
+        complete where it stands, or where its ring's round is awaited."""
+        return ""
 
     def effects(self, call: Any) -> list[Access]:
         """What the call reads and writes."""
@@ -80,8 +99,16 @@ def register(cls: type[TileOp]) -> type[TileOp]:
     if key in REGISTRY:
         raise InternalError(f"operation {key} is registered twice")
     register_op(key)
+    if not hasattr(cls, "spelling"):
+        cls.spelling = cls.name
     REGISTRY[key] = cls()
     return cls
+
+
+def spelling(call: Any) -> str:
+    """The word of the language that a call comes from."""
+    op = find(call)
+    return call.op.name.removeprefix("ts.") if op is None else op.spelling
 
 
 def find(call: Any) -> TileOp | None:

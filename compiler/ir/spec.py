@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.ir.operations import REGISTRY
+from tilescale.compiler.ir.operations import REGISTRY, find
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.tokens import counter_of
 from tilescale.compiler.tvm_compat import EXTERN_CALLS, IF_THEN_ELSE, ir, structural_walk, tirx
@@ -46,6 +46,21 @@ def _known_op(call: Any) -> bool:
     return not name.startswith("ts.") or name.startswith(("ts.math.", "ts.scale_")) or name in REGISTRY
 
 
+def _at_home(level: str) -> Callable[[Any], bool]:
+    """Whether an operation may stand at a level."""
+    return lambda c: (op := find(c)) is None or level in op.levels
+
+
+def _declared(call: Any) -> bool:
+    """Whether a call has the attributes that its operation declares, and none beside them and the scales that it acts at."""
+    op = find(call)
+    if op is None:
+        return True
+    given = set(call.attrs.keys()) if call.attrs is not None else set()
+    needed = {a for a in op.attributes if not a.endswith("?")}
+    return needed <= given and given <= {a.removesuffix("?") for a in op.attributes} | {"executor", "reach"}
+
+
 def _counts(token: Any) -> bool:
     counter = counter_of(token)
     return counter is not None and counter.ty.storage_scope == "local.var"
@@ -75,7 +90,9 @@ def _region_fits(region: Any) -> bool:
 
 RULES: tuple[Rule, ...] = (
     Rule(ir.Call, (TILE, SCHEDULED), _known_op, "an operation that is not registered"),
-    Rule(ir.Call, (TILE,), lambda c: getattr(c.op, "name", "") not in RING_OPS, "a ring token at tile level"),
+    Rule(ir.Call, (TILE,), _at_home(TILE), "an operation that a pass makes later"),
+    Rule(ir.Call, (SCHEDULED,), _at_home(SCHEDULED), "an operation that a pass has expanded"),
+    Rule(ir.Call, (TILE, SCHEDULED), _declared, "attributes that the operation does not declare, or lacks"),
     Rule(ir.Call, (THREAD,), lambda c: _is_instruction(getattr(c.op, "name", "")), "an operation of the language is left"),
     Rule(ir.Call, (THREAD,), lambda c: getattr(c.op, "name", "") != IF_THEN_ELSE or _has_no_shuffle(*c.args[1:]), SHUFFLE_IN_A_BRANCH),
     Rule(tirx.Select, (THREAD,), lambda e: _has_no_shuffle(e.true_value, e.false_value), SHUFFLE_IN_A_BRANCH),
@@ -86,7 +103,6 @@ RULES: tuple[Rule, ...] = (
     Rule(tirx.AttrStmt, (TILE,), lambda s: s.attr_key in ATTRS[TILE], "an attribute that the tile level does not have"),
     Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key in ATTRS[SCHEDULED], "an attribute that the scheduled level does not have"),
     Rule(tirx.AttrStmt, (SCHEDULED,), lambda s: s.attr_key != "ts.role" or str(s.node.value) in ROLES, "a role that there is not"),
-    Rule(ir.Call, (TILE,), lambda c: c.attrs is None or "ring" not in c.attrs, "a copy into a ring at tile level"),
     Rule(ir.Call, (SCHEDULED,), lambda c: getattr(c.op, "name", "") not in RING_OPS or _counts(c), "a ring token without a counter"),
     Rule(tirx.AttrStmt, (THREAD,), lambda s: s.attr_key in ATTRS[THREAD], "an attribute is left"),
     Rule(
@@ -160,7 +176,7 @@ def _roles_and_rings(func: Any, after: str) -> None:
         if name in RING_OPS:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault(name, set()).add(role)
             counters.setdefault(counter_of(call), set()).add(role)
-        elif name.startswith("ts.") and call.attrs is not None and "ring" in call.attrs:
+        elif (op := find(call)) is not None and op.fills:
             tokens.setdefault(int(call.attrs["ring"]), {}).setdefault("copy", set()).add(role)
 
     for s in regions:

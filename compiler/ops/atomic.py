@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Buffer, Region, binary, convert
@@ -180,19 +180,18 @@ def atomic_store(dst: Any, value: Any, memory_order: str = "seq_cst") -> None:
 @register
 class Atomic(TileOp):
     name = "atomic"
+    attributes: ClassVar[tuple[str, ...]] = ("kind", "neighbours?")
     in_lanes = True
 
     def effects(self, call: Any) -> list[Access]:
         kind = str(call.attrs["kind"])
-        if "bulk" in call.attrs:  # by TMA, as a store of it (T.copy)
-            return [Access(call.args[1], "read", asynchronous=True, proxy="async"), Access(call.args[0], "update", asynchronous=True)]
         out = [Access(call.args[0], "update", half=kind if kind in ("load", "store") else "")]
         return [*out, Access(call.args[1], "read")] if isinstance(call.args[1], ir.TensorRegion) else out
 
     def nest(self, call: Any) -> Any:
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
-        if str(call.ty) != str(VOID) or "bulk" in call.attrs:
+        if str(call.ty) != str(VOID):
             return None
         dst, value = call.args
         kept = long_axes(dst)
@@ -209,8 +208,6 @@ class Atomic(TileOp):
         from tilescale.compiler.sim import atomics
 
         target, kind = cx.view(call.args[0], call), str(call.attrs["kind"])
-        if "bulk" in call.attrs:
-            return self._by_engine(call, cx, target)
         if isinstance(call.args[1], ir.TensorRegion):
             source = cx.view(call.args[1], call)
             return lambda ex: atomics.tile(ex, target, kind, lambda: source.read(ex))
@@ -219,19 +216,3 @@ class Atomic(TileOp):
         if single:
             return lambda ex: atomics.elements(ex, target, kind, value(ex), result=asked)
         return lambda ex: atomics.tile(ex, target, kind, lambda: value(ex))
-
-    def _by_engine(self, call: Any, cx: Any, target: Any) -> Any:
-        from tilescale.compiler.sim import flights, numerics, tiles
-
-        site, source, kind = cx.current, cx.view(call.args[1], call), str(call.attrs["kind"])
-
-        def begin(ex: Any, engine: Any) -> None:
-            frm, to = source.placed(ex, None), target.placed(ex, None)
-
-            def move() -> None:
-                old, new = (numerics.decode(x.read(), target.dtype) for x in (to, frm))
-                to.write(tiles.ATOMIC[kind](old, new.reshape(old.shape)).astype(numerics.storage(target.dtype)))
-
-            flights.start(ex, flights.STORE, engine, site, (frm,), None, move)
-
-        return begin

@@ -163,6 +163,8 @@ def _emit(name: str, src: Region, dst: Region, attrs: dict[str, Any], *more: Any
 class _Collective(TileOp):
     """Shared by the five: seen from outside they read the source and write the destination, everyone's."""
 
+    levels = ("tile",)
+    attributes: ClassVar[tuple[str, ...]] = ("place", "src_dropped", "dst_dropped", "team?", "team_operands?")
     #: the side that others reach; whether its leading axis is as long as there are participants
     reaches: ClassVar[str] = "dst"
     parted: ClassVar[bool] = False
@@ -356,6 +358,7 @@ class Broadcast(_Collective):
 @register
 class ReduceScatter(_Collective):
     name = "reduce_scatter"
+    attributes = (*_Collective.attributes, "op")
     reaches, parted = "src", True
 
     def move(self, call: Any, src: Region, dst: Region, me: Any, count: Any, lie: str) -> None:
@@ -366,6 +369,7 @@ class ReduceScatter(_Collective):
 @register
 class AllReduce(_Collective):
     name = "all_reduce"
+    attributes = (*_Collective.attributes, "op", "in_place")
     reaches = "src"
 
     def expand(self, call: Any, src: Region, dst: Region, regions: Regions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale.compiler.builder import state as bld
 from tilescale.compiler.builder.values import Region, as_expr, index_expr
@@ -75,7 +75,7 @@ def copy(
             hint="copy into a local tile first, then on to the other rank",
         )  # fmt: skip
     side = "src" if src is not None else "dst" if dst is not None else ""
-    peer = check_peer(src if side == "src" else dst, frm if side == "src" else to, side) if side else as_expr(0)
+    peer = check_peer(src if side == "src" else dst, frm if side == "src" else to, side) if side else None
     if side != "src" and to.buffer.kind == "signal" or frm.buffer.kind == "signal":
         raise TileSyntaxError("T.copy of a signal", loc=source.current(), hint="T.signal(s[i], value=…, dst=rank)")
     extra: list[Any] = []
@@ -97,7 +97,10 @@ def copy(
         to.buffer.store(tuple(to.mins), frm.buffer[tuple(frm.mins)])  # an element of each: an assignment, as in TileLang
         return
     words = _by_hand(frm, to, coalesced_width, loop_layout, disable_tma, eviction_policy)
-    emit("copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, "signal_op": signal_op if extra else "", **words})
+    if side:
+        emit("remote_copy", [frm.ir(), to.ir(), peer, *extra], {"side": side, **({"signal_op": signal_op} if extra else {}), **words})
+    else:
+        emit("copy", [frm.ir(), to.ir()], words)
 
 
 def _by_hand(frm: Region, to: Region, width: Any, layout: Any, disable_tma: bool, eviction: Any) -> dict[str, Any]:
@@ -147,27 +150,19 @@ def check_peer(peer: Any, owned: Region, side: str) -> Any:
 
 @register
 class Copy(TileOp):
+    """``ts.copy(src, dst)``: both sides are the executor's own."""
+
     name = "copy"
+    attributes: ClassVar[tuple[str, ...]] = ("width?", "layout?", "by_threads?", "stays?")
+    moves = True
 
     def effects(self, call: Any) -> list[Access]:
-        side = call.attrs["side"]
-        owner = call.args[2]
-        later = "ring" in call.attrs or "bulk" in call.attrs  # complete where the ring's round, or the stores, are awaited
-        engine = "async" if "bulk" in call.attrs or "put" in call.attrs else ""  # a store by TMA, a copy into another block
-        out = [
-            Access(call.args[0], "read", owner if side == "src" else None, later, proxy=engine),
-            Access(call.args[1], "write", owner if side == "dst" else None, later, proxy=engine),
-        ]
-        if len(call.args) > 3 and "put" not in call.attrs:
-            out.append(Access(call.args[3], "update", owner))
-        return out
+        return [Access(call.args[0], "read"), Access(call.args[1], "write")]
 
     def nest(self, call: Any) -> Any:
         from tilescale.compiler.ir.nests import element_nest, indexed, long_axes
 
         src, dst = call.args[:2]
-        if "ring" in call.attrs or "bulk" in call.attrs or "put" in call.attrs:
-            return None  # a copy into a ring is an engine's, as are one by TMA and one into another block
         from_axes, to_axes = long_axes(src), long_axes(dst)
         sizes = [a.region[k].extent if constant(a.region[k].extent) is not None else b.region[j].extent
                  for k, j in zip(from_axes, to_axes, strict=True) for a, b in ((src, dst),)]  # fmt: skip
@@ -181,19 +176,48 @@ class Copy(TileOp):
         asked = {"layout": str(call.attrs["layout"])} if "layout" in call.attrs else {}
         return element_nest(sizes, element, call, "T.copy", width=int(call.attrs["width"]) if "width" in call.attrs else 0, **asked)
 
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import tiles
+
+        src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
+        return lambda ex: dst.write(ex, tiles.converted(src.read(ex), src.dtype, dst.dtype))
+
+
+@register
+class RemoteCopy(Copy):
+    """``ts.remote_copy(src, dst, owner)``: a rank (block of the cluster) owns the side that ``attrs["side"]`` names, "src" or "dst". With
+    two operands more, ``dst``'s owner is told of it: a counter and what ``attrs["signal_op"]`` does to it."""
+
+    name = "remote_copy"
+    attributes = (*Copy.attributes, "side", "signal_op?")
+
+    def effects(self, call: Any) -> list[Access]:
+        side, owner = self.side(call), call.args[2]
+        told = [Access(call.args[3], "update", owner)] if self.tells(call) else []
+        return [
+            Access(call.args[0], "read", owner if side == "src" else None), Access(call.args[1], "write", owner if side == "dst" else None),
+            *told,
+        ]  # fmt: skip
+
+    def side(self, call: Any) -> str:
+        return str(call.attrs["side"])
+
+    def tells(self, call: Any) -> bool:
+        """Whether it signals."""
+        return len(call.args) > 4
+
     def stops(self, call: Any) -> bool:
-        return len(call.args) > 3  # the signal is a step of its own: what was copied may land long before it
+        return self.tells(call)  # the signal is a step of its own: what was copied may land long before it
 
     def simulate(self, call: Any, cx: Any) -> Any:
-        from tilescale.compiler.sim import flights, rings, tiles
+        from tilescale.compiler.sim import tiles
 
-        site = cx.current
-        side = str(call.attrs["side"])
+        side = self.side(call)
         src, dst, peer = cx.view(call.args[0], call), cx.view(call.args[1], call), cx.scalar(call.args[2])
-        signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if len(call.args) > 3 else None
+        signal = cx.signalling(call, call.args[3], call.args[4], str(call.attrs["signal_op"]), peer) if self.tells(call) else None
 
         def run(ex: Any) -> None:
-            owner = peer(ex) if side else None
+            owner = peer(ex)
             values = tiles.converted(src.read(ex, owner if side == "src" else None), src.dtype, dst.dtype)
             dst.write(ex, values, owner if side == "dst" else None)
 
@@ -203,15 +227,39 @@ class Copy(TileOp):
             assert signal is not None
             signal(ex, peer(ex))
 
+        return run if signal is None else with_signal
+
+
+class Filling(Copy):
+    """A part of a tensor into a stage of a ring, complete where the ring's round is awaited: ``(src, dst)``, with a third operand from the
+    memory of the rank that it names."""
+
+    levels = ("scheduled",)
+    attributes = (*Copy.attributes, "ring")
+    fills = True
+
+    def effects(self, call: Any) -> list[Access]:
+        owner = call.args[2] if len(call.args) > 2 else None
+        return [Access(call.args[0], "read", owner, asynchronous=True), Access(call.args[1], "write", asynchronous=True)]
+
+    def nest(self, call: Any) -> Any:
+        return None
+
+    def simulate(self, call: Any, cx: Any) -> Any:
+        from tilescale.compiler.sim import rings, tiles
+
+        src, dst = cx.view(call.args[0], call), cx.view(call.args[1], call)
+        owner = cx.scalar(call.args[2]) if len(call.args) > 2 else lambda ex: None
+
         def begin(ex: Any) -> None:  # where it copies is settled when it is issued, what it copies when it moves
-            source, target = src.placed(ex, peer(ex) if side else None), dst.placed(ex, None)
+            source, target = src.placed(ex, owner(ex)), dst.placed(ex, None)
             rings.start(ex, int(call.attrs["ring"]), lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype)))
 
-        def store(ex: Any, engine: Any) -> None:
-            source, target = src.placed(ex, None), dst.placed(ex, None)
-            move = lambda: target.write(tiles.converted(source.read(), src.dtype, dst.dtype))  # noqa: E731
-            flights.start(ex, flights.STORE, engine, site, (source,), None, move)
+        return begin
 
-        if "bulk" in call.attrs:
-            return store
-        return begin if "ring" in call.attrs else run if signal is None else with_signal
+
+def filling(name: str, call: Any, ring: int) -> Any:
+    """A ``T.copy`` as an operation that fills a ring."""
+    owner = call.args[2:3]
+    attrs = {k: v for k, v in dict(call.attrs).items() if k not in ("side", "signal_op")}
+    return ir.Call(f"ts.{name}", [*call.args[:2], *owner], attrs={**attrs, "ring": ring}, ret_ty=call.ty, span=call.span)

@@ -48,6 +48,7 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> No
 @register
 class CumSum(TileOp):
     name = "cumsum"
+    attributes = ("op", "axis", "reverse")
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]

@@ -101,6 +101,7 @@ class _Hint(TileOp):
 @register
 class SetMaxNreg(_Hint):
     name = "set_max_nreg"
+    attributes = ("count", "more")
 
 
 @register
@@ -116,6 +117,7 @@ class FenceProxyAsync(_Hint):
 @register
 class WaitWgmma(_Hint):
     name = "wait_wgmma"
+    attributes = ("count",)
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights

@@ -21,6 +21,8 @@ def fence(scope: str, why: str, span: Any, proxy: bool = False) -> Any:
 @register
 class Sync(TileOp):
     name = "sync"
+    levels = ("scheduled",)
+    attributes = ("scope", "why", "proxy")
 
     def effects(self, call: Any) -> list[Access]:
         return []

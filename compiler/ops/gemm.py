@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale.compiler.builder.constructs import is_device
 from tilescale.compiler.builder.values import as_expr
@@ -11,7 +11,6 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.numbers import constant
 from tilescale.compiler.ir.operations import Access, TileOp, register
 from tilescale.compiler.ops.base import emit, region, show
-from tilescale.compiler.ops.wgmma import FREE
 from tilescale.compiler.tvm_compat import tirx
 from tilescale.errors import TileTypeError, TileValueError
 from tilescale.language.booleans import require_bools
@@ -119,7 +118,7 @@ def gemm(
     flags = [as_expr(clear_accum, "bool")]
     if wg_wait not in (-1, 0):
         raise TileValueError(f"T.gemm with wg_wait={wg_wait}", loc=loc, expected="0, or -1 and T.wait_wgmma behind it")
-    attrs: dict[str, Any] = {"wgmma": FREE} if wg_wait else {}
+    attrs: dict[str, Any] = {"wg_wait": wg_wait} if wg_wait else {}
     attrs |= {"trans_a": int(bool(transpose_A)), "trans_b": int(bool(transpose_B)), "policy": warp_policy(policy, "T.gemm", loc)}
     emit("gemm", [a.ir(), b.ir(), c.ir(), *flags], attrs | ({"precision": precision} if precision else {}))
 
@@ -133,20 +132,30 @@ def accumulated(c: Any, clears: Any, later: bool = False) -> list[Access]:
 
 @register
 class Gemm(TileOp):
+    """``ts.gemm(a, b, c, clears)``. ``wg_wait``: it may run on until it is awaited."""
+
     name = "gemm"
+    attributes: ClassVar[tuple[str, ...]] = ("trans_a", "trans_b", "policy", "precision?", "wg_wait?")
+    multiplies = True
+
+    def queue(self, call: Any) -> str:
+        return "product" if "wg_wait" in call.attrs else ""
 
     def effects(self, call: Any) -> list[Access]:
-        a, b, c = call.args[:3]
-        clears = call.args[3]
-        later = call.attrs is not None and "wgmma" in call.attrs  # by wgmma: complete where it is awaited
+        a, b, c, clears = call.args
+        later = bool(self.queue(call))
         engines = ["async" if later and r.source.ty.storage_scope.startswith("shared") else "" for r in (a, b)]
         reads = [Access(r, "read", asynchronous=later, proxy=engine) for r, engine in zip((a, b), engines, strict=True)]
         return [*reads, *accumulated(c, clears, later)]
 
+    def pending(self, call: Any) -> int:
+        """How many products may be under way behind it; below zero where nothing is awaited there."""
+        return -1
+
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
-        site, pending = cx.current, int(call.attrs["wgmma"]) if "wgmma" in call.attrs else 0
+        site, pending = cx.current, self.pending(call)
         a, b, c = (cx.view(region, call) for region in call.args[:3])
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
         across, down, cut = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"]), "precision" in call.attrs
@@ -166,4 +175,4 @@ class Gemm(TileOp):
             if pending >= 0:
                 flights.wait(ex, flights.PRODUCT, pending)
 
-        return begin if "wgmma" in call.attrs else run
+        return begin if self.queue(call) else run

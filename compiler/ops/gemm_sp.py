@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -80,17 +80,23 @@ def gemm_sp(
 @register
 class GemmSp(TileOp):
     name = "gemm_sp"
+    attributes: ClassVar[tuple[str, ...]] = ("trans_a", "trans_b", "policy")
+    multiplies = True
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args
-        later = "wgmma" in call.attrs  # by wgmma, which has the places in registers: complete where it is awaited
+        later = bool(self.queue(call))
         reads = [Access(r, "read", asynchronous=later, proxy="async" if later else "") for r in (a, b)]
         return [*reads, Access(e, "read"), *accumulated(c, clears, later)]
+
+    def pending(self, call: Any) -> int:
+        """As of a product of whole operands."""
+        return -1
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import flights, tiles
 
-        site, pending = cx.current, int(call.attrs["wgmma"]) if "wgmma" in call.attrs else 0
+        site, pending = cx.current, self.pending(call)
         a, b, c, e = (cx.view(r, call) for r in (*call.args[:3], call.args[4]))
         clear, dtypes = cx.scalar(call.args[3]), (a.dtype, b.dtype, c.dtype)
         across, down = bool(call.attrs["trans_a"]), bool(call.attrs["trans_b"])
@@ -110,7 +116,7 @@ class GemmSp(TileOp):
             if pending >= 0:
                 flights.wait(ex, flights.PRODUCT, pending)
 
-        return begin if "wgmma" in call.attrs else run
+        return begin if self.queue(call) else run
 
 
 def places(e: Any) -> Any:

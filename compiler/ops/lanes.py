@@ -17,6 +17,8 @@ def join_lanes(tile: Any, masks: tuple[int, ...], span: Any) -> Any:
 @register
 class JoinLanes(TileOp):
     name = "join_lanes"
+    levels = ("scheduled",)
+    attributes = ("masks",)
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[0], "write")]

@@ -190,6 +190,7 @@ class MBarrierWaitParity(_Expert):
 @register
 class TmaCopy(_Expert):
     name = "tma_copy"
+    attributes = ("reduce",)
     waits = True
 
     def effects(self, call: Any) -> list[Access]:
@@ -217,6 +218,7 @@ class TmaStoreArrive(_Expert):
 @register
 class TmaStoreWait(_Expert):
     name = "tma_store_wait"
+    attributes = ("count", "read_only")
 
     def simulate(self, call: Any, cx: Any) -> Any:
         from tilescale.compiler.sim import mbarriers

@@ -57,6 +57,7 @@ def print(obj: Any, msg: str = "") -> None:  # the language's name
 @register
 class Print(TileOp):
     name = "print"
+    attributes = ("msg", "dropped?")
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")] if isinstance(call.args[0], ir.TensorRegion) else []

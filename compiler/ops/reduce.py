@@ -80,6 +80,7 @@ def reduce_absmax(buffer: Any, out: Any, dim: int = -1, clear: bool = True) -> N
 @register
 class Reduce(TileOp):
     name = "reduce"
+    attributes = ("op", "axis", "clear", "lanes?")
 
     def effects(self, call: Any) -> list[Access]:
         src, dst = call.args
@@ -104,6 +105,8 @@ class ReducePart(TileOp):
     """Scheduled level, GPUs: what each group of threads makes of its part of a reduction, into shared memory (groups, …)."""
 
     name = "reduce_part"
+    levels = ("scheduled",)
+    attributes = ("op", "axis", "clear", "lanes?")
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]

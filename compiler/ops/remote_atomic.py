@@ -61,6 +61,7 @@ def remote(
 @register
 class RemoteAtomic(TileOp):
     name = "remote_atomic"
+    attributes = ("kind",)
 
     def effects(self, call: Any) -> list[Access]:
         kind = str(call.attrs["kind"])

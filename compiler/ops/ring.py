@@ -7,12 +7,14 @@ Where one role does everything in program order (the CPU), the order itself is t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from tilescale.compiler.ir.operations import Access, TileOp, register
 
 
 class _Token(TileOp):
+    levels = ("scheduled",)
+    attributes: ClassVar[tuple[str, ...]] = ("ring",)
     waits = True
 
     def effects(self, call: Any) -> list[Access]:
@@ -60,3 +62,4 @@ class RingRelease(_Token):
     """The stage has been read."""
 
     name = "ring_release"
+    attributes = ("ring", "fenced?")

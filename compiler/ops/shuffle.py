@@ -98,6 +98,7 @@ class Shuffle(TileOp):
     """``shuffle(into, value, by)``."""
 
     name = "shuffle"
+    attributes = ("kind", "width")
     waits = True
 
     def effects(self, call: Any) -> list[Access]:
@@ -183,6 +184,7 @@ class SyncThreads(TileOp):
     """Executors of a block below it meet: ``count`` threads of them, at one of its barriers, or (`OF_WARPS`) those of each warp."""
 
     name = "sync_threads"
+    attributes = ("barrier", "count")
     waits = True
 
     def effects(self, call: Any) -> list[Access]:

@@ -154,6 +154,7 @@ def is_global(region: Any) -> bool:
 @register
 class Barrier(TileOp):
     name = "barrier"
+    attributes = ("names?", "agreed?", "team?", "team_operands?", "proxy?")
     waits = True
 
     def meets(self, call: Any) -> str:
@@ -175,6 +176,7 @@ class Barrier(TileOp):
 @register
 class TeamSync(TileOp):
     name = "team_sync"
+    attributes = ("names?", "agreed?", "team?", "team_operands?")
     waits = True
 
     def meets(self, call: Any) -> str:
@@ -201,6 +203,7 @@ class TeamSync(TileOp):
 @register
 class Signal(TileOp):
     name = "signal"
+    attributes = ("op",)
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "update", call.args[2] if len(call.args) > 2 else None)]
@@ -217,6 +220,7 @@ class Signal(TileOp):
 @register
 class Wait(TileOp):
     name = "wait"
+    attributes = ("cmp",)
     waits = True
 
     def effects(self, call: Any) -> list[Access]:

@@ -39,6 +39,7 @@ def test(counter_: Any, value: Any = 1, cmp: str = "ge") -> Any:
 @register
 class Test(TileOp):
     name = "test"
+    attributes = ("cmp",)
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read")]

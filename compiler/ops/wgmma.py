@@ -1,13 +1,16 @@
-"""What stands beside products that run by themselves (scheduled level of a GPU only): the wait for them, and turns at the tensor cores."""
+"""Products that warpgroups start and await (scheduled level of a GPU only; PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply"), the
+wait for them, and turns at the tensor cores."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tilescale.compiler.ir.operations import VOID, Access, TileOp, register
+from tilescale.compiler.ir.operations import REGISTRY, VOID, Access, TileOp, register
+from tilescale.compiler.ops.gemm import Gemm
+from tilescale.compiler.ops.gemm_sp import GemmSp
 from tilescale.compiler.tvm_compat import ir, tirx
 
-#: ``attrs["wgmma"]`` of a product that no wait of its own follows
+#: ``attrs["pending"]`` of a product that no wait of its own follows
 FREE = -1
 #: what is done about turns: see `Turn`
 TURNS = ("first", "take", "pass", "last")
@@ -23,14 +26,50 @@ def await_products(
     return tirx.Evaluate(ir.Call("ts.await_products", [*tiles, *operands, *behind], attrs=attrs, ret_ty=VOID, span=span), span)
 
 
+def wgmma(call: Any, pending: int, **more: Any) -> Any:
+    """A T.gemm, T.gemm_sp, or such a product already, as one that runs on, behind which all but the last ``pending`` are awaited."""
+    name = "ts.wgmma" if REGISTRY[call.op.name].spelling == "gemm" else "ts.wgmma_sp"
+    attrs = {k: v for k, v in dict(call.attrs).items() if k != "wg_wait"}
+    return ir.Call(name, list(call.args), attrs={**attrs, "pending": pending, **more}, ret_ty=call.ty, span=call.span)
+
+
 def turn(what: str, span: Any) -> Any:
     """``ts.turn()``, one of `TURNS`."""
     return tirx.Evaluate(ir.Call("ts.turn", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)
 
 
+class _RunsOn(TileOp):
+    """Of both kinds of products. ``pending``: how many may be under way behind it, `FREE` where nothing is awaited there. ``turn``: the
+    first thread of the one warpgroup that has the accumulator."""
+
+    levels = ("scheduled",)
+
+    def queue(self, call: Any) -> str:
+        return "product"
+
+    def pending(self, call: Any) -> int:
+        return int(call.attrs["pending"])
+
+
+@register
+class Wgmma(_RunsOn, Gemm):
+    name = "wgmma"
+    attributes = ("trans_a", "trans_b", "policy", "precision?", "pending", "turn?")
+
+
+@register
+class WgmmaSp(_RunsOn, GemmSp):
+    """Its places lie in registers, which it reads as long as it runs."""
+
+    name = "wgmma_sp"
+    attributes = ("trans_a", "trans_b", "policy", "pending", "turn?")
+
+
 @register
 class AwaitProducts(TileOp):
     name = "await_products"
+    levels = ("scheduled",)
+    attributes = ("pending", "tiles", "behind", "straight")
     completes = True
 
     def effects(self, call: Any) -> list[Access]:
@@ -52,6 +91,8 @@ class Turn(TileOp):
     so that there is none. Nothing depends on turns but time."""
 
     name = "turn"
+    levels = ("scheduled",)
+    attributes = ("what",)
 
     def effects(self, call: Any) -> list[Access]:
         return []

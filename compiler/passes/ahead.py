@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.passes.roles import (
     Unfit,
@@ -43,7 +44,7 @@ def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buff
         return "the condition of a wait in front of the copies may become false again"
     if any(meets(c) or polls(c) for s in stmts for c in calls(s)):
         return "a barrier, or an atomic operation that is looked at, stands in the loop"
-    copies = [s for s in head for c in calls(s) if c.op.name == "ts.copy" and any(c.args[1].source.same_as(b) for b in buffers)]
+    copies = [s for s in head for c in calls(s) if REGISTRY[c.op.name].moves and any(c.args[1].source.same_as(b) for b in buffers)]
     sources = {root(program.func.body, s.value.args[0].source) for s in copies}
     if (written := next((w for s in stmts if (w := writes_locally(s, sources)) is not None), None)) is not None:
         return f"{written.name} is written in the loop and copied in it"

@@ -46,7 +46,7 @@ def unfit(program: Any) -> tuple[str, Any] | None:
         else:
             asked[var] = [boxed(tuple(shape), bits_of(var), widest_swizzle(shape[-1], bits_of(var))).staged(stages)]
     for call in splitting.calls(program.func.body):
-        if call.op.name != "ts.gemm":
+        if call.op.name not in ("ts.gemm", "ts.wgmma"):
             continue
         for var, layout in lowering(call, program.target).shared_layouts(call).items():
             asked.setdefault(var, [layout])

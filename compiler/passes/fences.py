@@ -188,10 +188,9 @@ class _Walk:
             for access in op.effects(s.value):
                 buffer = access.region.source
                 # Stages that a producer fills are guarded by their ring's barriers alone.
-                copied = "ring" in (s.value.attrs or {}) and int(s.value.attrs["ring"]) not in self.ahead
-                if not in_registers(buffer) and not copied and buffer not in self.ringed:
+                if not in_registers(buffer) and not op.guarded and buffer not in self.ringed:
                     owners = _leaders(buffer, s.value)
-                    found.append((buffer, access.mode, owners, f"T.{op.name}", access.proxy == "async"))
+                    found.append((buffer, access.mode, owners, f"T.{op.spelling}", access.proxy == "async"))
         for r in scalar_reads(s) if nest is None else ():
             if not in_registers(r.buffer):
                 found.append((r.buffer, "read", None, "a scalar", False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tilescale.compiler.advice import reason
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of, element_dtype
 from tilescale.compiler.passes import annotated
@@ -25,10 +26,10 @@ def copies_ahead(program: Any, depth: int) -> tuple[Any, str, Any]:
     names = integer_names(made.func.body)
     params = {p.var for p in program.params}
     for call in splitting.calls(made.func.body):
-        if call.op.name != "ts.copy" or "ring" not in call.attrs:
+        if not REGISTRY[call.op.name].fills:
             continue
         var = call.args[0].source
-        if str(call.attrs["side"]) or var not in params or var.ty.storage_scope != "global":
+        if len(call.args) > 2 or var not in params or var.ty.storage_scope != "global":
             return None, f"{var.name} is no tensor of this rank alone", call
         if not chunk(call, names):
             what = f"rows of {var.name}, or where its tiles begin, are not known to be multiples of 4 bytes of one dtype"

@@ -49,7 +49,7 @@ class _Lifetimes:
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
         self.bases: dict[Any, Any] = {}
-        self.put = {r.source for c in calls(program.func.body) if "put" in (c.attrs or {}) for r in c.args[:2]}
+        self.put = {r.source for c in calls(program.func.body) if c.op.name == "ts.cluster_put" for r in c.args[:2]}
         self.open: list[tuple[int, list[Any]]] = []  # loops and scales around: their start, the tiles used inside
         self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
         self.visit(program.func.body, Executor("block", program.launch.threads))
@@ -122,7 +122,7 @@ class _Lifetimes:
                     used.append(buffer)
 
         def reached(call: Any) -> None:
-            if call.op.name == "ts.copy" and str(call.attrs["side"]) and str(call.attrs["reach"]) == "cta_cluster":
+            if call.op.name == "ts.remote_copy" and str(call.attrs["reach"]) == "cta_cluster":
                 tile = call.args[1 if str(call.attrs["side"]) == "dst" else 0].source
                 if tile in self.tiles:  # when other blocks are there, the text of this one does not say
                     self.tiles[tile].touches(0, 1 << 30)

@@ -32,7 +32,7 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.layout.shared import strided
 from tilescale.compiler.layout.spread import replicated
-from tilescale.compiler.ops.puts import await_puts
+from tilescale.compiler.ops.cluster_put import await_puts, cluster_put
 from tilescale.compiler.passes.products import flat, touched
 from tilescale.compiler.passes.roles import calls, polls
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -77,7 +77,7 @@ def gpu_bulk(program: Any) -> Any:
 
 
 def _is_put(call: Any) -> bool:
-    if call.op.name != "ts.copy" or str(call.attrs["side"]) != "dst" or str(call.attrs["reach"]) != "cta_cluster":
+    if call.op.name != "ts.remote_copy" or str(call.attrs["side"]) != "dst" or str(call.attrs["reach"]) != "cta_cluster":
         return False
     if "by_threads" in call.attrs:
         return False
@@ -154,7 +154,7 @@ def _check_hearing(body: Any) -> None:
             raise Unfit(f"T.{op.name} may tell a block what another has done")
         if op.name == "barrier" and reach == "cta_cluster" and str(call.attrs["executor"]) != "block":
             raise Unfit("a T.Scale below the block meets the cluster")
-        if op.name == "copy" and str(call.attrs["side"]) and reach == "device":
+        if op.name == "remote_copy" and reach == "device":
             raise Unfit("ranks reach each other")
 
 
@@ -291,9 +291,7 @@ def _marked(program: Any, puts: list[Any], left: bool) -> Any:
         if _is_meeting(s):
             return sequence(meeting(s.span, dict(s.value.attrs), s.value.args))
         if isinstance(s.value, ir.Call) and any(s.value.same_as(p) for p in puts):
-            c = s.value
-            made = ir.Call(c.op, [*c.args, there], attrs={**dict(c.attrs), "put": 1}, ret_ty=c.ty, span=c.span)
-            return tirx.Evaluate(made, s.span)
+            return tirx.Evaluate(cluster_put(s.value, there), s.span)
         return s
 
     def inside(s: Any) -> Any:

@@ -16,12 +16,13 @@ def gpu_puts(program: Any) -> Any:
 
     def leaf(s: Any, ex: Executor) -> list[Any] | None:
         call = s.value if isinstance(s, tirx.Evaluate) else None
-        if not isinstance(call, ir.Call) or call.op.name != "ts.copy" or len(call.args) < 5:
+        if not isinstance(call, ir.Call) or call.op.name != "ts.remote_copy" or len(call.args) < 5:
             return None
         src, dst, peer, counter, value = call.args
         attrs = dict(call.attrs)
         signalled = {"executor": attrs["executor"], "reach": attrs["reach"], "op": attrs["signal_op"]}
-        copied = ir.Call(call.op, [src, dst, peer], attrs={**attrs, "signal_op": ""}, ret_ty=call.ty, span=call.span)
+        plain = {k: v for k, v in attrs.items() if k != "signal_op"}
+        copied = ir.Call(call.op, [src, dst, peer], attrs=plain, ret_ty=call.ty, span=call.span)
         told = ir.Call("ts.signal", [counter, value, peer], attrs=signalled, ret_ty=VOID, span=call.span)
         return [tirx.Evaluate(copied, s.span), tirx.Evaluate(told, s.span)]
 

@@ -33,14 +33,14 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
-from tilescale.compiler.ops.wgmma import FREE, await_products
+from tilescale.compiler.ops.wgmma import FREE, await_products, wgmma
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.passes.gpu_ahead import copies_ahead
 from tilescale.compiler.passes.gpu_stage import gpu_stage, is_whole
 from tilescale.compiler.passes.gpu_store import staged_bytes, tma_stores
 from tilescale.compiler.passes.multicast import multicast, without_reach
-from tilescale.compiler.passes.products import PRODUCTS, awaited, flat, is_product, name_of, operands_of, overlapped
+from tilescale.compiler.passes.products import awaited, flat, is_product, name_of, operands_of, overlapped
 from tilescale.compiler.passes.products_by_hand import products_by_hand
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
@@ -108,7 +108,7 @@ def _formed(program: Any) -> Any:
 def _on_other_threads(program: Any, limit: int) -> Any | None:
     """The program as roles of a block with another number of threads, with which wgmma makes its products and whose accumulators leave each
     thread half of its registers for more: the next smaller number, else the next larger one; None where there is none."""
-    products = [c for c in splitting.calls(program.func.body) if c.op.name.removeprefix("ts.") in PRODUCTS]
+    products = [c for c in splitting.calls(program.func.body) if REGISTRY[c.op.name].multiplies]
     held = max(prod(int(e) for e in c.args[2].source.ty.shape) for c in products)
     given = program.launch.threads
     for threads in sorted(REGISTERS, key=lambda n: (n > given, abs(n - given))):
@@ -153,7 +153,7 @@ def _stages(body: Any) -> int:
 
 def _with_roles(program: Any, limit: int) -> Any:
     if program.launch.threads not in REGISTERS:
-        multiplies = any(c.op.name.removeprefix("ts.") in PRODUCTS for c in splitting.calls(program.func.body))
+        multiplies = any(REGISTRY[c.op.name].multiplies for c in splitting.calls(program.func.body))
         why = f"a block of {program.launch.threads} threads is no 1, 2 or 3 warpgroups"
         hint = "threads=128, 256 or 384, and tiles of T.gemm that so many threads hold in registers"
         raise Unfit(reason(why, hint) if multiplies else why, loc=program.launch.loc, threads=multiplies)
@@ -250,7 +250,7 @@ def _check_copies(program: Any) -> None:
     """Every fill of a ring is a copy that TMA can do."""
     names = bound_in(program.func.body)
     for call in splitting.calls(program.func.body):
-        if call.op.name == "ts.copy" and "ring" in call.attrs:
+        if REGISTRY[call.op.name].fills:
             if why := _unfit_copy(call, program.params, list(call.args[1].source.ty.shape[1:]), names):
                 raise Unfit(why, call)
 
@@ -261,7 +261,7 @@ def _unfit_copy(call: Any, params: Any, extents: list[Any], names: dict[Any, Any
     var, name = src.source, src.source.name
     if "by_threads" in call.attrs:
         return f"T.copy(…, disable_tma=True) of {name}"
-    if str(call.attrs["side"]):
+    if len(call.args) > 2:
         return f"{name} is no tensor of this rank alone"
     if element_dtype(var) != element_dtype(dst.source):
         hint = f"a tile of {element_dtype(var)}, and the change of dtype in a T.copy of that tile into a fragment"
@@ -285,11 +285,11 @@ def _check_readers(program: Any) -> None:
     for call in splitting.calls(program.func.body):
         op = REGISTRY[call.op.name]
         touched = [a.region.source.name for a in op.effects(call) if a.region.source in rings]
-        if not touched or "ring" in call.attrs:
+        if not touched or op.fills:
             continue
-        if op.name == "copy" and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
+        if op.moves and in_registers(call.args[1].source) or op.name == "gemm" and _narrow(call):
             continue
-        if op.name not in PRODUCTS:
+        if not op.multiplies:
             hint = f"T.copy of {touched[0]} into a fragment, which T.{op.name} reads instead"
             raise Unfit(reason(f"T.{op.name} reads {touched[0]}", hint), call)
         if why := _unfit_product(call, program):
@@ -366,7 +366,7 @@ def _products(program: Any) -> Any:
     """The body with every product that wgmma can do marked as its own."""
 
     def able(c: Any) -> bool:
-        return c.op.name.removeprefix("ts.") in PRODUCTS and not _narrow(c) and _no_wgmma(c, program) is None
+        return REGISTRY[c.op.name].multiplies and not _narrow(c) and _no_wgmma(c, program) is None
 
     turns = _turns([c for c in splitting.calls(program.func.body) if able(c)], program.launch.threads)
 
@@ -374,10 +374,7 @@ def _products(program: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or not able(c):
             return s
-        if _of_one(c):
-            attrs = {**dict(c.attrs), "turn": turns[c.args[2].source]}
-            c = ir.Call(c.op, list(c.args), attrs=attrs, ret_ty=c.ty, span=c.span)
-        return _marked(c, s.span, FREE)
+        return tirx.Evaluate(wgmma(c, FREE, **({"turn": turns[c.args[2].source]} if _of_one(c) else {})), s.span)
 
     return structural_map(program.func.body, (tirx.Evaluate, mark))
 
@@ -417,16 +414,10 @@ def _late_round(begin: Any, products: list[Any], release: Any, count: Any) -> li
     """A round of products and the release of the round before's stage, whose products are complete by then: behind this round's, as many
     groups may be under way as it has. A product of a sparse operand reads its places from registers that the round before's read until
     they are complete: where there is one, those are awaited in front."""
-    if any(c.op.name == "ts.gemm_sp" for c in products):
-        before = await_products([], products[0].span, straight=True)
-        return [begin, before, *(_marked(c, c.span, FREE) for c in products), release, count]
-    return [begin, *(_marked(c, c.span, len(products) if c is products[-1] else FREE) for c in products), release, count]
-
-
-def _marked(call: Any, span: Any, pending: int) -> Any:
-    """A product for wgmma, behind which all groups but the last ``pending`` are awaited; none are where that is `FREE`."""
-    attrs = {**dict(call.attrs), "wgmma": pending}
-    return tirx.Evaluate(ir.Call(call.op, list(call.args), attrs=attrs, ret_ty=call.ty, span=call.span), span)
+    if any(c.op.name == "ts.wgmma_sp" for c in products):
+        return [begin, await_products([], products[0].span, straight=True), *map(tirx.Evaluate, products), release, count]
+    *others, last = products
+    return [begin, *map(tirx.Evaluate, others), tirx.Evaluate(wgmma(last, len(products))), release, count]
 
 
 def _late(loop: Any, plan: Any) -> Any:

@@ -30,7 +30,7 @@ class Staging:
         structural_walk(program.func.body, (ir.Call, self._look))
 
     def _look(self, call: Any) -> None:
-        if call.op.name in ("ts.gemm", "ts.gemm_sp"):
+        if (op := find(call)) is not None and op.multiplies:
             self.accumulators.add(call.args[2].source)
 
     def tile(self, name: str, shape: Any, dtype: str, scope: str, span: Any = None) -> Any:
@@ -66,8 +66,7 @@ def copy_statement(src: Any, dst: Any, like: Any) -> Any:
     where = {"executor": "block", "reach": "block"}
     if isinstance(like, ir.Call) and like.attrs and "executor" in like.attrs:
         where = {k: str(like.attrs[k]) for k in ("executor", "reach")}
-    call = ir.Call("ts.copy", [src, dst, ZERO], attrs={**where, "side": "", "signal_op": ""}, ret_ty=VOID, span=like.span)
-    return tirx.Evaluate(call, like.span)
+    return tirx.Evaluate(ir.Call("ts.copy", [src, dst], attrs=where, ret_ty=VOID, span=like.span), like.span)
 
 
 def again(call: Any, args: list[Any], attrs: dict[str, Any] | None = None) -> Any:

@@ -32,11 +32,11 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.walks import scalar_reads, walk
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.shared import widest_swizzle
-from tilescale.compiler.ops.bulk import await_stores, fence_writes
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
+from tilescale.compiler.ops.tma import await_stores, fence_writes, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
 from tilescale.compiler.passes.early_waits import awaited_early
-from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
+from tilescale.compiler.passes.gpu_stage import copy_statement, is_whole, whole
 from tilescale.compiler.passes.products import name_of, touched
 from tilescale.compiler.passes.roles import calls, meets
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
@@ -90,7 +90,7 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 def _tells_others(call: Any) -> bool:
     """Whether a call meets other blocks, or signals."""
-    return meets(call) or call.op.name == "ts.signal" or call.op.name == "ts.copy" and len(call.args) > 3
+    return meets(call) or call.op.name == "ts.signal" or call.op.name == "ts.remote_copy" and len(call.args) > 3
 
 
 def _updates(s: Any) -> list[Any]:
@@ -127,8 +127,7 @@ def _leaves(call: Any) -> bool:
     if call.op.name == "ts.atomic":
         kind, tile = str(call.attrs["kind"]), call.args[1]
         return isinstance(tile, ir.TensorRegion) and element_dtype(call.args[0].source) in REDUCTIONS.get(kind, ())
-    free = call.op.name == "ts.copy" and "ring" not in call.attrs and "by_threads" not in call.attrs
-    return free and not str(call.attrs["side"]) and len(call.args) <= 3
+    return call.op.name == "ts.copy" and "by_threads" not in call.attrs
 
 
 def _fits(call: Any, program: Any, writers: dict[Any, list[Any]], names: dict[Any, Any]) -> bool:
@@ -208,7 +207,7 @@ def _parts(call: Any, tile: Any) -> Iterator[Any]:
         yield await_stores(staged, call.span)
         yield copy_statement(_region(src.source, [0, k * wide], [rows, wide]), staged, call)
         to = _region(dst.source, into, extents)
-        yield again(call, [to, staged] if call.op.name == "ts.atomic" else [staged, to, call.args[2]], {"bulk": 1})
+        yield tma_reduce(call, to, staged) if call.op.name == "ts.atomic" else tma_store(call, staged, to)
 
 
 def _around(body: Any, tiles: list[Any]) -> Any:

@@ -170,8 +170,7 @@ class _Reordering:
             read |= {self._root(b) for b in r}
             written |= {self._root(b) for b in w}
             used |= _variables(s)
-        ordered = any(c.op.name.removeprefix("ts.") not in PLAIN or c.op.name == "ts.copy" and (str(c.attrs["side"]) or len(c.args) > 3)
-                      for s in unit.stmts for c in calls(s))  # fmt: skip
+        ordered = any(c.op.name.removeprefix("ts.") not in PLAIN for s in unit.stmts for c in calls(s))
         return read, written, ordered, used, {s.var for s in unit.stmts if isinstance(s, tirx.Bind)}
 
     def _root(self, buffer: Any) -> Any:

@@ -126,7 +126,7 @@ class _Shares:
             self.visit(s.body)
         elif isinstance(s, tirx.BufferStore):
             self.decides(s.value)  # a variable of the producer: it may decide what follows
-        elif isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name == "ts.copy":
+        elif isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name == "ts.tma_load":
             self.found[s.value] = self.differs([r.min for r in s.value.args[0].region])
 
     def decides(self, e: Any) -> None:

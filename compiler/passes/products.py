@@ -41,15 +41,14 @@ from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.roles import calls, renewed
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
-#: operations that are products
-PRODUCTS = ("gemm", "gemm_sp")
 #: stages of a ring from which two rounds' products may read at once
 DEEP = 3
 
 
 def is_product(s: Any) -> bool:
     """Whether a statement is a product that has to be awaited."""
-    return name_of(s) in PRODUCTS and "wgmma" in s.value.attrs and int(s.value.attrs["wgmma"]) == FREE
+    op = find(s.value) if isinstance(s, tirx.Evaluate) else None
+    return op is not None and op.multiplies and "pending" in op.attributes and int(s.value.attrs["pending"]) == FREE
 
 
 def operands_of(call: Any) -> list[Any]:
@@ -310,7 +309,7 @@ def _in_turns(loop: Any) -> Any | None:
     if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
         return None
     at = [k for k, s in enumerate(stmts) if is_product(s)]
-    if not at or len([c for c in calls(loop.body) if c.op.name.removeprefix("ts.") in PRODUCTS]) != len(at):
+    if not at or len([c for c in calls(loop.body) if REGISTRY[c.op.name].multiplies]) != len(at):
         return None
     firsts = [k for k in at if k - 1 not in at]
     body = stmts[: at[0]]
@@ -332,7 +331,7 @@ def _a_round_each(loop: Any) -> Any | None:
     if any(not b.ty.storage_scope.startswith("local") for s in stmts for b in touched(s)[1]):
         return None
     at = [k for k, s in enumerate(stmts) if is_product(s)]
-    if len(at) < 2 or len([c for c in calls(loop.body) if c.op.name.removeprefix("ts.") in PRODUCTS]) != len(at):
+    if len(at) < 2 or len([c for c in calls(loop.body) if REGISTRY[c.op.name].multiplies]) != len(at):
         return None
     if any(r.source.ty.storage_scope.startswith("local") for k in at for r in operands_of(stmts[k].value)):
         return None

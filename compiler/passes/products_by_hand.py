@@ -15,6 +15,7 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
+from tilescale.compiler.ops.wgmma import FREE, wgmma
 from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_map, sym, tirx
@@ -23,7 +24,13 @@ FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back 
 
 
 def products_by_hand(program: Any) -> Any:
-    """The scheduled program with those products marked for wgmma, for sm_90a."""
+    """The scheduled program with those products left to wgmma, and those that the author awaits (``wg_wait=-1``), for sm_90a."""
+
+    def free(s: Any) -> Any:
+        c = s.value
+        return tirx.Evaluate(wgmma(c, FREE), s.span) if isinstance(c, ir.Call) and _is_plain(c) and "wg_wait" in c.attrs else s
+
+    program = program.with_body(structural_map(program.func.body, (tirx.Evaluate, free)))
     filled = {c.args[1].source for c in calls(program.func.body) if c.op.name == "ts.tma_copy" and len(c.args) > 2}
     mine = [c for c in calls(program.func.body) if _is_plain(c) and any(r.source in filled for r in c.args[:2])]
     if not mine:
@@ -45,14 +52,13 @@ def products_by_hand(program: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or c not in reasons or c.args[2].source in kept:
             return s
-        made = ir.Call(c.op, list(c.args), attrs={**dict(c.attrs), "wgmma": 0}, ret_ty=c.ty, span=c.span)
-        return tirx.Evaluate(made, s.span)
+        return tirx.Evaluate(wgmma(c, 0), s.span)
 
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
 
 
 def _is_plain(call: Any) -> bool:
-    return call.op.name == "ts.gemm" and "wgmma" not in call.attrs
+    return call.op.name == "ts.gemm"
 
 
 def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:

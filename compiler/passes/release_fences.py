@@ -24,9 +24,9 @@ def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
     found: set[int] = set()
 
     def operation(c: Any) -> None:
-        if c.op.name == "ts.copy" and "ring" not in c.attrs or c.op.name == "ts.gemm" and "wgmma" not in c.attrs:
+        if c.op.name in ("ts.copy", "ts.remote_copy", "ts.gemm"):
             found.update(ring_of[r.source] for r in c.args[:2] if r.source in ring_of)
-        if c.op.name == "ts.gemm_sp" and c.args[4].source in ring_of:  # the places go through registers
+        if c.op.name in ("ts.gemm_sp", "ts.wgmma_sp") and c.args[4].source in ring_of:  # the places go through registers
             found.add(ring_of[c.args[4].source])
 
     structural_walk(node, (ir.TensorLoad, lambda e: found.add(ring_of[e.source]) if e.source in ring_of else None))

@@ -70,7 +70,7 @@ def waits(stmt: Any) -> bool:
 def releases(stmt: Any) -> bool:
     """Whether others may go on behind a statement who waited for it."""
     return any(
-        c.op.name in ("ts.signal", "ts.atomic") or c.op.name == "ts.copy" and len(c.args) > 3 or meets(c) for c in calls(stmt)
+        c.op.name in ("ts.signal", "ts.atomic") or c.op.name == "ts.remote_copy" and len(c.args) > 3 or meets(c) for c in calls(stmt)
     )
 
 
@@ -98,7 +98,7 @@ def steady(program: Any, wait: Any) -> bool:
     def grows(call: Any) -> bool:
         if call.op.name == "ts.signal":
             target, value, op = call.args[0], call.args[1], str(call.attrs["op"])
-        elif call.op.name == "ts.copy" and len(call.args) > 3:
+        elif call.op.name == "ts.remote_copy" and len(call.args) > 3:
             target, value, op = call.args[3], call.args[4], str(call.attrs["signal_op"])
         else:
             return True
@@ -351,7 +351,7 @@ class _Cutter:
         return call.op.name in [f"ts.ring_{k}" for k in kinds] and int(call.attrs["ring"]) in self.numbers
 
     def _fills(self, call: Any) -> bool:
-        return call.op.name == "ts.copy" and "ring" in call.attrs
+        return REGISTRY[call.op.name].fills
 
 
 def _stores(stmt: Any, variable: Any) -> int:

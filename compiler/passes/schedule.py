@@ -18,7 +18,7 @@ The loop's body becomes, where order alone is the guard (form "turn", all that t
     acquire(ring, n); copies into stage n % depth; commit(ring, n); wait(ring, n); the rest, reading that stage; release(ring, n); n += 1
 
 with n a variable that lives across loops and tiles. In the other forms two variables count, one those rounds that were filled, one those
-that were read, and the copies are asynchronous: they carry the number of their ring, and are complete where its round is awaited.
+that were read, and the copies are asynchronous (``tma_load``, ``cp_async``), complete where their ring's round is awaited.
 A loop of which this cannot be done rightly keeps the form "turn", and the schedule says why (`Schedule.kept`). One in a T.Scale below the
 block, where each executor goes through it by itself, has no ring and stays as it is, which is said too.
 """
@@ -31,11 +31,12 @@ from typing import Any
 
 from tilescale.compiler.advice import reason
 from tilescale.compiler.ir.buffers import buffer_uses
-from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import SCALES
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import token
+from tilescale.compiler.ops.copy import filling
 from tilescale.compiler.passes import ahead as prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
@@ -43,6 +44,8 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 ZERO = tirx.IntImm("int32", 0)
 #: what a ring's loop looks like: copies in turn, by a producer, or ahead of the loop's own computation
 TURN, ROLES, AHEAD = "turn", "roles", "ahead"
+#: what a copy into a ring becomes, where it is not made in turn: a producer's by an engine, those of all threads by themselves
+FILLED_BY = {ROLES: "tma_load", AHEAD: "cp_async"}
 #: why a loop has no ring where it could have one in the block
 BELOW = reason(
     "the loop runs once for each executor below the block, and a ring belongs to a block",
@@ -166,7 +169,7 @@ class _Draft:
         copies = [s for s in head if not _consumed(s, p)]
         fill = [
             token("acquire", number, now(filled), p.loop.span),
-            *[_in_stage(_asynchronous(s, p, number), staged, _stage(filled, ring.depth)) for s in copies],
+            *[_in_stage(_asynchronous(s, p, ring), staged, _stage(filled, ring.depth)) for s in copies],
             token("commit", number, now(filled), p.loop.span),
             tirx.BufferStore(filled, now(filled) + 1, [ZERO], p.loop.span),
         ]
@@ -219,7 +222,7 @@ class _Draft:
             mine = [s for s in copies if filled_tile(s) in buffers or k == 0 and filled_tile(s) not in p.fills]
             fill += [
                 token("acquire", ring.number, now(filled), span),
-                *[_in_stage(_asynchronous(s, p, ring.number), staged, _stage(filled, ring.depth)) for s in mine],
+                *[_in_stage(_asynchronous(s, p, ring), staged, _stage(filled, ring.depth)) for s in mine],
                 token("commit", ring.number, now(filled), span),
                 tirx.BufferStore(filled, now(filled) + 1, [ZERO], span),
             ]
@@ -267,8 +270,7 @@ class _Draft:
         filled, read = self._counter(f"ring{ring.number}_filled"), self._counter(f"ring{ring.number}_read")
         readers = [k for k, s in enumerate(rest) if buffer in _touches(s)]
         rest = [_in_stage(s, staged, _stage(read, depth)) for s in rest]
-        attrs = {**dict(copy.value.attrs), "ring": ring.number}
-        made = tirx.Evaluate(ir.Call(copy.value.op.name, list(copy.value.args), attrs=attrs, ret_ty=VOID, span=copy.value.span), span)
+        made = tirx.Evaluate(filling(FILLED_BY[self.wanted], copy.value, ring.number), span)
         fill = [
             token("acquire", ring.number, now(filled), span),
             _in_stage(made, staged, _stage(filled, depth)),
@@ -399,13 +401,9 @@ def _sets_variables(stmt: Any) -> bool:
     return bool(found)
 
 
-def _asynchronous(stmt: Any, p: Pipeline, ring: int) -> Any:
-    """A copy into a ring's stage, marked as one that is complete only where its round is awaited."""
-    if filled_tile(stmt) not in p.fills:
-        return stmt
-    call = stmt.value
-    attrs = {**dict(call.attrs), "ring": ring}
-    return tirx.Evaluate(ir.Call(call.op.name, list(call.args), attrs=attrs, ret_ty=VOID, span=call.span), stmt.span)
+def _asynchronous(stmt: Any, p: Pipeline, ring: Ring) -> Any:
+    """A copy into a ring's stage as one that is complete only where its round is awaited."""
+    return stmt if filled_tile(stmt) not in p.fills else tirx.Evaluate(filling(FILLED_BY[ring.form], stmt.value, ring.number), stmt.span)
 
 
 def _below_the_block(body: Any) -> list[Any]:
@@ -466,11 +464,11 @@ def _touches(stmt: Any) -> set[Any]:
 def filled_tile(stmt: Any) -> Any:
     """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else,
     and for copies that the author keeps where they stand."""
-    if not isinstance(stmt, tirx.Evaluate) or find(stmt.value) is None or stmt.value.op.name != "ts.copy":
+    if not isinstance(stmt, tirx.Evaluate) or find(stmt.value) is None or stmt.value.op.name not in ("ts.copy", "ts.remote_copy"):
         return None
     call = stmt.value
     src, dst = call.args[:2]
-    if "stays" in call.attrs or "layout" in call.attrs or str(call.attrs["side"]) == "dst":
+    if "stays" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
         return None
     if dst.source.ty.storage_scope != "shared" or not src.source.ty.storage_scope.startswith("global"):
         return None

@@ -51,7 +51,7 @@ def stores_apart(program: Any) -> Any:
 def _outward(s: Any) -> bool:
     """Whether a statement stores a tile by TMA, or waits until that is read."""
     op = find(s.value) if isinstance(s, tirx.Evaluate) else None
-    return op is not None and (op.name == "await_stores" or op.name == "copy" and "bulk" in s.value.attrs)
+    return op is not None and op.name in ("await_stores", "tma_store")
 
 
 def _is_ordered(s: Any) -> bool:
@@ -59,7 +59,7 @@ def _is_ordered(s: Any) -> bool:
     op = find(s.value) if isinstance(s, tirx.Evaluate) else None
     if op is None:
         return False
-    return op.name == "await_stores" and bool(int(s.value.attrs["complete"])) or op.name == "atomic" and "bulk" in s.value.attrs
+    return op.name == "await_stores" and bool(int(s.value.attrs["complete"])) or op.name == "tma_reduce"
 
 
 def _own_rows(owners: Any, share: int) -> bool:

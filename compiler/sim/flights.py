@@ -59,11 +59,6 @@ class Queue:
     flying: list[Flight] = field(default_factory=list)
 
 
-def kind_of(call: Any) -> str:
-    """Which queue an operation belongs to; empty for what is complete where it stands, and for copies into rings."""
-    return PRODUCT if "wgmma" in call.attrs else STORE if "bulk" in call.attrs else ""
-
-
 def queue(ex: Executor, kind: str) -> Queue:
     made: Queue = ex.block.flights.setdefault((ex.number, kind), Queue())
     return made

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.ir.buffers import read_buffers, written_buffers
-from tilescale.compiler.ir.operations import VOID, find
+from tilescale.compiler.ir.operations import VOID, find, spelling
 from tilescale.compiler.ir.scales import SCALES, WIDTHS
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.sim import flights, nest, rings
@@ -146,7 +146,7 @@ class Preparation(Expressions):
             if op is None or not any(a.asynchronous for a in op.effects(call)):
                 return
             beside.append(call)
-            if "ring" in call.attrs and int(call.attrs["ring"]) not in self.made.engines:
+            if op.fills and int(call.attrs["ring"]) not in self.made.engines:
                 self.made.engines[int(call.attrs["ring"])] = self.made.executors
                 self.made.executors += 1
 
@@ -198,12 +198,12 @@ class Preparation(Expressions):
         return View(self, region, reach, self._site_of(call))
 
     def _site_of(self, call: Any) -> Site:
-        return self.current if self.current is not None else self.site(call, f"T.{call.op.name[3:]}")
+        return self.current if self.current is not None else self.site(call, f"T.{spelling(call)}")
 
     def signalling(self, call: Any, region: Any, amount: Any, op: str, peer: Value | None) -> Callable[[Any, int | None], None]:
         """A signal of a counter (that ``peer`` owns): ``signal(ex, owner)``. A release: everything that the executor posted has landed
         by then."""
-        flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{call.op.name[3:]}")
+        flag, value, site = self.view(region, call), self.scalar(amount), self.site(call, f"T.{spelling(call)}")
         self.made.signalled.setdefault(flag.info.name, []).append(Sending(site, flag, peer, _constant(region)))
         if op != "add" or not isinstance(amount, tirx.IntImm) or int(amount.value) < 0:
             self.made.ordered.add(flag.slot)
@@ -335,8 +335,8 @@ class Preparation(Expressions):
 
     def performed(self, op: Any, call: Any) -> Any:
         """The operation between what it reads and writes being recorded: a function, a generator where the operation waits."""
-        atomic = op.name in ("atomic", "remote_atomic")
-        site = self.current = self.site(call, f"T.atomic_{call.attrs['kind']}" if atomic else f"T.{op.name}")
+        atomic = op.spelling in ("atomic", "remote_atomic")
+        site = self.current = self.site(call, f"T.atomic_{call.attrs['kind']}" if atomic else f"T.{op.spelling}")
         effects = op.effects(call)
         owner = next((self.scalar(a.owner) for a in effects if a.owner is not None), None)
         reach = str(call.attrs["reach"]) if "reach" in call.attrs else "block"
@@ -345,9 +345,8 @@ class Preparation(Expressions):
             for a in effects
             if not a.region.source.ty.storage_scope.endswith(("signal", "barrier"))
         ]
-        later = any(a.asynchronous for a in effects)
-        ring = int(call.attrs["ring"]) if later and "ring" in call.attrs else None
-        kind = flights.kind_of(call) if later and ring is None else ""
+        ring = int(call.attrs["ring"]) if op.fills else None
+        kind = op.queue(call)
         offset = self.queue(kind) if kind else 0
         accesses.sort(key=lambda a: a[1] != "read")  # what it reads is what was there before it wrote
         pulled = next((view for view, mode, remote, _ in accesses if remote and mode == "read"), None)
@@ -369,7 +368,7 @@ class Preparation(Expressions):
                 if when is None or when(ex):
                     view.record(ex, mode, whose if remote else None, reads if mode == "read" else writes)
             for observer in ex.machine.observers:
-                observer.performed(ex, op.name, site, whose, accesses)
+                observer.performed(ex, op.spelling, site, whose, accesses)
             return simulate(ex, reads) if kind else simulate(ex)
 
         if not op.stops(call):

@@ -397,7 +397,7 @@ class Collector(Reading):
                     self.visit(r.extent)
             elif not isinstance(arg, ir.StringImm):
                 self.visit(arg)
-        name = op.name if op.name not in ("atomic", "remote_atomic") else f"atomic_{call.attrs['kind']}"
+        name = op.spelling if op.name not in ("atomic", "remote_atomic") else f"atomic_{call.attrs['kind']}"
         at = self.place(call, f"T.{name}" if op.name != "team_sync" else "the collective")
         reach = str(call.attrs["reach"]) if call.attrs is not None and "reach" in call.attrs else "block"
         owner: Poly | None = None
@@ -407,7 +407,7 @@ class Collector(Reading):
             owner, named = (whose, a.owner) if whose is not None else (owner, named)
             memory = self.memories[a.region.source]
             if memory.scope.endswith("signal"):
-                memory.root.keep = memory.root.keep or a.mode != "read" and op.name not in ("signal", "copy")
+                memory.root.keep = memory.root.keep or a.mode != "read" and op.name not in ("signal", "remote_copy")
                 continue
             low, extent = [self.term(r.min) for r in a.region.region], [self.term(r.extent) for r in a.region.region]
             when = () if a.when is None else (self.cond(a.when),)
@@ -417,7 +417,7 @@ class Collector(Reading):
             self.found.accesses.append(Access(memory, a.mode, low, extent, where, whose, reach))
         if owner is not None:
             count = self.count if reach == "device" else number(self.cluster)
-            side = "src" if op.name == "copy" and str(call.attrs["side"]) == "src" else "dst"
+            side = str(call.attrs.get("side", "dst"))
             if isinstance(named, ir.Call) and named.op.name == "ts.scale_rank":  # the team's ranks are there: `Exists` asks for them
                 self.found.peers.append(Peer(self.term(named.args[0]), self.term(named.args[1]), reach, side, at))
             else:
@@ -425,7 +425,7 @@ class Collector(Reading):
             self.found.concurrent = self.found.concurrent or reach == "cta_cluster"
         if op.name == "signal":
             self._signal(call.args[0], call.args[1], str(call.attrs["op"]), at, owner, reach)
-        elif op.name == "copy" and len(call.args) > 3:
+        elif op.name == "remote_copy" and len(call.args) > 3:
             self._signal(call.args[3], call.args[4], str(call.attrs["signal_op"]), at, owner, reach)
         elif op.name == "wait":
             memory, index = self._counter(call.args[0])

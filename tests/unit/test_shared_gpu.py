@@ -81,9 +81,9 @@ def test_it_refuses_by_name():
 
 
 def test_a_target_takes_its_familys_lowerings():
-    found = {name: lowerings._of("cuda", "gpu", f"ts.{name}") for name in ("shuffle", "atomic", "gemm", "nothing")}
+    found = {name: lowerings._of("cuda", "gpu", f"ts.{name}") for name in ("shuffle", "ring_wait", "gemm", "nothing")}
     shared = {name: lowerings._of("gpu", "", f"ts.{name}") for name in found}
     assert found["shuffle"] is shared["shuffle"] is not shared["nothing"]
-    assert found["atomic"] is not shared["atomic"] is not shared["nothing"]
+    assert found["ring_wait"] is not shared["ring_wait"] is not shared["nothing"]
     assert found["gemm"] is not shared["gemm"]
     assert found["nothing"] is shared["nothing"] is shared["gemm"]

@@ -312,7 +312,8 @@ def folded(causal: bool, by_query: tuple[torch.Tensor, ...], by_key: tuple[torch
     that share keys follow one another where no mask counts them. One kernel serves all numbers of heads so, and tiles are filled better."""
     batch, heads, queries = by_query[0].shape[:3]
     kv_heads = by_key[0].shape[1]
-    if causal and heads != kv_heads or batch * kv_heads > 65535:  # of blocks along the grid's last axis
+    # A causal kernel of one head is up to 9 % slower than that of the heads as they are (H200). 65535: blocks along the grid's last axis.
+    if causal or batch * kv_heads > 65535:
         return heads, kv_heads, by_query, by_key
     rows = heads // kv_heads * queries
     queried = tuple(t.view(batch * kv_heads, 1, rows, *t.shape[3:]) for t in by_query)

@@ -30,7 +30,7 @@ def wait_wgmma(node: Any, cx: Any) -> Any:
     found: dict[Any, Any] = {}
 
     def look(c: Any) -> None:
-        if c.op.name == "ts.gemm" and int((c.attrs or {}).get("wgmma", 0)) == FREE and c.args[2].source in cx.places:
+        if c.op.name == "ts.wgmma" and int(c.attrs["pending"]) == FREE and c.args[2].source in cx.places:
             found.setdefault(c.args[2].source, c.args[2])
 
     structural_walk(cx.program.func.body, (ir.Call, look))

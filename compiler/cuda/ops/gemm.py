@@ -9,10 +9,9 @@ Small-float accumulators are kept in float32 during the call and rounded once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from tilescale.compiler.cuda import wgmma
 from tilescale.compiler.gpu.places import Registers, digit
 from tilescale.compiler.gpu.vectors import multiple, spelt_out
 from tilescale.compiler.ir.lowerings import Lowering, lowers
@@ -24,9 +23,9 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.target import Target
 from tilescale.compiler.layout import Fragment, Piece, Shared, tensor_cores
 from tilescale.compiler.layout.infer import Demand
-from tilescale.compiler.layout.instructions import mma_a, wgmma_operand
+from tilescale.compiler.layout.instructions import mma_a
 from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
-from tilescale.compiler.layout.products import extents, mma_fragments, operands_of, swizzled, wgmma_fragments
+from tilescale.compiler.layout.products import extents, mma_fragments, operands_of, swizzled
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
 from tilescale.compiler.layout.tensor_cores import HALVES, cut, has_mma, kind_of
 from tilescale.compiler.passes.gpu_stage import is_whole
@@ -36,25 +35,67 @@ from tilescale.errors import InternalError
 ZERO = tirx.IntImm("int32", 0)
 
 
-def instruction(call: Any, threads: int, target: Target) -> str:
-    """``"wgmma"`` (which passes/gpu_schedule.py decides), ``"mma"`` or ``"simt"``."""
-    if "wgmma" in call.attrs:
-        return "wgmma"
-    whole_warps = threads % WARP == 0
-    return "mma" if target.matrix_products and whole_warps and has_mma(call) else "simt"
+def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
+    """Whether warps make a product by mma.sync."""
+    return target.matrix_products and threads % WARP == 0 and has_mma(call)
 
 
-def _from_registers(call: Any, cx: Any) -> bool:
-    """Whether mma or wgmma can take A from where it lies: a whole fragment of 16-bit floats (for wgmma of 8 bits too), as deep as whole
-    instructions, that no product writes (accumulators have another order of slots)."""
+# ---- staging and layouts
+
+
+def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
+    """Operands in registers go to shared memory, an accumulator that is no whole fragment into one. ``from_registers``: the instruction
+    takes A from where it lies."""
+    a, b, c = call.args[:3]
+    own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
+    moved = [r for r in (a, b) if in_registers(r.source) and not (r is a and from_registers)]
+    if own and not moved:
+        return None
+    before, operands = [], []
+    for r in (a, b):
+        if any(r is x for x in moved):
+            tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
+            before.append(cx.copy(r, tile, call))
+            operands.append(tile)
+        else:
+            operands.append(r)
+    if own:
+        return [*before, cx.again(call, [*operands, *call.args[2:]])]
+    m, n, _ = extents(call)
+    tile = cx.tile(f"{c.source.name}_part", (m, n), element_dtype(c.source), "local.fragment", call.span)
+    if not constant(call.args[3]):
+        before.append(cx.copy(c, tile, call))
+    return [*before, cx.again(call, [*operands, tile, *call.args[3:]]), cx.copy(tile, c, call)]
+
+
+def held_left(call: Any, cx: Any) -> bool:
+    """Whether tensor cores can take A from where it lies: a whole fragment of 16-bit floats, as deep as whole instructions, that no product
+    writes (accumulators have another order of slots)."""
     a, b = call.args[:2]
-    kind = instruction(call, cx.executor.threads, cx.program.target)
-    narrow = kind == "wgmma" and bits_of(a.source) == 8
-    if kind == "simt" or not (element_dtype(a.source) in HALVES or narrow) or call.attrs["trans_a"]:
+    if call.attrs["trans_a"]:
         return False
     whole = is_whole(a) and len(a.source.ty.shape) == 2 and a.source.ty.storage_scope == "local.fragment"
     deep = extents(call)[2] % tensor_cores.depth(bits_of(a.source)) == 0
     return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
+
+
+def layouts(call: Any, cx: Any) -> list[list[Demand]]:
+    """The accumulator's fragments, best first."""
+    m, n, _ = extents(call)
+    threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
+    c, loc = call.args[2].source, loc_of(call.span)
+    if by_tensor_cores(call, threads, cx.uses.target):
+        out = []
+        for f, wm, wn in mma_fragments(m, n, threads, policy):
+            what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
+            demands = [Demand(c, f, what, loc)]
+            if in_registers(call.args[0].source):
+                held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
+                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
+            out.append(demands)
+        return out
+    made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
+    return [[Demand(c, f, what, loc)] for f, what in made]
 
 
 def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
@@ -75,6 +116,15 @@ def simt_fragments(m: int, n: int, threads: int) -> list[tuple[Fragment, int, in
             found.append(((rows * cols, rows + cols / vector, tm), made, tm, tn))
     found.sort(key=lambda f: f[0])
     return [(f, tm, tn) for _, f, tm, tn in found[:16]]
+
+
+def shared_layouts(call: Any) -> dict[Any, Shared]:
+    """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
+    made = {r.source: swizzled(r, along) for r, along in operands_of(call) if element_dtype(r.source) != "float32" or cut(call)}
+    return {b: layout for b, layout in made.items() if layout is not None}
+
+
+# ---- thread IR
 
 
 @dataclass
@@ -118,6 +168,44 @@ def operand(cx: Any, region: Any, across: bool) -> Operand:
     rows, cols = reversed(stored) if across else stored
     start = spelt_out(region.region[axes[1]].min, cx.definitions)
     return Operand(cx.places[region.source], mins, axes, across, rows, cols, start)
+
+
+def both_operands(cx: Any, call: Any) -> tuple[Any, Any]:
+    """Where A and B lie; of A the registers, where it is there. B's "rows" are the product's columns."""
+    held = in_registers(call.args[0].source)
+    a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
+    return a, operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+
+
+def emit_gemm(cx: Any, call: Any) -> Any:
+    """C += op(A) · op(B)."""
+    (_, _, k), (a, b) = extents(call), both_operands(cx, call)
+    c = cx.places[call.args[2].source]
+    dtype = element_dtype(c.buf)
+    mma = by_tensor_cores(call, cx.executor.threads, cx.target)
+    inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
+    slots = c.layout.slots
+    acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
+    head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
+    clear = constant(call.args[3])
+    u = tirx.Var("u", "int32")
+    zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
+    held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
+    start: Any = None
+    if clear is None:
+        start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
+    elif clear:
+        start = zero
+    elif acc is not c.buf:
+        start = held
+    if start is not None:
+        head.append(unrolled(u, slots, start))
+    body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
+    tail = []
+    if acc is not c.buf:
+        v = tirx.Var("u", "int32")
+        tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
+    return sequence([*head, body, *tail])
 
 
 def unrolled(var: Any, extent: int, body: Any) -> Any:
@@ -314,100 +402,22 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     return unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))
 
 
+# ---- what is registered
+
+
 @lowers("cuda", "gemm")
 class Gemm(Lowering):
     demands = True
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        """Operands in registers go to shared memory, an accumulator that is no whole fragment into one."""
-        a, b, c = call.args[:3]
-        own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
-        moved = [r for r in (a, b) if in_registers(r.source) and not (r is a and _from_registers(call, cx))]
-        if own and not moved:
-            return None
-        before, operands = [], []
-        for r in (a, b):
-            if any(r is x for x in moved):
-                tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
-                before.append(cx.copy(r, tile, call))
-                operands.append(tile)
-            else:
-                operands.append(r)
-        if own:
-            return [*before, cx.again(call, [*operands, *call.args[2:]])]
-        m, n, _ = extents(call)
-        tile = cx.tile(f"{c.source.name}_part", (m, n), element_dtype(c.source), "local.fragment", call.span)
-        if not constant(call.args[3]):
-            before.append(cx.copy(c, tile, call))
-        return [*before, cx.again(call, [*operands, tile, *call.args[3:]]), cx.copy(tile, c, call)]
+        warps = by_tensor_cores(call, cx.executor.threads, cx.program.target)
+        return stage(call, cx, warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx))
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
-        """The accumulator's fragments, best first."""
-        m, n, _ = extents(call)
-        threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
-        c, loc = call.args[2].source, loc_of(call.span)
-        if instruction(call, threads, cx.uses.target) == "wgmma":
-            out = []
-            for f, down, across in wgmma_fragments(call, threads):
-                what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
-                out.append([Demand(c, f, what, loc)])
-                if in_registers(call.args[0].source):
-                    own = wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(call.args[0].source))
-                    held = replace(own, turn=f.turn)
-                    out[-1].append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
-            return out
-        if instruction(call, threads, cx.uses.target) == "mma":
-            out = []
-            for f, wm, wn in mma_fragments(m, n, threads, policy):
-                what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
-                demands = [Demand(c, f, what, loc)]
-                if in_registers(call.args[0].source):
-                    held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
-                    demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
-                out.append(demands)
-            return out
-        made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
-        return [[Demand(c, f, what, loc)] for f, what in made]
+        return layouts(call, cx)
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
-        """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
-        made = {r.source: swizzled(r, along) for r, along in operands_of(call) if element_dtype(r.source) != "float32" or cut(call)}
-        return {b: layout for b, layout in made.items() if layout is not None}
-
-    def insists(self, call: Any) -> bool:
-        return "wgmma" in call.attrs
+        return shared_layouts(call)
 
     def lower(self, call: Any, cx: Any) -> Any:
-        """C += op(A) · op(B)."""
-        m, n, k = extents(call)
-        held = in_registers(call.args[0].source)
-        a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
-        b = operand(cx, call.args[1], not bool(call.attrs["trans_b"]))  # B's "rows" are the product's columns
-        if instruction(call, cx.executor.threads, cx.target) == "wgmma":
-            return wgmma.emit(cx, call, a, b, (m, n, k))
-        c = cx.places[call.args[2].source]
-        dtype = element_dtype(c.buf)
-        mma = instruction(call, cx.executor.threads, cx.target) == "mma"
-        inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
-        slots = c.layout.slots
-        acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
-        head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
-        clear = constant(call.args[3])
-        u = tirx.Var("u", "int32")
-        zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
-        held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
-        start: Any = None
-        if clear is None:
-            start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
-        elif clear:
-            start = zero
-        elif acc is not c.buf:
-            start = held
-        if start is not None:
-            head.append(unrolled(u, slots, start))
-        body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
-        tail = []
-        if acc is not c.buf:
-            v = tirx.Var("u", "int32")
-            tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
-        return sequence([*head, body, *tail])
+        return emit_gemm(cx, call)

@@ -2,11 +2,64 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from tilescale.compiler.cuda.wgmma import awaited, turned
-from tilescale.compiler.ir.lowerings import lowers
+from tilescale.compiler.cuda import wgmma, wgmma_sp
+from tilescale.compiler.cuda.ops import gemm, gemm_sp
+from tilescale.compiler.ir.lowerings import Lowering, lowers
+from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
+from tilescale.compiler.layout.infer import Demand
+from tilescale.compiler.layout.instructions import wgmma_operand
+from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
+from tilescale.compiler.layout.products import extents, wgmma_fragments
+from tilescale.compiler.layout.sparse import sparse_fragments
+from tilescale.compiler.layout.tensor_cores import HALVES
+
+
+@lowers("cuda", "wgmma")
+class Wgmma(Lowering):
+    demands = True
+
+    def stage(self, call: Any, cx: Any) -> list[Any] | None:
+        a = call.args[0].source
+        return gemm.stage(call, cx, (element_dtype(a) in HALVES or bits_of(a) == 8) and gemm.held_left(call, cx))
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        (a, _, c), loc = (r.source for r in call.args[:3]), loc_of(call.span)
+        out = []
+        for f, down, across in wgmma_fragments(call, cx.executor_of(call).threads):
+            what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
+            out.append([Demand(c, f, what, loc)])
+            if in_registers(a):
+                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(a)), turn=f.turn)
+                out[-1].append(Demand(a, held, f"{what}'s left operand", loc))
+        return out
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        return gemm.shared_layouts(call)
+
+    def insists(self, call: Any) -> bool:
+        return True
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return wgmma.emit(cx, call, *gemm.both_operands(cx, call), extents(call))
+
+
+@lowers("cuda", "wgmma_sp")
+class WgmmaSp(Lowering):
+    demands = True
+
+    def layouts(self, call: Any, cx: Any) -> list[Any]:
+        made = sparse_fragments(call, cx.executor_of(call).threads)
+        return [[Demand(call.args[2].source, f, f"T.gemm_sp (wgmma.sp, {wm} × {wn} warpgroups)", loc_of(call.span))] for f, wm, wn in made]
+
+    def shared_layouts(self, call: Any) -> dict[Any, Any]:
+        return gemm_sp.shared_layouts(call)
+
+    def lower(self, call: Any, cx: Any) -> Any:
+        return wgmma_sp.emit(cx, call)
 
 
 @lowers("cuda", "await_products")
@@ -17,9 +70,9 @@ def lower_await_products(call: Any, cx: Any) -> Any:
     if pending is None:
         return sequence([])
     tiles, behind = ([t for t in part if cx.has(t)] for part in (call.args[:apart], call.args[apart:]))
-    return awaited(cx, tiles, pending, call.span, behind, straight)
+    return wgmma.awaited(cx, tiles, pending, call.span, behind, straight)
 
 
 @lowers("cuda", "turn")
 def lower_turn(call: Any, cx: Any) -> Any:
-    return turned(cx, str(call.attrs["what"]), call.span)
+    return wgmma.turned(cx, str(call.attrs["what"]), call.span)

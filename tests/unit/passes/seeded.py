@@ -245,7 +245,7 @@ def with_args(s: Any, *args: Any, **attrs: Any) -> Any:
 
 
 def _fills(s: Any) -> bool:
-    return isinstance(s, tirx.Evaluate) and find(s.value) is not None and s.value.op.name == "ts.copy" and "ring" in s.value.attrs
+    return isinstance(s, tirx.Evaluate) and (op := find(s.value)) is not None and op.fills
 
 
 def _reads(program: Any, s: Any) -> bool:

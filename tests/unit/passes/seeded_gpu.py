@@ -142,13 +142,11 @@ def _statements(program: Any, name: str) -> list[Any]:
 
 def _products(program: Any) -> Edits:
     """Products that are awaited later than they should, or not at all; into, or out of, the wrong tile."""
-    for k, s in enumerate(_statements(program, "gemm")):
-        if "wgmma" not in s.value.attrs:
-            continue
-        pending, args = int(s.value.attrs["wgmma"]), list(s.value.args)
+    for k, s in enumerate(_statements(program, "wgmma")):
+        pending, args = int(s.value.attrs["pending"]), list(s.value.args)
         if pending >= 0:
-            yield "a product awaited a group later", f"product {k}", _replaced(program, s, with_args(s, *args, wgmma=pending + 1))
-            yield "a product not awaited", f"product {k}", _replaced(program, s, with_args(s, *args, wgmma=-1))
+            yield "a product awaited a group later", f"product {k}", _replaced(program, s, with_args(s, *args, pending=pending + 1))
+            yield "a product not awaited", f"product {k}", _replaced(program, s, with_args(s, *args, pending=-1))
         clears = tirx.const(not bool(args[3].value), "bool")
         yield "a product that begins elsewhere", f"product {k}", _replaced(program, s, with_args(s, *args[:3], clears))
         yield "a product left out", f"product {k}", _replaced(program, s, tirx.Evaluate(tirx.IntImm("int32", 0)))
@@ -174,7 +172,7 @@ def _displaced(program: Any, name: str) -> Edits:
             for down in range(1, len(items) - k):
                 made = [*without[: k + down], s, *without[k + down :]]
                 yield f"{name} {down} statements later", at, rings._with(program, seq, made)
-            if k and rings._contains(items[k - 1], lambda x: _name(x) == "gemm" or _name(x) == "copy" and "bulk" in x.value.attrs):
+            if k and rings._contains(items[k - 1], lambda x: _name(x) in ("gemm", "wgmma", "tma_store")):
                 yield f"{name} a statement earlier", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
 
 
@@ -182,7 +180,7 @@ def _may_wait(program: Any, seq: Any, k: int) -> bool:
     """Whether stores may be in flight where a wait for them stands: in a loop, or behind one."""
     loops: list[Any] = []
     structural_walk(program.func.body, (tirx.For, lambda f: loops.append(f) if rings._contains(f, lambda s: s.same_as(seq.seq[k])) else None))
-    return bool(loops) or any(_name(s) == "copy" and "bulk" in s.value.attrs for s in list(seq.seq)[:k])
+    return bool(loops) or any(_name(s) == "tma_store" for s in list(seq.seq)[:k])
 
 
 def _late(program: Any) -> Edits:
@@ -201,18 +199,18 @@ def _late(program: Any) -> Edits:
 def _stores(program: Any) -> Edits:
     """Stores out of tiles that are written too early or too late, to the wrong place, or not awaited."""
     yield from _displaced(program, "await_stores")
-    seqs = _sequences(program, "copy")
+    seqs = _sequences(program, "tma_store")
     for seq in seqs:
         items = list(seq.seq)
         for k, s in enumerate(items):
-            if _name(s) != "copy" or "bulk" not in s.value.attrs:
+            if _name(s) != "tma_store":
                 continue
             at, without = rings._where(seqs, seq, k), items[:k] + items[k + 1 :]
             yield "a store left out", at, rings._with(program, seq, without)
             yield "a store before its tile is written", at, rings._with(program, seq, [*without[: k - 1], s, *without[k - 1 :]])
             yield "a tile not written", at, rings._with(program, seq, items[: k - 1] + items[k:])
             for other in items:
-                if other is not s and _name(other) == "copy" and "bulk" in other.value.attrs:
+                if other is not s and _name(other) == "tma_store":
                     made = with_args(s, s.value.args[0], *list(other.value.args)[1:])
                     yield "a store to another's place", at, _replaced(program, s, made)
                     break

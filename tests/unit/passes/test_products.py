@@ -67,8 +67,8 @@ def test_a_tile_that_is_filled_once():
 def test_the_overlap_keeps_the_meaning(between: bool, fresh: bool):
     """Both levels leave the same bits, whatever runs first, for no round and more."""
     made = chained(None, between, fresh)
-    order = [n for n in names(gpu_scheduled(tile_level(made), target("sm_90a"))) if n in ("gemm", "await_products")]
-    assert order.count("gemm") == (2 if between or fresh else 4), "the overlapped loop has its first and its last product once more"
+    order = [n for n in names(gpu_scheduled(tile_level(made), target("sm_90a"))) if n in ("wgmma", "await_products")]
+    assert order.count("wgmma") == (2 if between or fresh else 4), "the overlapped loop has its first and its last product once more"
     for n in (0, 1, 3):
         report = check(made, 1, inputs(n), level="both", arch="sm_90a", seeds=2)
         assert not report.findings, report
@@ -80,7 +80,7 @@ def test_attention_keeps_its_meaning():
         assert not report.findings, report
 
 
-@pytest.mark.parametrize("parts, round_", [(1, ["gemm", "pass", "await 0"]), (2, ["gemm", "gemm", "await 1", "pass", "await 0"])])
+@pytest.mark.parametrize("parts, round_", [(1, ["wgmma", "pass", "await 0"]), (2, ["wgmma", "wgmma", "await 1", "pass", "await 0"])])
 def test_turns(parts: int, round_: list[str]):
     """Two warpgroups that sum products in float32: a turn ends when no more than the last product is under way. The
     first turn is given once, in front of all tiles: one warpgroup may be done with a tile before the other has begun its last round."""
@@ -89,9 +89,9 @@ def test_turns(parts: int, round_: list[str]):
     found: list[str] = []
 
     def look(s: Any) -> None:
-        if name_of(s) in ("gemm", "await_products", "turn"):
+        if name_of(s) in ("wgmma", "await_products", "turn"):
             attrs = s.value.attrs
-            texts = {"gemm": lambda: "gemm", "turn": lambda: str(attrs["what"]), "await_products": lambda: f"await {int(attrs['pending'])}"}
+            texts = {"wgmma": lambda: "wgmma", "turn": lambda: str(attrs["what"]), "await_products": lambda: f"await {int(attrs['pending'])}"}
             found.append(texts[name_of(s)]())
 
     body = gpu_scheduled(tile_level(made), target("sm_90a")).func.body

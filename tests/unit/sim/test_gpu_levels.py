@@ -14,12 +14,14 @@ from tests.gpu.gemms import gemm
 from tests.unit.cuda.corpus import example
 from tests.unit.cuda.emulated import data
 from tests.unit.cuda.test_hopper import CASES, arguments
-from tests.unit.passes.seeded import with_args
 from tests.unit.passes.seeded_gpu import HOPPER, seeded, two_products
 from tilescale.arrays import as_numpy
 from tilescale.compiler.checks.run import check, launch
 from tilescale.compiler.cuda.targets import target
+from tilescale.compiler.ops.tma import tma_store
+from tilescale.compiler.ops.wgmma import FREE, wgmma
 from tilescale.compiler.passes.pipeline import gpu_scheduled, tile_level
+from tilescale.compiler.passes.products import name_of
 from tilescale.compiler.tvm_compat import structural_map, tirx
 from tilescale.ops import MODULES, host, load
 from tilescale.ops.case import Case, Op
@@ -133,7 +135,7 @@ def test_data_moves_when_it_is_awaited_and_not_before():
     right = launch(program, 1, args, order="adversary").arrays[0]["C"]
 
     def free(s: Any) -> Any:
-        return with_args(s, *list(s.value.args), wgmma=-1) if hasattr(s.value, "attrs") and "wgmma" in (s.value.attrs or {}) else s
+        return tirx.Evaluate(wgmma(s.value, FREE), s.span) if name_of(s) == "wgmma" else s
 
     broken = next(f for f in seeded(program.with_body(structural_map(program.func.body, (tirx.Evaluate, free)))) if f.name == "await_products left out")
     assert (right != 0).any()
@@ -156,9 +158,8 @@ def test_what_a_store_writes_is_not_there_for_the_kernel_itself():
     program = tile_level(kernel)
 
     def bulk(s: Any) -> Any:
-        call = s.value
-        store = getattr(getattr(call, "op", None), "name", "") == "ts.copy" and call.args[0].source.name == "tile"
-        return with_args(s, *list(call.args), bulk=1) if store else s
+        stores = name_of(s) == "copy" and s.value.args[0].source.name == "tile"
+        return tma_store(s.value, *s.value.args) if stores else s
 
     made = program.with_body(structural_map(program.func.body, (tirx.Evaluate, bulk)))
     text(launch(made, 1, {"A": data((64, 64), "float16")}).report.findings, "race", "reads C", "the store is in flight")
