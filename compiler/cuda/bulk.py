@@ -29,7 +29,7 @@ from tilescale.compiler.passes.gpu_bulk import rows_of
 from tilescale.compiler.tvm_compat import tirx
 
 
-def put(cx: Any, node: Any) -> Any:
+def put(node: Any, cx: Any) -> Any:
     """A copy into another block, by one thread."""
     src, dst, peer, landed = node.args
     how = rows_of(node, cx.layouts)
@@ -54,7 +54,7 @@ def put(cx: Any, node: Any) -> Any:
     return cx.once(sequence([tirx.Bind(block, rank), call("fence_proxy_async"), announced, copied]))
 
 
-def await_puts(cx: Any, node: Any) -> Any:
+def await_puts(node: Any, cx: Any) -> Any:
     """One thread arrives at the own barrier, and waits until all bytes that were announced are there."""
     landed, count = node.args
     barrier = at(cx.places[landed.source].buf, tirx.IntImm("int32", 0))

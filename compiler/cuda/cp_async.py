@@ -21,7 +21,7 @@ from tilescale.compiler.passes.schedule import AHEAD
 from tilescale.compiler.tvm_compat import tirx
 
 
-def load(cx: Any, copy: Any) -> Any:
+def load(copy: Any, cx: Any) -> Any:
     """The threads share the tile's chunks, neighbours side by side; those outside the tensor arrive as zeros, of which nothing is read."""
     src, dst = copy.args[:2]
     bytes_ = chunk(copy, integer_names(cx.program.func.body))

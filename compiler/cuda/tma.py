@@ -47,7 +47,7 @@ def stored(region: Any) -> Shared:
     return boxed(shape, bits, widest_swizzle(shape[-1], bits))
 
 
-def load(cx: Any, call: Any) -> Any:
+def load(call: Any, cx: Any) -> Any:
     """One copy for each box of the tile; where blocks of the cluster share it, for each box of this block's share, into all of them."""
     src, dst = call.args[:2]
     shared = str(call.attrs.get("multicast", ""))
@@ -81,7 +81,7 @@ def _leaves(cx: Any, call: Any, src: Any, dst: Any, function: str) -> Any:
     return tirx.IfThenElse(_issuer(cx, groups), sequence(out), None, call.span)
 
 
-def await_stores(cx: Any, call: Any) -> Any:
+def await_stores(call: Any, cx: Any) -> Any:
     """A thread that issued stores waits until they have read their tile. Whoever writes it behind the meeting that follows comes after
     those reads: they are complete where the wait ends, and the meeting orders the waiter before everyone who writes what it stored. Where
     the stores are to be complete, their writes are visible to the waiter (PTX ISA, "cp.async.bulk.wait_group"): an atomic update that it

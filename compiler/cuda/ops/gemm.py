@@ -40,9 +40,6 @@ def by_tensor_cores(call: Any, threads: int, target: Target) -> bool:
     return target.matrix_products and threads % WARP == 0 and has_mma(call)
 
 
-# ---- staging and layouts
-
-
 def stage(call: Any, cx: Any, from_registers: bool) -> list[Any] | None:
     """Operands in registers go to shared memory, an accumulator that is no whole fragment into one. ``from_registers``: the instruction
     takes A from where it lies."""
@@ -79,25 +76,6 @@ def held_left(call: Any, cx: Any) -> bool:
     return whole and deep and not a.source.same_as(b.source) and a.source not in cx.accumulators
 
 
-def layouts(call: Any, cx: Any) -> list[list[Demand]]:
-    """The accumulator's fragments, best first."""
-    m, n, _ = extents(call)
-    threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
-    c, loc = call.args[2].source, loc_of(call.span)
-    if by_tensor_cores(call, threads, cx.uses.target):
-        out = []
-        for f, wm, wn in mma_fragments(m, n, threads, policy):
-            what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
-            demands = [Demand(c, f, what, loc)]
-            if in_registers(call.args[0].source):
-                held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
-                demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
-            out.append(demands)
-        return out
-    made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
-    return [[Demand(c, f, what, loc)] for f, what in made]
-
-
 def operand_fragment(m: int, k: int, warps: int, wm: int, wn: int) -> Fragment:
     """A from registers: every warp of a row of warps has the whole depth of its rows."""
     own = mma_a(16).repeated(1, k // 16).repeated(0, m // (16 * wm)).repeated(0, wm, "thread")
@@ -122,9 +100,6 @@ def shared_layouts(call: Any) -> dict[Any, Shared]:
     """Operands of tensor cores lie in boxes under the widest swizzle: ldmatrix reads eight rows without a bank conflict."""
     made = {r.source: swizzled(r, along) for r, along in operands_of(call) if element_dtype(r.source) != "float32" or cut(call)}
     return {b: layout for b, layout in made.items() if layout is not None}
-
-
-# ---- thread IR
 
 
 @dataclass
@@ -175,37 +150,6 @@ def both_operands(cx: Any, call: Any) -> tuple[Any, Any]:
     held = in_registers(call.args[0].source)
     a = cx.places[call.args[0].source] if held else operand(cx, call.args[0], bool(call.attrs["trans_a"]))
     return a, operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
-
-
-def emit_gemm(cx: Any, call: Any) -> Any:
-    """C += op(A) · op(B)."""
-    (_, _, k), (a, b) = extents(call), both_operands(cx, call)
-    c = cx.places[call.args[2].source]
-    dtype = element_dtype(c.buf)
-    mma = by_tensor_cores(call, cx.executor.threads, cx.target)
-    inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
-    slots = c.layout.slots
-    acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
-    head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
-    clear = constant(call.args[3])
-    u = tirx.Var("u", "int32")
-    zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
-    held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
-    start: Any = None
-    if clear is None:
-        start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
-    elif clear:
-        start = zero
-    elif acc is not c.buf:
-        start = held
-    if start is not None:
-        head.append(unrolled(u, slots, start))
-    body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
-    tail = []
-    if acc is not c.buf:
-        v = tirx.Var("u", "int32")
-        tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
-    return sequence([*head, body, *tail])
 
 
 def unrolled(var: Any, extent: int, body: Any) -> Any:
@@ -402,9 +346,6 @@ def _by_matrices(cx: Any, o: Operand, regs: Any, first: Any, k0: Any, count: int
     return unrolled(t, tiles, tirx.Evaluate(tirx.call_extern("void", name, target, source)))
 
 
-# ---- what is registered
-
-
 @lowers("cuda", "gemm")
 class Gemm(Lowering):
     demands = True
@@ -414,10 +355,52 @@ class Gemm(Lowering):
         return stage(call, cx, warps and element_dtype(call.args[0].source) in HALVES and held_left(call, cx))
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
-        return layouts(call, cx)
+        """The accumulator's fragments, best first."""
+        m, n, _ = extents(call)
+        threads, policy = cx.executor_of(call).threads, int(call.attrs["policy"])
+        c, loc = call.args[2].source, loc_of(call.span)
+        if by_tensor_cores(call, threads, cx.uses.target):
+            out = []
+            for f, wm, wn in mma_fragments(m, n, threads, policy):
+                what = f"T.gemm (mma.sync, {wm} × {wn} warps)"
+                demands = [Demand(c, f, what, loc)]
+                if in_registers(call.args[0].source):
+                    held = operand_fragment(f.shape[0], extents(call)[2], threads // WARP, wm, wn)
+                    demands.append(Demand(call.args[0].source, held, f"{what}'s left operand", loc))
+                out.append(demands)
+            return out
+        made = [(f, f"T.gemm ({tm} × {tn} threads)") for f, tm, tn in simt_fragments(m, n, threads)]
+        return [[Demand(c, f, what, loc)] for f, what in made]
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
     def lower(self, call: Any, cx: Any) -> Any:
-        return emit_gemm(cx, call)
+        """C += op(A) · op(B)."""
+        (_, _, k), (a, b) = extents(call), both_operands(cx, call)
+        c = cx.places[call.args[2].source]
+        dtype = element_dtype(c.buf)
+        mma = by_tensor_cores(call, cx.executor.threads, cx.target)
+        inner = "float32" if dtype in HALVES or dtype.startswith("float8") else dtype
+        slots = c.layout.slots
+        acc = c.buf if inner == dtype else tirx.decl_buffer((slots,), inner, f"{c.name}_sum", scope="local", layout=None)
+        head: list[Any] = [] if acc is c.buf else [tirx.AllocBuffer(acc, {}, call.span)]
+        clear = constant(call.args[3])
+        u = tirx.Var("u", "int32")
+        zero = tirx.BufferStore(acc, tirx.const(0, inner), [u], call.span)
+        held = tirx.BufferStore(acc, tirx.Cast(inner, tirx.BufferLoad(c.buf, [u])), [u], call.span)
+        start: Any = None
+        if clear is None:
+            start = tirx.IfThenElse(cx.scalar(call.args[3]), zero, None if acc is c.buf else held)
+        elif clear:
+            start = zero
+        elif acc is not c.buf:
+            start = held
+        if start is not None:
+            head.append(unrolled(u, slots, start))
+        body = _mma(cx, call, a, b, c, acc, k) if mma else _simt(cx, call, a, b, c, acc, inner, k)
+        tail = []
+        if acc is not c.buf:
+            v = tirx.Var("u", "int32")
+            tail = [unrolled(v, slots, tirx.BufferStore(c.buf, tirx.Cast(dtype, tirx.BufferLoad(acc, [v])), [v], call.span))]
+        return sequence([*head, body, *tail])

@@ -40,81 +40,9 @@ def _has_mma(call: Any, threads: int, target: Target) -> bool:
     return target.matrix_products and threads % WARP == 0 and kinds and deep
 
 
-def stage(call: Any, cx: Any) -> list[Any] | None:
-    """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A written out."""
-    a, b, c, clears, e = call.args
-    m, k = dense_shape(call)
-    if not _has_mma(call, cx.executor.threads, cx.program.target):
-        reads = [(r, cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span))
-                 for r in (a, e) if in_registers(r.source)]  # fmt: skip
-        held = {id(r): tile for r, tile in reads}
-        dense = cx.tile(f"{a.source.name}_dense", (m, k), element_dtype(a.source), "shared", call.span)
-        again = cx.again(call, [held.get(id(a), a), b, c, clears, held.get(id(e), e)])
-        nest, product = as_gemm(again.value, dense)
-        staged = lowering(product.value, cx.program.target).stage(product.value, cx)
-        return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(staged or [product])]
-    own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
-    before, operands = [], []
-    for r in (a, b, e):
-        if in_registers(r.source):
-            tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
-            before.append(cx.copy(r, tile, call))
-            operands.append(tile)
-        else:
-            operands.append(r)
-    if own:
-        return [*before, cx.again(call, [*operands[:2], c, clears, operands[2]])] if before else None
-    shape = [int(c.region[x].extent) for x in matrix_axes(c)]
-    tile = cx.tile(f"{c.source.name}_part", shape, element_dtype(c.source), "local.fragment", call.span)
-    if not constant(clears):
-        before.append(cx.copy(c, tile, call))
-    return [*before, cx.again(call, [*operands[:2], tile, clears, operands[2]]), cx.copy(tile, c, call)]
-
-
-def layouts(call: Any, cx: Any) -> list[list[Demand]]:
-    """The accumulator's fragments, best first."""
-    m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
-    threads = cx.executor_of(call).threads
-    cuts = mma_fragments(m, n, threads, int(call.attrs["policy"]))
-    return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]
-
-
 def shared_layouts(call: Any) -> dict[Any, Any]:
     made = {r.source: swizzled(r, along) for r, along in operands_of(call)}
     return {b: layout for b, layout in made.items() if layout is not None}
-
-
-def emit_gemm_sp(cx: Any, call: Any) -> Any:
-    """C += A · op(B) by mma.sp, in steps of 32 along k."""
-    a, b = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])), gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
-    c = cx.places[call.args[2].source]
-    kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]
-    down, across = gemm.tiles_along(c.layout, 0, 16), gemm.tiles_along(c.layout, 1, 8)
-    lane, step = tirx.Var("lane", "int32"), tirx.Var("k", "int32")
-    row0, col0 = tirx.Var("row0", "int32"), tirx.Var("col0", "int32")
-    binds = [tirx.Bind(lane, cx.thread() % WARP)]
-    cx.bind_range(lane, WARP)
-    cx.bind_range(step, k // DEPTH)
-    for var, axis, size in ((row0, 0, 16), (col0, 1, 8)):
-        begin = gemm.warp_start(cx, c.layout, axis, size)
-        cx.bound(var, begin)
-        binds.append(tirx.Bind(var, begin))
-    local = lambda n, dtype, name: tirx.decl_buffer((n,), dtype, name, scope="local", layout=None)  # noqa: E731
-    dtype = element_dtype(a.place.buf)
-    kept, where = local(down * 8, dtype, "a"), local(down, "uint32", "places")
-    halves = [local(across * 4, dtype, name) for name in ("b", "b_next")]
-    loads = [tirx.AllocBuffer(kept), *gemm.load_tiles(cx, a, kept, row0, step * 16, k // 2, down, lane, 2, is_a=True)]
-    for h, regs in enumerate(halves):
-        loads += [tirx.AllocBuffer(regs), *gemm.load_tiles(cx, b, regs, col0, step * DEPTH + 16 * h, k, across, lane, 2, is_a=False)]
-    loads += [tirx.AllocBuffer(where), _places(cx, call, where, row0, step, lane, down)]
-    acc, head, tail = _float_sums(cx, call, c)
-    i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
-    at = lambda buf, index: tirx.address_of(tirx.BufferLoad(buf, [index]))  # noqa: E731
-    operands = [at(acc, i * (4 * across) + j * 4), at(kept, i * 8), *(at(regs, j * 4) for regs in halves), tirx.BufferLoad(where, [i])]
-    product = tirx.Evaluate(tirx.call_extern("void", f"ts::mma_sp_m16n8k32_{kind}", *operands), call.span)
-    products = gemm.unrolled(i, down, gemm.unrolled(j, across, product))
-    loop = tirx.For(step, ZERO, tirx.IntImm("int32", k // DEPTH), tirx.ForKind.SERIAL, sequence([*loads, products]), span=call.span)
-    return sequence([*head, *binds, loop, *tail])
 
 
 def _float_sums(cx: Any, call: Any, c: Any) -> tuple[Any, list[Any], list[Any]]:
@@ -165,21 +93,78 @@ def _places(cx: Any, call: Any, into: Any, row0: Any, step: Any, lane: Any, down
     return gemm.unrolled(t, down, tirx.BufferStore(into, made, [t], call.span))
 
 
-# ---- what is registered
-
-
 @lowers("cuda", "gemm_sp")
 class GemmSp(Lowering):
     demands = True
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
-        return stage(call, cx)
+        """Operands in shared memory, the accumulator a whole fragment; and where there is no instruction, A written out."""
+        a, b, c, clears, e = call.args
+        m, k = dense_shape(call)
+        if not _has_mma(call, cx.executor.threads, cx.program.target):
+            moved = [(r, [int(x.extent) for x in r.region]) for r in (a, e) if in_registers(r.source)]
+            reads = [(r, cx.tile(f"{r.source.name}_shared", shape, element_dtype(r.source), "shared", call.span)) for r, shape in moved]
+            held = {id(r): tile for r, tile in reads}
+            dense = cx.tile(f"{a.source.name}_dense", (m, k), element_dtype(a.source), "shared", call.span)
+            again = cx.again(call, [held.get(id(a), a), b, c, clears, held.get(id(e), e)])
+            nest, product = as_gemm(again.value, dense)
+            staged = lowering(product.value, cx.program.target).stage(product.value, cx)
+            return [*(cx.copy(r, tile, call) for r, tile in reads), nest, *(staged or [product])]
+        own = in_registers(c.source) and is_whole(c) and len(c.source.ty.shape) == 2
+        before, operands = [], []
+        for r in (a, b, e):
+            if in_registers(r.source):
+                tile = cx.tile(f"{r.source.name}_shared", [int(x.extent) for x in r.region], element_dtype(r.source), "shared", call.span)
+                before.append(cx.copy(r, tile, call))
+                operands.append(tile)
+            else:
+                operands.append(r)
+        if own:
+            return [*before, cx.again(call, [*operands[:2], c, clears, operands[2]])] if before else None
+        shape = [int(c.region[x].extent) for x in matrix_axes(c)]
+        tile = cx.tile(f"{c.source.name}_part", shape, element_dtype(c.source), "local.fragment", call.span)
+        if not constant(clears):
+            before.append(cx.copy(c, tile, call))
+        return [*before, cx.again(call, [*operands[:2], tile, clears, operands[2]]), cx.copy(tile, c, call)]
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
-        return layouts(call, cx)
+        """The accumulator's fragments, best first."""
+        m, n = (int(call.args[2].region[k].extent) for k in matrix_axes(call.args[2]))
+        threads = cx.executor_of(call).threads
+        cuts = mma_fragments(m, n, threads, int(call.attrs["policy"]))
+        return [[Demand(call.args[2].source, f, f"T.gemm_sp (mma.sp, {wm} × {wn} warps)", loc_of(call.span))] for f, wm, wn in cuts]
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return shared_layouts(call)
 
     def lower(self, call: Any, cx: Any) -> Any:
-        return emit_gemm_sp(cx, call)
+        """C += A · op(B) by mma.sp, in steps of 32 along k."""
+        a, b = gemm.operand(cx, call.args[0], bool(call.attrs["trans_a"])), gemm.operand(cx, call.args[1], not bool(call.attrs["trans_b"]))
+        c = cx.places[call.args[2].source]
+        kind, k = KINDS[element_dtype(a.place.buf)], dense_shape(call)[1]
+        down, across = gemm.tiles_along(c.layout, 0, 16), gemm.tiles_along(c.layout, 1, 8)
+        lane, step = tirx.Var("lane", "int32"), tirx.Var("k", "int32")
+        row0, col0 = tirx.Var("row0", "int32"), tirx.Var("col0", "int32")
+        binds = [tirx.Bind(lane, cx.thread() % WARP)]
+        cx.bind_range(lane, WARP)
+        cx.bind_range(step, k // DEPTH)
+        for var, axis, size in ((row0, 0, 16), (col0, 1, 8)):
+            begin = gemm.warp_start(cx, c.layout, axis, size)
+            cx.bound(var, begin)
+            binds.append(tirx.Bind(var, begin))
+        local = lambda n, dtype, name: tirx.decl_buffer((n,), dtype, name, scope="local", layout=None)  # noqa: E731
+        dtype = element_dtype(a.place.buf)
+        kept, where = local(down * 8, dtype, "a"), local(down, "uint32", "places")
+        halves = [local(across * 4, dtype, name) for name in ("b", "b_next")]
+        loads = [tirx.AllocBuffer(kept), *gemm.load_tiles(cx, a, kept, row0, step * 16, k // 2, down, lane, 2, is_a=True)]
+        for h, regs in enumerate(halves):
+            loads += [tirx.AllocBuffer(regs), *gemm.load_tiles(cx, b, regs, col0, step * DEPTH + 16 * h, k, across, lane, 2, is_a=False)]
+        loads += [tirx.AllocBuffer(where), _places(cx, call, where, row0, step, lane, down)]
+        acc, head, tail = _float_sums(cx, call, c)
+        i, j = tirx.Var("i", "int32"), tirx.Var("j", "int32")
+        at = lambda buf, index: tirx.address_of(tirx.BufferLoad(buf, [index]))  # noqa: E731
+        operands = [at(acc, i * (4 * across) + j * 4), at(kept, i * 8), *(at(regs, j * 4) for regs in halves), tirx.BufferLoad(where, [i])]
+        product = tirx.Evaluate(tirx.call_extern("void", f"ts::mma_sp_m16n8k32_{kind}", *operands), call.span)
+        products = gemm.unrolled(i, down, gemm.unrolled(j, across, product))
+        loop = tirx.For(step, ZERO, tirx.IntImm("int32", k // DEPTH), tirx.ForKind.SERIAL, sequence([*loads, products]), span=call.span)
+        return sequence([*head, *binds, loop, *tail])

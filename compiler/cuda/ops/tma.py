@@ -8,10 +8,8 @@ from tilescale.compiler.cuda import tma
 from tilescale.compiler.ir.lowerings import Lowering, lowers
 from tilescale.compiler.tvm_compat import tirx
 
-
-@lowers("cuda", "tma_load")
-def lower_tma_load(call: Any, cx: Any) -> Any:
-    return tma.load(cx, call)
+lowers("cuda", "tma_load")(tma.load)
+lowers("cuda", "await_stores")(tma.await_stores)
 
 
 @lowers("cuda", "tma_store")
@@ -30,11 +28,6 @@ class TmaReduce(Lowering):
 
     def lower(self, call: Any, cx: Any) -> Any:
         return tma.combine(cx, call)
-
-
-@lowers("cuda", "await_stores")
-def lower_await_stores(call: Any, cx: Any) -> Any:
-    return tma.await_stores(cx, call)
 
 
 @lowers("cuda", "fence_writes")
