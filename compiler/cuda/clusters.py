@@ -13,14 +13,13 @@ from typing import Any
 
 from tilescale.compiler.cuda.ops.mbarrier import initialised
 from tilescale.compiler.gpu import lower
+from tilescale.compiler.gpu.blocks import AXES
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
-
-AXES = "xyz"
 
 
 class Clusters(lower.Lowering):

@@ -382,14 +382,12 @@ class NestLowering(State):
         thread = self.thread()
         if self.loop is None:
             return None if self.executor.threads == 1 else tirx.EQ(thread, 0)
-        test: Any = None
+        tests = []
         for p in self.loop.thread_digits:
             if p.axis is None:
                 last = p.stride * p.extent == self.loop.fragment.threads
-                mine = thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last)
-                one = tirx.EQ(mine, 0)
-                test = one if test is None else tirx.And(test, one)
-        return test
+                tests.append(tirx.EQ(thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last), 0))
+        return all_of(tests) if tests else None
 
 
 def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:

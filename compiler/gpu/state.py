@@ -27,6 +27,7 @@ class State:
     extent: Any
     bind_range: Any
     access: Any
+    counter: Any
     once: Any
     proven: Any
     refused: Any

@@ -17,8 +17,9 @@ from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.schedule import AHEAD
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cuda", "cp_async")
@@ -75,9 +76,4 @@ def token(cx: Any, made: Any) -> Any:
 
 def _filled(program: Any, ring: int) -> Any:
     """How many rounds of a ring have been committed."""
-    found: list[Any] = []
-    structural_walk(
-        program.func.body,
-        (ir.Call, lambda c: found.append(c.args[0]) if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring else None),
-    )
-    return found[0]
+    return next(c.args[0] for c in calls(program.func.body) if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.gpu.build import cast
+from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.lowerings import Lowering, lowers
@@ -98,14 +98,12 @@ def lower_part(call: Any, cx: Any) -> Any:
     group: Any = tirx.IntImm("int32", 0)
     for p in sorted(far, key=lambda p: -p.unit):  # by rising index along the axis
         group = group * p.extent + digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
-    one: Any = None
-    for p in [*near, *(p for p in held.pieces if p.axis is None)]:
-        test = tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads), 0)
-        one = test if one is None else tirx.And(one, test)
+    alike = [*near, *(p for p in held.pieces if p.axis is None)]
+    one = [tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads), 0) for p in alike]
 
     def put(slot: Any, index: list[Any], total: Any) -> Any:
         tests = [i < int(e) for i, e in zip(index, parts.shape[1:], strict=True)]
-        tests = [t for t in ([one] if one is not None else []) + tests if not cx.analyzer.can_prove(t)]
+        tests = [t for t in ([all_of(one)] if one else []) + tests if not cx.analyzer.can_prove(t)]
         done: Any = tirx.BufferStore(parts.buf, total, [cx.analyzer.simplify(parts.flat([group, *index]))], call.span)
         for t in reversed(tests):
             done = tirx.IfThenElse(t, done, None)
