@@ -146,8 +146,6 @@ class Engines:
         self.flights: dict[tuple[int, int, int], Flight] = {}
         #: copies that the threads started themselves
         self.copies = Copies()
-        #: copies into this block's shared memory that other blocks started
-        self.coming: list[Any] = []
         self.ended = False
 
     def yields(self, ready: Callable[[], bool] | None = None) -> None:

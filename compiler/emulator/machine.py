@@ -60,7 +60,7 @@ class Emulator:
         self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
         #: whether engines write what they must know nobody reads
-        self.watches = any(name.startswith(("ts::tma_load", "ts::copy_to_block")) for name in self.called)
+        self.watches = any(name.startswith("ts::tma_load") for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
         self.waits = any(name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
 

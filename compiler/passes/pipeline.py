@@ -17,7 +17,6 @@ from tilescale.compiler.passes.early_waits import early_waits
 from tilescale.compiler.passes.expand_collectives import expand_collectives
 from tilescale.compiler.passes.fences import fences
 from tilescale.compiler.passes.gpu_arena import gpu_arena
-from tilescale.compiler.passes.gpu_bulk import gpu_bulk
 from tilescale.compiler.passes.gpu_exchange import gpu_exchange
 from tilescale.compiler.passes.gpu_lanes import gpu_lanes
 from tilescale.compiler.passes.gpu_layouts import gpu_layouts
@@ -116,8 +115,6 @@ GPU_PASSES: tuple[Pass, ...] = (
     # Only layouts say which threads need what others hold.
     Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
     Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED, optional=True),
-    # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
-    Pass("gpu_bulk", gpu_bulk, spec.SCHEDULED, optional=True),
     # The arena before the fences: tiles that share bytes must be ordered too.
     Pass("gpu_arena", gpu_arena, spec.SCHEDULED),
     # Who writes what is known now, and the fences follow from who stores it.

@@ -10,7 +10,7 @@ import pytest
 
 import tilescale.language as T
 from tests.gpu.gemms import gemm
-from tests.unit.cuda import test_attention, test_attention_backward, test_clusters, test_hopper
+from tests.unit.cuda import test_attention, test_attention_backward, test_hopper
 from tests.unit.cuda.emulated import agree, data, empty, lowered
 from tilescale.compiler.cuda.printer import print_kernel
 from tilescale.compiler.cuda.targets import target
@@ -75,7 +75,6 @@ CASES: dict[str, Callable[[], Case]] = {
     "tma_stores": product,
     "early_waits": gradients,
     "gpu_lanes": attention,
-    "gpu_bulk": lambda: (test_clusters.exchange, {"A": data((4, 4, 2, 256), "float16"), "C": empty((4, 4, 2, 256), "float16")}),
     "stores_apart": product,
     "release_fences": gradients,
     "apart": gradients,
