@@ -41,7 +41,7 @@ def cluster_sync(b: Any, m: Any) -> None:
         if b.clocks is not None:
             b.clocks.meet(np.arange(len(b.everyone)))
 
-    b.engines.turns.meet("cluster", len(b.everyone), int(m.sum()), met)
+    b.engines.interleaving.meet("cluster", len(b.everyone), int(m.sum()), met)
 
 
 def peer_arena(b: Any, m: Any, rank: Any) -> Any:
@@ -61,8 +61,8 @@ def shared_signal(op: str) -> Callable[..., None]:
             amount = int(np.broadcast_to(value, m.shape)[who])
             tile.data[at] = OPS[op](int(tile.data[at]), amount)
             handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
-            before = b.engines.turns.handed.get(key)
-            b.engines.turns.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
+            before = b.engines.interleaving.handed.get(key)
+            b.engines.interleaving.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
         b.engines.yields()
 
     return run
@@ -73,7 +73,7 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: An
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     holds = COMPARED[int(one(m, compare))]
     b.engines.yields(lambda: holds(int(tile.data[at]), want))
-    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    handed = b.engines.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
     if handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
     return np.ones(m.shape, bool)
@@ -84,7 +84,7 @@ def shared_test(b: Any, m: Any, where: Any, value: Any, compare: Any) -> Any:
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     b.engines.yields()
     holds = COMPARED[int(one(m, compare))](int(tile.data[at]), want)
-    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    handed = b.engines.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
     if holds and handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
     return np.full(m.shape, int(holds), np.int32)

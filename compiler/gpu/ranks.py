@@ -1,8 +1,8 @@
 """What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings (include/ts/team.cuh).
 
 One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal) or behind it (wait): those
-meetings are statements of their own (passes/fences.py). Symmetric memory is read and written by plain loads and stores, never by TMA or
-through the non-coherent cache.
+meetings are statements of their own (passes/insert_barriers.py). Symmetric memory is read and written by plain loads and stores, never by
+TMA or through the non-coherent cache.
 """
 
 from __future__ import annotations

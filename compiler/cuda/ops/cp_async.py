@@ -1,9 +1,9 @@
 """Copies that a block's own threads start and await: cp.async and its groups (PTX ISA 9.0, "cp.async", "cp.async.wait_group"), for rings
-whose one role copies ahead (passes/ahead.py).
+whose one role copies ahead (passes/prefetch.py).
 
-A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with as many groups as it
-committed later; groups of other rings among them only make it wait longer. The meeting that passes/fences.py puts behind the wait makes
-all threads' parts visible to all, and tells everyone that the stage of the round before has been read, which is filled next.
+A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with as many groups as it committed
+later; groups of other rings among them only make it wait longer. The meeting that passes/insert_barriers.py puts behind the wait makes all
+threads' parts visible to all, and tells everyone that the stage of the round before has been read, which is filled next.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
-from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
+from tilescale.compiler.passes.stage_operands import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
@@ -49,7 +49,7 @@ def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> 
     whole = [1] * len(shape)
     for k, j in onto.items():
         whole[j] = left.shape[k]
-    return Fragment(tuple(whole), tuple(pieces), left.threads, left.turn)
+    return Fragment(tuple(whole), tuple(pieces), left.threads, left.first_thread)
 
 
 def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) -> Any:
@@ -77,7 +77,7 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
 
 
 def emit_join(cx: Any, call: Any) -> Any:
-    """The lanes' sums of each element added up (`passes.gpu_lanes`); all get the same bits."""
+    """The lanes' sums of each element added up (`passes.defer_cross_lane_sums`); all get the same bits."""
     held = cx.places[call.args[0].source]
     slot = tirx.Var("u", "int32")
     now = tirx.BufferLoad(held.buf, [slot])
@@ -294,5 +294,5 @@ class Reduce(Lowering):
             made = total if clear else fold(op, cast(old, str(total.ty)), total)
             return tirx.BufferStore(dst.buf, cast(made, str(old.ty)), [slot], call.span)
 
-        with cx.turned(cx.layouts[call.args[0].source].turn):
+        with cx.counted_from(cx.layouts[call.args[0].source].first_thread):
             return _folded(cx, call, put)

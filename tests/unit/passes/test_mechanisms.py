@@ -70,15 +70,15 @@ CASES: dict[str, Callable[[], Case]] = {
     "multicast": shared_product,
     "release_late": product,
     "overlap_products": attention,
-    "take_turns": float8_product,
+    "ping_pong": float8_product,
     "split_rounds": packed_attention,
     "tma_stores": product,
-    "early_waits": gradients,
-    "gpu_lanes": attention,
-    "stores_apart": product,
-    "release_fences": gradients,
-    "apart": gradients,
-    "packed": lambda: (halves, {"A": data((32, 64), "bfloat16"), "B": empty((32, 64), "bfloat16")}),
+    "hoist_store_waits": gradients,
+    "defer_cross_lane_sums": attention,
+    "stores_by_warpgroup": product,
+    "elide_proxy_fences": gradients,
+    "warpgroup_code": gradients,
+    "packed_halves": lambda: (halves, {"A": data((32, 64), "bfloat16"), "B": empty((32, 64), "bfloat16")}),
 }
 
 
@@ -112,7 +112,7 @@ def test_every_step_is_shown(tmp_path: Any, monkeypatch: pytest.MonkeyPatch):
     steps = {step.name: step for step in trace.steps}
     assert steps["release_late"].changed and steps["tma_stores"].changed and not steps["multicast"].changed
     assert "ring 0 (roles)" in steps["schedule"].text and "tma_load(A[" in steps["schedule"].text
-    assert "wgmma(" not in steps["schedule"].text and "wgmma(" in steps["warpgroup_products"].text
-    assert "of shared memory" in steps["gpu_arena"].text and "thread × 4" in steps["gpu_layouts"].text
+    assert "wgmma(" not in steps["schedule"].text and "wgmma(" in steps["select_wgmma"].text
+    assert "of shared memory" in steps["allocate_shared"].text and "thread × 4" in steps["infer_layouts"].text
     texts = {path.name.split(".")[2]: path.read_text() for path in tmp_path.iterdir()}
     assert set(texts) == set(steps) and "nothing changed" in texts["multicast"] and "nothing changed" not in texts["release_late"]

@@ -131,7 +131,7 @@ class _Lifetimes:
         structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))
 
 
-def gpu_arena(program: Any) -> Any:
+def allocate_shared(program: Any) -> Any:
     """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
 
     Raises:

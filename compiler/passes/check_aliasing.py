@@ -23,7 +23,7 @@ OPERATIONS = {
 }  # fmt: skip
 
 
-def operands_apart(program: Any) -> Any:
+def check_aliasing(program: Any) -> Any:
     """The program as it is.
 
     Raises:
