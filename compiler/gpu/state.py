@@ -21,7 +21,7 @@ class State:
     nest: Any
     stmt: Any
     thread: Any
-    turned: Any
+    counted_from: Any
     own: Any
     did: Any
     extent: Any
