@@ -132,10 +132,10 @@ def Pipelined(
 
 def _by_hand(order: Any, stage: Any, group: Any) -> dict[str, Any]:
     """A schedule by hand as annotations."""
-    loc, number = source.current(), lambda x: isinstance(x, int) and not isinstance(x, bool)
+    loc = source.current()
     given = {"order": order, "stage": stage}
     for name, entries in given.items():
-        if not isinstance(entries, (list, tuple)) or not all(number(x) and x >= -1 for x in entries):
+        if not isinstance(entries, (list, tuple)) or not all(isinstance(x, int) and not isinstance(x, bool) and x >= -1 for x in entries):
             raise TileValueError(
                 f"{name}={entries!r} of T.Pipelined", loc=loc, expected="order= and stage=, a list of numbers each, an entry a statement",
                 hint="order=[0, 1, 2], stage=[0, 0, 1]",

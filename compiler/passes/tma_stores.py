@@ -192,8 +192,8 @@ def _width(rows: int, cols: int, bits: int, room: int) -> int:
 
 
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
-    number = lambda x: tirx.IntImm("int32", x) if isinstance(x, int) else x  # noqa: E731
-    return tirx.BufferRegion(var, [ir.Range.from_min_extent(number(m), number(e)) for m, e in zip(mins, extents, strict=True)])
+    first, count = ([tirx.IntImm("int32", x) if isinstance(x, int) else x for x in part] for part in (mins, extents))
+    return tirx.BufferRegion(var, [ir.Range.from_min_extent(m, e) for m, e in zip(first, count, strict=True)])
 
 
 def _parts(call: Any, tile: Any) -> Iterator[Any]:
