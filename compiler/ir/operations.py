@@ -84,6 +84,10 @@ class TileOp:
         """At which scale, from the cluster outward, all blocks come to this call before one goes on; "" where they need not."""
         return ""
 
+    def tells(self, call: Any) -> bool:
+        """Whether it signals a counter, so that others go on who waited for it."""
+        return False
+
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""
         return self.waits

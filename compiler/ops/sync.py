@@ -214,6 +214,9 @@ class Signal(TileOp):
     def order(self, call: Any) -> tuple[bool, bool]:
         return True, False
 
+    def tells(self, call: Any) -> bool:
+        return True
+
     def simulate(self, call: Any, cx: Any) -> Any:
         peer = cx.scalar(call.args[2]) if len(call.args) > 2 else None
         signal = cx.signalling(call, call.args[0], call.args[1], str(call.attrs["op"]), peer)
