@@ -8,7 +8,7 @@ from tilescale.compiler.ir import source
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.nests import Nest, indexed
 from tilescale.compiler.ir.numbers import constant
-from tilescale.compiler.ir.operations import Access, TileOp, register
+from tilescale.compiler.ir.operations import Access, TileOp, elements, register
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.base import emit, region, require_same_shape
@@ -49,6 +49,13 @@ def cummax(src: Any, dst: Any = None, dim: int = 0, reverse: bool = False) -> No
 class CumSum(TileOp):
     name = "cumsum"
     attributes = ("op", "axis", "reverse")
+    plain = in_place = True
+
+    def written(self, call: Any) -> str:
+        return f"T.cum{call.attrs['op']}"
+
+    def work(self, call: Any) -> int:
+        return elements(call.args[0])
 
     def effects(self, call: Any) -> list[Access]:
         return [Access(call.args[0], "read"), Access(call.args[1], "write")]

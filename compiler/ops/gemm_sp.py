@@ -81,7 +81,7 @@ def gemm_sp(
 class GemmSp(TileOp):
     name = "gemm_sp"
     attributes: ClassVar[tuple[str, ...]] = ("trans_a", "trans_b", "policy")
-    multiplies = True
+    multiplies = plain = True
 
     def effects(self, call: Any) -> list[Access]:
         a, b, c, clears, e = call.args

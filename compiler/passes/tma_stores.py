@@ -26,6 +26,7 @@ from typing import Any
 
 from tilescale.compiler.ir.nests import long_axes, nest_of
 from tilescale.compiler.ir.numbers import constant
+from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.rewrite import rebuild
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.statements import sequence
@@ -90,7 +91,7 @@ def _in_order(s: Any, staged: dict[Any, Any], writers: dict[Any, list[Any]]) -> 
 
 def _tells_others(call: Any) -> bool:
     """Whether a call meets other blocks, or signals."""
-    return meets(call) or call.op.name == "ts.signal" or call.op.name == "ts.remote_copy" and len(call.args) > 3
+    return meets(call) or REGISTRY[call.op.name].tells(call)
 
 
 def _updates(s: Any) -> list[Any]:
