@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.async_units import EmulationError
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
 
@@ -139,7 +139,7 @@ class Block:
     moments: Moments
     first: int
     draw: Any
-    engines: Any
+    units: Any
     clocks: Clocks | None = None
     split: bool = False
     #: the threads that have not awaited the launches in front yet; None where there are none
@@ -310,8 +310,8 @@ def touched(b: Block, mem: Any, index: Any, at: Any, who: Any, writes: bool) -> 
         return
     bytes_ = at.shape[1] * mem.size
     cells = (mem.offset + index * mem.size)[:, None] + np.arange(bytes_)
-    b.engines.copies.touched(cells)
-    for other in b.engines.cluster:
+    b.units.copies.touched(cells)
+    for other in b.units.cluster:
         if writes and other.arena is mem.arena:
             other.overwritten(cells)
     b.touch(mem.arena, cells, np.repeat(who, bytes_), writes)
