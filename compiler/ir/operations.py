@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from tilescale.compiler.tvm_compat import ir, register_op
+from tilescale.compiler.tvm_compat import ir, register_op, structural_walk
 from tilescale.errors import InternalError
 
 VOID = ir.PrimType("void")
@@ -141,6 +141,13 @@ def written(call: Any) -> str:
 def elements(region: Any) -> int:
     """How many elements a region of constant extents has."""
     return prod(int(r.extent) for r in region.region)
+
+
+def operations(body: Any) -> list[tuple[Any, TileOp]]:
+    """Every operation's call in a statement, with what it is, innermost first."""
+    found: list[Any] = []
+    structural_walk(body, (ir.Call, found.append))
+    return [(c, op) for c in found if (op := REGISTRY.get(getattr(c.op, "name", ""))) is not None]
 
 
 def find(call: Any) -> TileOp | None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from tilescale.compiler.ir import numeric
 from tilescale.compiler.ir.nests import Element, Nest, nest_of
-from tilescale.compiler.ir.operations import find
+from tilescale.compiler.ir.operations import find, operations
 from tilescale.compiler.ir.scales import SCALES, WARPGROUP, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
@@ -403,15 +403,7 @@ def _crosses(a: Touch, b: Touch) -> bool:
 
 def _has_engines(program: Any) -> bool:
     """Whether anything in a kernel touches memory by the asynchronous proxy outside its rings."""
-    found: list[Any] = []
-
-    def look(c: Any) -> None:
-        op = find(c)
-        if op is not None and any(a.proxy == "async" for a in op.effects(c)):
-            found.append(c)
-
-    structural_walk(program.func.body, (ir.Call, look))
-    return bool(found)
+    return any(a.proxy == "async" for c, op in operations(program.func.body) for a in op.effects(c))
 
 
 def _by_hand(program: Any) -> set[Any]:

@@ -464,9 +464,9 @@ def _touches(stmt: Any) -> set[Any]:
 def filled_tile(stmt: Any) -> Any:
     """The shared buffer that a statement fills whole from global memory by a local or remote copy; None for anything else,
     and for copies that the author keeps where they stand."""
-    if not isinstance(stmt, tirx.Evaluate) or find(stmt.value) is None or stmt.value.op.name not in ("ts.copy", "ts.remote_copy"):
+    call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
+    if not isinstance(call, ir.Call) or call.op.name not in ("ts.copy", "ts.remote_copy"):
         return None
-    call = stmt.value
     src, dst = call.args[:2]
     if "pinned" in call.attrs or "layout" in call.attrs or str(call.attrs.get("side", "")) == "dst":
         return None
