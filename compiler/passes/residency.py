@@ -52,9 +52,8 @@ def waits_for_blocks(body: Any) -> list[Any]:
         op = find(call)
         if op is None:
             return
-        if op.name == "team_sync" or op.name == "barrier" and str(call.attrs["reach"]) in ("grid", "device"):
-            found.append(call)
-        elif op.name in ("wait", "test") and call.args[0].source.ty.storage_scope == "global.signal":
+        looks = op.acquires(call) and any(a.region.source.ty.storage_scope == "global.signal" for a in op.effects(call))
+        if op.meets(call) in ("grid", "device") or looks:
             found.append(call)
 
     structural_walk(body, (ir.Call, look))
@@ -75,7 +74,7 @@ def reaches_ranks(body: Any) -> bool:
         op = find(call)
         if op is None or call.attrs is None or str(call.attrs.get("reach", "")) != "device":
             return
-        if op.name in ("barrier", "team_sync") or any(a.owner is not None for a in op.effects(call)):
+        if op.meets(call) or any(a.owner is not None for a in op.effects(call)):
             found.append(call)
 
     structural_walk(body, (ir.Call, look))
