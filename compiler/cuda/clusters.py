@@ -13,14 +13,12 @@ from typing import Any
 
 from tilescale.compiler.cuda.ops.mbarrier import initialised
 from tilescale.compiler.gpu import lower
+from tilescale.compiler.gpu.blocks import AXES
 from tilescale.compiler.gpu.build import call as do
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileSyntaxError
-
-AXES = "xyz"
 
 
 class Clusters(lower.Lowering):
@@ -67,10 +65,8 @@ class Clusters(lower.Lowering):
 
     # -- counters and meetings ----------------------------------------------------------------------------------------
     def cluster_barrier(self, call: Any) -> Any:
-        """``T.barrier`` of the cluster's blocks: of all their threads, as each executor comes here; where engines copy between blocks
-        (cuda/ops/cluster_put.py), what each did comes before what an engine does behind it."""
-        proxy = [do("fence_proxy_async", span=call.span)] if int(call.attrs.get("proxy", 0)) else []
-        return sequence([*proxy, do("cluster_sync", span=call.span)])
+        """``T.barrier`` of the cluster's blocks: of all their threads, as each executor comes here."""
+        return do("cluster_sync", span=call.span)
 
     def around(self) -> tuple[list[Any], list[Any]]:
         """What a block does before and behind all else: counters are zero, and the cluster meets where its blocks reach each other."""
@@ -89,7 +85,7 @@ def meets_cluster(body: Any) -> list[Any]:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if call.op.name in ("ts.remote_copy", "ts.cluster_put", "ts.signal", "ts.wait", "ts.barrier"):
+        if call.op.name in ("ts.remote_copy", "ts.signal", "ts.wait", "ts.barrier"):
             if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)
 
@@ -102,7 +98,7 @@ def reaches_blocks(body: Any) -> bool:
     found: list[Any] = []
 
     def look(call: Any) -> None:
-        if call.op.name in ("ts.remote_copy", "ts.cluster_put") or call.op.name == "ts.signal" and len(call.args) > 2:
+        if call.op.name == "ts.remote_copy" or call.op.name == "ts.signal" and len(call.args) > 2:
             if str(call.attrs["reach"]) == "cta_cluster":
                 found.append(call)
 

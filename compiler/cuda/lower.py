@@ -6,11 +6,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilescale.compiler.cuda.apart import Apart, is_apart
 from tilescale.compiler.cuda.clusters import Clusters
 from tilescale.compiler.cuda.ops.tma import TensorMap
 from tilescale.compiler.cuda.rings import Barriers, ended, initialised
 from tilescale.compiler.cuda.stmatrix import MatrixStores
+from tilescale.compiler.cuda.warpgroup_code import Apart, has_warpgroup_code
 from tilescale.compiler.cuda.wgmma import TURNS
 from tilescale.compiler.gpu import lower
 from tilescale.compiler.gpu.build import call
@@ -105,8 +105,8 @@ class Lowering(Clusters, Apart, MatrixStores):
         """Two roles side by side: behind the block's own threads, which consume, the producer's warp, of which one thread does all; a
         whole warpgroup where registers move from it to the consumers."""
         plan = self.program.schedule
-        if apart := "apart" not in self.program.without and is_apart(self.program, consumer.body, self.threads):
-            self.program.fired.append("apart")
+        if apart := "warpgroup_code" not in self.program.without and has_warpgroup_code(self.program, consumer.body, self.threads):
+            self.program.fired.append("warpgroup_code")
         readers = self.readers(consumer.body) if apart else {}
         self.barriers = {r.number: Barriers(self, r, readers.get(r.number)) for r in plan.rings}
         for b, number in plan.ring_of.items():

@@ -10,7 +10,7 @@ returns at once).
 - TMA's next write of the stage comes after those reads: a warp arrives (release) when its own are over, the producer's wait acquires all
   warps' arrivals, and it issues the copy behind that. wgmma's reads are over when wait_group says so; each warp waits for its own. Reads
   by the threads themselves are of another proxy than TMA's write, so each thread puts a proxy fence between them and its warp's arrival,
-  where it has made none since (passes/release_fences.py).
+  where it has made none since (passes/elide_proxy_fences.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tilescale.compiler.gpu.kernel import placed
 from tilescale.compiler.gpu.places import widened
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes.release_fences import read_by_threads
+from tilescale.compiler.passes.elide_proxy_fences import read_by_threads
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import tirx
 

@@ -39,7 +39,7 @@ def emit(cx: Any, call: Any, a: Any, b: Any, extents: tuple[int, int, int]) -> A
     down, across = parts(held.layout)
     own_m, own_n = held.layout.shape[0] // down, n // across
     blocks = own_m // ROWS
-    with cx.turned(held.layout.turn):
+    with cx.counted_from(held.layout.first_thread):
         number = cx.analyzer.simplify(cx.thread() // WARPGROUP)
         skipped = cx.skips(held.layout, (m, n), cx.thread())
     cx.flying.append(not skipped)
@@ -83,7 +83,7 @@ def own_part(cx: Any, held: Any, number: Any, own_m: int, own_n: int) -> tuple[A
     if down * across == 1:
         return group, zero, zero, []
     binds = []
-    if cx.role == "consumer" and cx.executor.name == "block" and not held.layout.turn:
+    if cx.role == "consumer" and cx.executor.name == "block" and not held.layout.first_thread:
         group = cx.warpgroup()
     else:
         binds.append(tirx.Bind(group, number))
@@ -184,11 +184,11 @@ def computed(held: Any) -> list[Any]:
     return [tirx.Evaluate(named), do("block_ends")]
 
 
-def turned(cx: Any, what: str, span: Any) -> Any:
-    """A turn at the tensor cores taken or given (`ops.wgmma.Turn`): a named barrier for each warpgroup, at which it meets the one before
-    it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last warpgroup,
-    whose last "pass" it is that "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes what
-    follows, such as matrix descriptors, in each lane."""
+def ping_pong(cx: Any, what: str, span: Any) -> Any:
+    """A turn at the tensor cores taken or given (`ops.wgmma.PingPongBarrier`): a named barrier for each warpgroup, at which it meets the
+    one before it in the circle, which arrives without waiting. Each barrier sees as many arrivals as waits: "first" arrives for the last
+    warpgroup, whose last "pass" it is that "last" waits for. The barrier's number is one a warp: behind one of a lane's own, ptxas computes
+    what follows, such as matrix descriptors, in each lane."""
     groups = cx.threads // WARPGROUP
     number = lambda x: tirx.IntImm("int32", x)  # noqa: E731
     mine = cx.warpgroup()

@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.copies import overlap
-from tilescale.compiler.emulator.engines import EmulationError, arrived, barrier_wait, byte, one, synced, usable
+from tilescale.compiler.emulator.engines import EmulationError, arrived, byte, one, synced, usable
 from tilescale.compiler.ir.scales import WARP
 from tilescale.compiler.ir.signals import OPS
 
@@ -43,7 +41,7 @@ def cluster_sync(b: Any, m: Any) -> None:
         if b.clocks is not None:
             b.clocks.meet(np.arange(len(b.everyone)))
 
-    b.engines.turns.meet("cluster", len(b.everyone), int(m.sum()), met)
+    b.engines.interleaving.meet("cluster", len(b.everyone), int(m.sum()), met)
 
 
 def peer_arena(b: Any, m: Any, rank: Any) -> Any:
@@ -63,8 +61,8 @@ def shared_signal(op: str) -> Callable[..., None]:
             amount = int(np.broadcast_to(value, m.shape)[who])
             tile.data[at] = OPS[op](int(tile.data[at]), amount)
             handed, key = b.clocks.release(np.array([who + b.first])), (id(tile.arena), tile.offset + at * tile.size)
-            before = b.engines.turns.handed.get(key)
-            b.engines.turns.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
+            before = b.engines.interleaving.handed.get(key)
+            b.engines.interleaving.handed[key] = handed if op == "set" or before is None else np.maximum(before, handed)
         b.engines.yields()
 
     return run
@@ -75,7 +73,7 @@ def shared_wait(b: Any, m: Any, where: Any, value: Any, compare: Any, record: An
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     holds = COMPARED[int(one(m, compare))]
     b.engines.yields(lambda: holds(int(tile.data[at]), want))
-    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    handed = b.engines.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
     if handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
     return np.ones(m.shape, bool)
@@ -86,70 +84,10 @@ def shared_test(b: Any, m: Any, where: Any, value: Any, compare: Any) -> Any:
     tile, at, want = where.memory, int(one(m, where.index)), int(one(m, value))
     b.engines.yields()
     holds = COMPARED[int(one(m, compare))](int(tile.data[at]), want)
-    handed = b.engines.turns.handed.get((id(tile.arena), tile.offset + at * tile.size))
+    handed = b.engines.interleaving.handed.get((id(tile.arena), tile.offset + at * tile.size))
     if holds and handed is not None:
         b.clocks.acquire(np.flatnonzero(m) + b.first, handed)
     return np.full(m.shape, int(holds), np.int32)
-
-
-@dataclass(eq=False)
-class Put:
-    """A copy under way between blocks: the engines of the one that it goes to, its barrier, its bytes and where each goes, and what it
-    reads. It may read at any time until it arrives."""
-
-    engines: Any
-    barrier: Any
-    cells: Any
-    data: Any
-    source: Callable[[], Any]
-
-    def arrive(self) -> None:
-        if not np.array_equal(self.source(), self.data):
-            raise EmulationError("the source of a copy into another block changed while it was under way")
-        self.engines.arena.data[self.cells] = self.data
-        self.engines.coming.remove(self)
-        self.barrier.bytes -= self.data.size
-        if self.barrier.bytes < 0:
-            raise EmulationError("a copy brings more bytes than its barrier expects")
-        self.barrier.settle()
-
-
-def expect_there(b: Any, m: Any, where: Any, rank: Any, count: Any) -> None:
-    if m.sum() != 1:
-        raise EmulationError(f"{m.sum()} threads expect bytes")
-    made = b.engines.peer(int(one(m, rank))).barrier(byte(m, where))
-    made.bytes += int(one(m, count))
-    if made.bytes >= 1 << 20:
-        raise EmulationError("more bytes than a barrier counts")
-    b.engines.yields()
-
-
-def copy_to_block(b: Any, m: Any, to: Any, source: Any, where: Any, rank: Any, count: Any) -> None:
-    if m.sum() != 1:
-        raise EmulationError(f"{m.sum()} threads make one copy")
-    other, size = b.engines.peer(int(one(m, rank))), int(one(m, count))
-    arena, own = other.arena, b.engines.arena
-    if arena is None:
-        raise EmulationError("a block reaches into another that has not begun")
-    barrier, frm, into = other.barrier(byte(m, where)), byte(m, source) + np.arange(size), byte(m, to) + np.arange(size)
-    if size % 16 or frm[0] % 16 or into[0] % 16 or not barrier.fenced:
-        raise EmulationError(f"a copy of {size} bytes from {frm[0]} to {into[0]}, or a barrier that engines do not know of")
-    b.engines.fenced(frm)
-    other.fenced(into)
-    if arena.looked is not None and arena.looked[:, into].any():
-        raise EmulationError("an engine writes what threads have read, and they have made no proxy fence since")
-    if any(overlap(into, p.cells) for p in other.coming):
-        raise EmulationError("two copies under way write the same bytes of shared memory")
-    who = np.flatnonzero(m)
-    b.touch(own, frm, np.full(frm.shape, who[0]), False)
-    b.touch(arena, into, np.full(into.shape, who[0]), True)
-    arena.unfenced[into] = -1
-    data = own.data[frm].copy()
-    arena.data[into] = b.draw.integers(0, 256, size, np.uint8)
-    put = Put(other, barrier, into, data, lambda: own.data[frm])
-    other.coming.append(put)
-    b.engines.turns.loads.append(put)
-    b.engines.yields()
 
 
 def tma_load_multicast(b: Any, m: Any, to: Any, tmap: Any, where: Any, mask: Any, *coordinates: Any) -> None:
@@ -175,8 +113,6 @@ def find(name: str) -> Callable[..., Any] | None:
         return barrier_arrive_blocks(int(number))
     ones: dict[str, Callable[..., Any]] = {
         "ts::shared_wait": shared_wait, "ts::shared_test": shared_test, "ts::cluster_sync": cluster_sync,
-        "ts::tma_load_multicast": tma_load_multicast,
-        "ts::cluster_begins": cluster_sync, "ts::mbarrier_expect_there": expect_there, "ts::copy_to_block": copy_to_block,
-        "ts::mbarrier_wait_cluster": barrier_wait,
+        "ts::tma_load_multicast": tma_load_multicast, "ts::cluster_begins": cluster_sync,
     }  # fmt: skip
     return ones.get(plain)

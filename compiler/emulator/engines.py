@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator.copies import Copies, EmulationError, overlap
+from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.products import SWIZZLE_OF, Held, Product, factors, in_memory
-from tilescale.compiler.emulator.turns import Turns
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.layout.instructions import wgmma_a, wgmma_accumulator
 from tilescale.compiler.layout.tensor_cores import KINDS
@@ -132,8 +132,8 @@ class Group:
 class Engines:
     """Those of one block. ``cluster``: of all its blocks, by rank; one list, which they share."""
 
-    def __init__(self, turns: Turns, cluster: list[Engines] | None = None):
-        self.turns, self.draw = turns, turns.draw
+    def __init__(self, interleaving: Interleaving, cluster: list[Engines] | None = None):
+        self.interleaving, self.draw = interleaving, interleaving.draw
         self.cluster = [self] if cluster is None else cluster
         self.arena: Any = None
         self.barriers: dict[int, Barrier] = {}
@@ -146,12 +146,10 @@ class Engines:
         self.flights: dict[tuple[int, int, int], Flight] = {}
         #: copies that the threads started themselves
         self.copies = Copies()
-        #: copies into this block's shared memory that other blocks started
-        self.coming: list[Any] = []
         self.ended = False
 
     def yields(self, ready: Callable[[], bool] | None = None) -> None:
-        self.turns.yields(ready)
+        self.interleaving.yields(ready)
 
     def peer(self, rank: int) -> Engines:
         """The engines of another block of the cluster, which has begun and not ended."""
@@ -166,11 +164,11 @@ class Engines:
         """The block is over."""
         self.ended = True
         self.copies.finish()
-        if any(x.engines is self for x in self.turns.loads):
+        if any(x.engines is self for x in self.interleaving.loads):
             raise EmulationError("a block ends while copies into its shared memory are under way")
         if self.flights:
             raise EmulationError("a block ends while its products are under way")
-        if any(arrived for key, (arrived, _) in self.turns.meetings.items() if key[0] is self):
+        if any(arrived for key, (arrived, _) in self.interleaving.meetings.items() if key[0] is self):
             raise EmulationError("a block ends while threads are awaited at a named barrier")
         for s in (s for of in self.stores.values() for s in of):
             if not s.read:
@@ -194,7 +192,7 @@ class Engines:
         data = np.frombuffer(box.tobytes(), np.uint8)
         cells = tmap.cells(to)
         self.overwritten(cells)
-        for other in self.turns.loads:
+        for other in self.interleaving.loads:
             if other.engines is self and overlap(cells, other.cells):
                 raise EmulationError("two copies under way write the same bytes of shared memory")
         for group in self.groups.values():
@@ -202,7 +200,7 @@ class Engines:
                 if any(overlap(cells, p.reads(which)) for which in in_memory(p)):
                     raise EmulationError("a copy overwrites a stage that products still read: it was released too early")
         self.arena.data[cells] = self.draw.integers(0, 256, cells.size, np.uint8)
-        self.turns.loads.append(Load(self, own, handed, barrier, cells, data))
+        self.interleaving.loads.append(Load(self, own, handed, barrier, cells, data))
 
     def store(self, frm: int, tmap: TensorMap, coordinates: list[int], issuer: int, reduce: str) -> None:
         cells = tmap.cells(frm)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator import clusters, engines, matrices, ranks, threads, turns
+from tilescale.compiler.emulator import clusters, engines, interleaving, matrices, ranks, threads
 from tilescale.compiler.emulator.engines import EmulationError
 from tilescale.compiler.emulator.maps import TensorMap
 from tilescale.compiler.emulator.memory import (
@@ -60,7 +60,7 @@ class Emulator:
         self.body = self.stmt(kernel.func.body)
         self.called = _called(kernel.func.body)
         #: whether engines write what they must know nobody reads
-        self.watches = any(name.startswith(("ts::tma_load", "ts::copy_to_block")) for name in self.called)
+        self.watches = any(name.startswith("ts::tma_load") for name in self.called)
         #: whether executors wait for each other by counters, wherever that stands
         self.waits = any(name.startswith("ts::shared_wait") or name in ("ts::mbarrier_arrive", "ts::named_barrier") for name in self.called)
 
@@ -124,20 +124,20 @@ class Emulator:
                     own = {"param": args[task.rank].get(name), "rank": task.rank, "world": len(args), "team": None}
                     value = symbols[source.index] if source.kind == "symbol" else own[source.kind]
                     values[of] = value if value is None else _typed(value, str(var.ty))
-            (b,) = self._made([blocks[task.block]], values, memory, turns.Turns(draw, seed))
+            (b,) = self._made([blocks[task.block]], values, memory, interleaving.Interleaving(draw, seed))
             b.world, b.task = world, task
             self._block(b)
 
         with np.errstate(all="ignore"):
-            world.turns.together([partial(run, t) for t in world.tasks])
+            world.interleaving.together([partial(run, t) for t in world.tasks])
 
     def _cluster(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], draw: Any, seed: int) -> None:
         """Runs the blocks of a cluster, in turns."""
-        made = self._made(blocks, values, memory, turns.Turns(draw, seed))
+        made = self._made(blocks, values, memory, interleaving.Interleaving(draw, seed))
         if len(made) == 1:
             self._block(made[0])
         else:
-            made[0].engines.turns.together([partial(self._block, b) for b in made])
+            made[0].engines.interleaving.together([partial(self._block, b) for b in made])
 
     def _made(self, blocks: list[tuple[int, int, int]], values: dict[int, Any], memory: dict[int, Any], order: Any) -> list[Block]:
         """The blocks of a cluster, by rank, before they begin."""
@@ -173,7 +173,7 @@ class Emulator:
             own = replace(b, values=dict(b.values), memory=dict(b.memory), split=True)
             mine = np.arange(b.threads) // width == g
             parts.append(lambda own=own, mine=mine: self.body(own, mine))
-        b.engines.turns.together(parts)
+        b.engines.interleaving.together(parts)
 
     # -- statements
     def stmt(self, s: Any) -> Callable[[Block, Any], None]:
@@ -245,7 +245,7 @@ class Emulator:
                     own = replace(b, values=dict(b.values), memory=dict(b.memory))
                     mine = mask & (np.arange(b.threads) // WARPGROUP == g)
                     parts.append(lambda body=body, own=own, mine=mine: body(own, mine))
-            b.engines.turns.together(parts)
+            b.engines.interleaving.together(parts)
 
         return run
 
@@ -459,7 +459,7 @@ def _meet(column: int, width: int) -> Callable[..., None]:
             if m[mine].all():
                 b.met(mine, column)
             elif b.split:
-                b.engines.turns.meet((b.engines, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
+                b.engines.interleaving.meet((b.engines, column, g), int(mine.sum()), int(m[mine].sum()), partial(b.met, mine, column))
             else:
                 raise EmulationError("a barrier that not all of its threads reach")
 
@@ -484,7 +484,7 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     if len(numbers) > 1 and (which in TURNS or CONSUMERS in numbers):
         raise EmulationError(f"threads of one instruction meet at different barriers: {numbers}")
     if which in TURNS:
-        b.engines.turns.meet((b.engines, which), count, int(m.sum()), lambda: None)
+        b.engines.interleaving.meet((b.engines, which), count, int(m.sum()), lambda: None)
         return
     if which != CONSUMERS:
         _meet(1, WARPGROUP)(b, m)
@@ -493,11 +493,11 @@ def _barrier_sync(b: Block, m: Any, number: Any, threads: Any) -> None:
     def met() -> None:
         b.met(np.arange(b.threads) < count, 0)
 
-    b.engines.turns.meet((b.engines, CONSUMERS), count, int(m.sum()), met)
+    b.engines.interleaving.meet((b.engines, CONSUMERS), count, int(m.sum()), met)
 
 
 def _barrier_arrive(b: Block, m: Any, number: Any, threads: Any) -> None:
-    b.engines.turns.arrive((b.engines, int(engines.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
+    b.engines.interleaving.arrive((b.engines, int(engines.one(m, number))), int(np.asarray(threads).ravel()[0]), int(m.sum()))
     b.engines.yields()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from tilescale.compiler.emulator.copies import overlap
 from tilescale.compiler.emulator.engines import EmulationError
 from tilescale.compiler.ir.scales import WARP, WARPGROUP
 from tilescale.compiler.sim import numerics
@@ -315,8 +314,6 @@ def touched(b: Block, mem: Any, index: Any, at: Any, who: Any, writes: bool) -> 
     for other in b.engines.cluster:
         if writes and other.arena is mem.arena:
             other.overwritten(cells)
-        if any(p.engines.arena is mem.arena and overlap(cells, p.cells) for p in other.coming):
-            raise EmulationError("shared memory is touched while a copy into it is under way")
     b.touch(mem.arena, cells, np.repeat(who, bytes_), writes)
     if mem.arena.watched and not writes:
         if mem.arena.looked is None:

@@ -2,10 +2,10 @@
 something or waits for it.
 
 Memory is as it would be if every store were seen at once, so what a GPU might do otherwise is looked for instead, as it is inside a block:
-every element of a tensor remembers when which block touched it last, and an access that conflicts with another block's must know of that
-by signals, waits and meetings (include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves
-all of them once they have met behind it: the meetings that passes/fences.py puts around both. The flags at the ends of a launch are not
-run.
+every element of a tensor remembers when which block touched it last, and an access that conflicts with another block's must know of that by
+signals, waits and meetings (include/ts/team.cuh). A release tells what the block's threads did before they met last, an acquire serves all
+of them once they have met behind it: the meetings that passes/insert_barriers.py puts around both. The flags at the ends of a launch are
+not run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tilescale.compiler.emulator.engines import EmulationError
+from tilescale.compiler.emulator.interleaving import Interleaving
 from tilescale.compiler.emulator.memory import Block, Memory, Pointer
-from tilescale.compiler.emulator.turns import Turns
 from tilescale.compiler.ir.signals import OPS
 from tilescale.compiler.ops.atomic import KINDS
 from tilescale.compiler.sim import numerics
@@ -64,7 +64,7 @@ class World:
         self.cells = [{name: Cells(total, a.size) for name, a in of.items() if isinstance(a, np.ndarray)} for of in arrays]
         self.clocks: dict[Any, Any] = {}
         self.counts: dict[Any, int] = {}
-        self.turns = Turns(draw, 0)
+        self.interleaving = Interleaving(draw, 0)
         self.tasks = [Task(k, k // blocks, k % blocks, np.zeros(total, np.int64)) for k in range(total)]
 
     def view(self, task: Task, rank: int, name: str) -> Memory:
@@ -130,7 +130,7 @@ class World:
 
     # -- waiting ------------------------------------------------------------------------------------------------------
     def until(self, ready: Callable[[], bool]) -> None:
-        self.turns.yields(ready)
+        self.interleaving.yields(ready)
 
     def meet(self, b: Block, thread: int, key: Any, of: int) -> None:
         """Arrives, and waits for the others of this round."""

@@ -26,7 +26,7 @@ def named_barrier(b: Block, m: Any, number: Any, threads: Any) -> None:
         b.clocks.meet(np.flatnonzero(np.logical_or.reduce(came)) + b.first)  # type: ignore[union-attr]
         came.clear()
 
-    b.engines.turns.meet((b.engines, "named", which), count, int(m.sum()), met)
+    b.engines.interleaving.meet((b.engines, "named", which), count, int(m.sum()), met)
 
 
 def uniform(b: Block, m: Any, value: Any) -> Any:

@@ -1,7 +1,7 @@
 """Counters in shared memory (T.alloc_signal), and the shared memory of other blocks, where a target reaches it.
 
-Order. A counter is added to, or set, by one thread for its executor, whose threads meet in front of that (passes/fences.py): what all
-of them did happens before the release, by cumulativity. One thread waits, with acquire, and the executor's threads meet behind it. The
+Order. A counter is added to, or set, by one thread for its executor, whose threads meet in front of that (passes/insert_barriers.py): what
+all of them did happens before the release, by cumulativity. One thread waits, with acquire, and the executor's threads meet behind it. The
 scope is the block's for counters that a block signals itself, the cluster's inside ``T.Scale("cta_cluster")``, on both sides.
 """
 
@@ -43,7 +43,7 @@ class Counters(State):
 
     def shared_signal(self, call: Any) -> Any:
         """``T.signal`` of a T.alloc_signal."""
-        buf, index, tests = self._shared_counter(call)
+        buf, index, tests = self.counter(call.args[0], call)
         before: list[Any] = []
         if len(call.args) > 2:
             there = tirx.decl_buffer(buf.ty.shape, "int64", f"{self.places[call.args[0].source].name}_there", scope="shared", layout=None)
@@ -54,7 +54,7 @@ class Counters(State):
 
     def shared_wait(self, call: Any) -> Any:
         """``T.wait`` for one."""
-        buf, index, tests = self._shared_counter(call)
+        buf, index, tests = self.counter(call.args[0], call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         value = widened(self.scalar(call.args[1]), "int64")
@@ -64,7 +64,7 @@ class Counters(State):
 
     def shared_test(self, call: Any) -> Any:
         """``T.test`` of one, as a value."""
-        buf, index, tests = self._shared_counter(call)
+        buf, index, tests = self.counter(call.args[0], call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         at, value = tirx.address_of(tirx.BufferLoad(buf, [index])), widened(self.scalar(call.args[1]), "int64")
         if tests:
@@ -74,11 +74,6 @@ class Counters(State):
 
     def _wide(self, call: Any) -> str:
         return "true" if str(call.attrs["reach"]) == "cta_cluster" else "false"
-
-    def _shared_counter(self, call: Any) -> tuple[Any, Any, list[Any]]:
-        region = call.args[0]
-        buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
-        return buf, flat, tests
 
     def _inside(self, done: Any, tests: list[Any], call: Any) -> Any:
         if not tests:

@@ -1,5 +1,4 @@
-"""Thread IR as a C-like kernel: names, statements, source lines. `printer.py` makes CUDA of it; another target overrides the same few
-methods.
+"""Thread IR as a C-like kernel: names, statements, source lines. A target's printer (`cuda/printer.py`) overrides the same few methods.
 
 Names are the author's, made unique among those that can be seen. The author's line stands as a comment wherever it changes, and every
 printed line knows its place, so that a compiler's complaint becomes one about the kernel.

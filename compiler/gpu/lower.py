@@ -253,13 +253,13 @@ class Lowering(Scalars, NestLowering, Ranks, Blocks, Counters):
             self.failure = tirx.decl_buffer((3,), "int64", "failure", scope="global", layout=None)
         return tirx.buffer_data(self.failure)
 
-    # -- who runs, where threads of a block have code of their own (NVIDIA's warpgroups: cuda/apart.py) --------------
+    # -- who runs, where threads of a block have code of their own (NVIDIA's warpgroups: cuda/warpgroup_code.py) --------------
     def block_thread(self) -> Any:
         """The thread's number in the block."""
         return self.tid
 
-    def turned(self, turn: int) -> contextlib.AbstractContextManager[None]:
-        """Inside, threads are counted from the one at which fragments begin that are turned so far."""
+    def counted_from(self, first: int) -> contextlib.AbstractContextManager[None]:
+        """Inside, threads are counted from the one at which fragments begin whose first thread that is."""
         return contextlib.nullcontext()
 
     def own(self, test: Any) -> bool | None:

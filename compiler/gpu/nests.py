@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from tilescale.compiler.gpu import packed
+from tilescale.compiler.gpu import packed_halves
 from tilescale.compiler.gpu.build import all_of
 from tilescale.compiler.gpu.ops.atomic import emit_neighbours
 from tilescale.compiler.gpu.places import Global, Registers, digit, widened
@@ -46,7 +46,7 @@ class NestLowering(State):
             raise InternalError(f"{bad[0][0].buffer.name} does not fit the loop: {bad[0][1]}", loc=self.here)
         if loop is None:
             return self._strided(nest)
-        with self.turned(loop.fragment.turn):
+        with self.counted_from(loop.fragment.first_thread):
             try:
                 made = self._looped(nest, loop)
             except _Irregular:
@@ -62,8 +62,8 @@ class NestLowering(State):
         inner, test = _guarded(nest, loop)
         if (vectors := plan(self, inner, loop)) is not None:
             return self._vectorised(inner, loop, vectors, test)
-        if "packed" not in self.program.without and (two := packed.pairs(self, nest, loop)) is not None:
-            self.program.fired.append("packed")
+        if "packed_halves" not in self.program.without and (two := packed_halves.pairs(self, nest, loop)) is not None:
+            self.program.fired.append("packed_halves")
             return self._packed(nest, loop, two)
         starts, binds = self.starts(loop)
         counters = [tirx.Var(f"u{k}" if len(loop.digits) > 1 else "u", "int32") for k in range(len(loop.digits))]
@@ -121,7 +121,7 @@ class NestLowering(State):
                     return sequence([])
         return body
 
-    def _packed(self, nest: Nest, loop: Loop, two: packed.Pairs) -> Any:
+    def _packed(self, nest: Nest, loop: Loop, two: packed_halves.Pairs) -> Any:
         """The innermost digit two by two, one instruction each."""
         starts, binds = self.starts(loop)
         counters = [tirx.Var(f"u{k}", "int32") for k in range(len(loop.digits))]
@@ -130,7 +130,7 @@ class NestLowering(State):
             self.bind_range(var, n)
         around = list(zip(counters, extents, strict=True))
         first = counters[-1] * 2 if extents[-1] > 1 else tirx.IntImm("int32", 0)
-        body = self.round_of(nest, loop, starts, [*counters[:-1], first], None, lambda: packed.emit(self, nest, two))
+        body = self.round_of(nest, loop, starts, [*counters[:-1], first], None, lambda: packed_halves.emit(self, nest, two))
         return sequence([*binds, self.by_those(loop, self.loops(nest, body, around if extents[-1] > 1 else around[:-1]))])
 
     def by_matrices(self, nest: Nest, loop: Loop) -> Any | None:
@@ -382,14 +382,12 @@ class NestLowering(State):
         thread = self.thread()
         if self.loop is None:
             return None if self.executor.threads == 1 else tirx.EQ(thread, 0)
-        test: Any = None
+        tests = []
         for p in self.loop.thread_digits:
             if p.axis is None:
                 last = p.stride * p.extent == self.loop.fragment.threads
-                mine = thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last)
-                one = tirx.EQ(mine, 0)
-                test = one if test is None else tirx.And(test, one)
-        return test
+                tests.append(tirx.EQ(thread if p.stride == 1 and last else digit(thread, p.stride, p.extent, last), 0))
+        return all_of(tests) if tests else None
 
 
 def _guarded(nest: Nest, loop: Loop) -> tuple[Nest, Any]:

@@ -1,8 +1,8 @@
 """What reaches other blocks and other ranks, in thread IR: peers' addresses, signals, waits and meetings (include/ts/team.cuh).
 
 One thread of an executor signals, waits or meets for all of its threads, which meet in front of it (signal) or behind it (wait): those
-meetings are statements of their own (passes/fences.py). Symmetric memory is read and written by plain loads and stores, never by TMA or
-through the non-coherent cache.
+meetings are statements of their own (passes/insert_barriers.py). Symmetric memory is read and written by plain loads and stores, never by
+TMA or through the non-coherent cache.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Ranks(State):
         """``T.signal`` at the scale of the grid or of the ranks."""
         region, reach = call.args[0], str(call.attrs["reach"])
         site = self.site("signal", region.source.name, call)
-        buf, index, tests = self._counter(region, call)
+        buf, index, tests = self.counter(region, call)
         at = tirx.address_of(tirx.BufferLoad(buf, [index]))
         if len(call.args) > 2:
             at = self._peer(at, call.args[2], site)
@@ -92,7 +92,7 @@ class Ranks(State):
         """``T.wait`` there."""
         region, reach = call.args[0], str(call.attrs["reach"])
         site = self.site("wait", region.source.name, call)
-        buf, index, tests = self._counter(region, call)
+        buf, index, tests = self.counter(region, call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         where = (tirx.buffer_data(buf), widened(index, "int64"))
         value = self._long(call.args[1])
@@ -103,7 +103,7 @@ class Ranks(State):
         """``T.test`` there, as a value."""
         region, reach = call.args[0], str(call.attrs["reach"])
         site = self.site("wait", region.source.name, call)
-        buf, index, tests = self._counter(region, call)
+        buf, index, tests = self.counter(region, call)
         compare = tirx.IntImm("int32", COMPARISONS.index(str(call.attrs["cmp"])))
         inside = all_of(tests) if tests else tirx.IntImm("bool", 1)
         where = (tirx.buffer_data(buf), widened(index, "int64"), inside, self._long(call.args[1]), compare, site)
@@ -125,7 +125,7 @@ class Ranks(State):
         made = tirx.Evaluate(done, call.span)
         return self.once(made if not tests else tirx.IfThenElse(all_of(tests), made, None))
 
-    def _counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
+    def counter(self, region: Any, call: Any) -> tuple[Any, Any, list[Any]]:
         buf, flat, tests, _ = self.access(region.source, [r.min for r in region.region], call, True)
         return buf, flat, tests
 

@@ -8,7 +8,7 @@ from tilescale.compiler.gpu.kernel import Source, arena
 from tilescale.compiler.ir.buffers import written_buffers
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.layout.match import Loop
-from tilescale.compiler.passes.fences import published
+from tilescale.compiler.passes.insert_barriers import published
 from tilescale.compiler.tvm_compat import ir, structural_walk, sym, tirx
 from tilescale.errors import Loc
 
@@ -21,12 +21,13 @@ class State:
     nest: Any
     stmt: Any
     thread: Any
-    turned: Any
+    counted_from: Any
     own: Any
     did: Any
     extent: Any
     bind_range: Any
     access: Any
+    counter: Any
     once: Any
     proven: Any
     refused: Any

@@ -30,7 +30,7 @@ class Lowering:
 
     def stage(self, call: Any, cx: Any) -> list[Any] | None:
         """On GPUs: the call as statements whose operands lie where the operation can reach them; None where they do. ``cx`` is a
-        :class:`tilescale.compiler.passes.gpu_stage.Staging`."""
+        :class:`tilescale.compiler.passes.stage_operands.Staging`."""
         return None
 
     def layouts(self, call: Any, cx: Any) -> list[Any]:
@@ -48,7 +48,7 @@ class Lowering:
 
     def exchange(self, call: Any, cx: Any) -> list[Any] | None:
         """On GPUs: the call as several, the parts between which threads meet; None where it is one. ``cx`` is a
-        :class:`tilescale.compiler.passes.gpu_exchange.Exchange`, which knows all layouts."""
+        :class:`tilescale.compiler.passes.convert_layouts.Exchange`, which knows all layouts."""
         return None
 
 

@@ -41,6 +41,8 @@ def _decided(program: Any) -> Iterator[str]:
 
 def _layout(layout: Any) -> str:
     """Where elements (i, j, …) lie, digit by digit: ``i / 8 % 2 → slot × 2``."""
+    if not hasattr(layout, "pieces"):
+        return f"{tuple(layout.shape)} by strides {tuple(layout.strides)}"
     out = []
     for p in layout.pieces:
         index = "" if p.axis is None else "ijklmn"[p.axis]

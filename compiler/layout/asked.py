@@ -15,14 +15,14 @@ from tilescale.compiler.layout.pieces import Piece
 def written(fragment: Fragment) -> str:
     """A fragment as text."""
     pieces = [[p.axis, p.unit, p.extent, p.to, p.stride] for p in fragment.pieces]
-    return json.dumps([list(fragment.shape), pieces, fragment.threads, fragment.turn])
+    return json.dumps([list(fragment.shape), pieces, fragment.threads, fragment.first_thread])
 
 
 @functools.lru_cache(maxsize=64)
 def read(text: str) -> Fragment:
     """The fragment that `written` wrote."""
-    shape, pieces, threads, turn = json.loads(text)
-    return Fragment(tuple(shape), tuple(Piece(*p) for p in pieces), threads, turn)
+    shape, pieces, threads, first_thread = json.loads(text)
+    return Fragment(tuple(shape), tuple(Piece(*p) for p in pieces), threads, first_thread)
 
 
 def loop_of(nest: Any) -> Loop | None:
@@ -40,4 +40,4 @@ def longer(text: str, axis: int, count: int) -> str:
         for p in old.pieces
     ]
     shape = tuple(e * (count if k == axis else 1) for k, e in enumerate(old.shape))
-    return written(Fragment(shape, (Piece(axis, 1, count, "slot", 1), *pieces), old.threads, old.turn))
+    return written(Fragment(shape, (Piece(axis, 1, count, "slot", 1), *pieces), old.threads, old.first_thread))

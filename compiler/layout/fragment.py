@@ -18,8 +18,8 @@ from tilescale.errors import TileValueError
 class Fragment:
     """``shape`` elements over ``threads`` threads.
 
-    Element ``index`` lies in slot ``slot(index)`` of the threads ``thread(index) + copies``, modulo their number. ``turn``: how many
-    threads behind the first one the pieces begin, also modulo that number. Two fragments are equal exactly when they are the same map.
+    Element ``index`` lies in slot ``slot(index)`` of the threads ``thread(index) + copies``, modulo their number. ``first_thread``: how
+    many threads behind the first one the pieces begin, also modulo that number. Two fragments are equal exactly when they are the same map.
 
     Raises:
         TileValueError: the pieces do not cut the axes, or two elements fall into one slot of a thread.
@@ -28,7 +28,7 @@ class Fragment:
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     threads: int
-    turn: int = 0
+    first_thread: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pieces", canonical(self.pieces))
@@ -44,7 +44,7 @@ class Fragment:
     def thread(self, *index: Any) -> Any:
         """The first thread that holds an element; arrays are taken element by element."""
         made = evaluate(self.pieces, "thread", index)
-        return (made + self.turn) % self.threads if self.turn else made
+        return (made + self.first_thread) % self.threads if self.first_thread else made
 
     def slot(self, *index: Any) -> Any:
         """The slot of its threads' registers that holds an element."""
@@ -77,7 +77,7 @@ class Fragment:
             TileValueError: the fragment leaves slots or threads empty, so that not all have one.
         """
         by_thread, by_slot = radix(self.pieces, "thread"), radix(self.pieces, "slot")
-        thread = (thread - self.turn) % self.threads if self.turn else thread
+        thread = (thread - self.first_thread) % self.threads if self.first_thread else thread
         if by_thread is None or by_slot is None or not self.covers:
             raise TileValueError(f"the inverse of a fragment {self.shape} that leaves slots empty", expected="one that covers")
         out: list[Any] = [0] * len(self.shape)
@@ -100,7 +100,7 @@ class Fragment:
         """The same places with the axes in another order: axis k of the result is axis ``order[k]`` of this one."""
         where = {axis: k for k, axis in enumerate(order)}
         pieces = [p if p.axis is None else replace(p, axis=where[p.axis]) for p in self.pieces]
-        return Fragment(tuple(self.shape[k] for k in order), tuple(pieces), self.threads, self.turn)
+        return Fragment(tuple(self.shape[k] for k in order), tuple(pieces), self.threads, self.first_thread)
 
     def reduced(self, axis: int) -> Fragment:
         """What is left of the map when an axis is summed away: its digits in slots are added up within a thread, its digits in threads
@@ -113,13 +113,13 @@ class Fragment:
             else:
                 pieces.append(replace(p, axis=p.axis - 1) if p.axis is not None and p.axis > axis else p)
         shape = self.shape[:axis] + self.shape[axis + 1 :]
-        return Fragment(shape, packed(pieces), self.threads, self.turn)
+        return Fragment(shape, packed(pieces), self.threads, self.first_thread)
 
     def expanded(self, axis: int, extent: int) -> Fragment:
         """A new axis in front of ``axis``, all in slots of the threads that hold the element."""
         moved = [replace(p, axis=p.axis + 1) if p.axis is not None and p.axis >= axis else p for p in self.pieces]
         pieces = (*moved, Piece(axis, 1, extent, "slot", self.slots))
-        return Fragment((*self.shape[:axis], extent, *self.shape[axis:]), pieces, self.threads, self.turn)
+        return Fragment((*self.shape[:axis], extent, *self.shape[axis:]), pieces, self.threads, self.first_thread)
 
     def repeated(self, axis: int, times: int, to: str = "slot") -> Fragment:
         """The tile ``times`` over along an axis: further slots of the same threads, or (``to="thread"``) further threads."""

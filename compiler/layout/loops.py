@@ -105,7 +105,7 @@ def from_fragment(nest: Nest, access: Element, fragment: Fragment, share: bool =
                 pieces.append(Piece(k, unit, rest, "slot", slot))
                 slot *= rest
     try:
-        made = Fragment(tuple(shape), tuple(pieces), fragment.threads, fragment.turn)
+        made = Fragment(tuple(shape), tuple(pieces), fragment.threads, fragment.first_thread)
     except TileValueError:
         return None
     vars_ = (*nest.vars, *(tirx.Var("at", "int32") for _ in fixed))
@@ -165,7 +165,7 @@ def from_loop(nest: Nest, access: Element, loop: Loop) -> Fragment | None:
             pieces.append(replace(p, axis=where[p.axis]))
         elif p.to == "thread":
             pieces.append(replace(p, axis=None))
-    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads, loop.fragment.turn)
+    return Fragment(tuple(whole), packed(pieces), loop.fragment.threads, loop.fragment.first_thread)
 
 
 # ---- a loop from nothing

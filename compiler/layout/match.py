@@ -126,7 +126,7 @@ def match(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) 
 def by_digits(loop: Loop, indices: Sequence[Any], fragment: Fragment, writes: bool) -> Slots | str | None:
     """The common case without counting: every index is a variable of the loop, shifted like the loop, and the loop's threads are the
     fragment's, digit by digit. None where that is not so: then nothing is said."""
-    if loop.fragment.threads != fragment.threads or loop.fragment.turn != fragment.turn:
+    if loop.fragment.threads != fragment.threads or loop.fragment.first_thread != fragment.first_thread:
         return None
     where: dict[int, int] = {}
     base = 0

@@ -9,7 +9,7 @@ Bank conflicts: a matrix is one wavefront if its rows lie in different banks, 16
 eight different chunks; under 64 or 32 bytes rows that share a chunk's number lie in different halves or quarters of 128 bytes. Pairs of the
 same eight rows and 16 bytes are one wavefront as well, so it is instructions and addresses that are saved: one for four.
 
-A row is written by the lane that names it and not by those that hold it, which passes/fences.py has to know (`writers`).
+A row is written by the lane that names it and not by those that hold it, which passes/insert_barriers.py has to know (`writers`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def matrices(nest: Nest, loop: Loop | None, layout: Any, target: Target) -> Matr
     if layout.bits != 16 or len(s.indices) < 2 or any(not in_registers(a.buffer) or a.mode != "read" for a in others):
         return None
     axes = _axes(loop)
-    if axes is None or any(loop.shifts) or loop.fragment.turn % WARP:
+    if axes is None or any(loop.shifts) or loop.fragment.first_thread % WARP:
         return None
     if any(n != reach and idle(loop, k) is None for k, (n, reach) in enumerate(zip(loop.extents, loop.fragment.shape, strict=True))):
         return None  # padding, other than whole warps'

@@ -26,7 +26,7 @@ def extents(call: Any) -> tuple[int, int, int]:
 def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
     """Every way to cut an accumulator among the warpgroups, by policy (the warpgroups below one another unless FullCol is asked for); a
     part that begins inside a row of the swizzle has no descriptor. Where FullRow is asked for and there are too few rows, they go to some
-    of the warpgroups (from the call's ``turn`` on), and the rows of the others are padding."""
+    of the warpgroups (from the call's ``first_thread`` on), and the rows of the others are padding."""
     m, n, _ = extents(call)
     policy = int(call.attrs["policy"])
     groups, found = threads // 128, []
@@ -44,7 +44,7 @@ def wgmma_fragments(call: Any, threads: int) -> list[tuple[Fragment, int, int]]:
         b_fits = call.attrs["trans_b"] or across == 1 or n // across * b.bits % (8 * b.swizzle) == 0
         if a_fits and b_fits:
             made = accumulator(rows, n, (down, across))
-            found.append((replace(made, turn=int(call.attrs.get("turn", 0))) if rows > m else made, down, across))
+            found.append((replace(made, first_thread=int(call.attrs.get("first_thread", 0))) if rows > m else made, down, across))
     found.sort(key=lambda f: f[1] if policy == 2 else f[2])
     return found[:1] if policy == 1 else found
 

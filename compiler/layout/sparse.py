@@ -33,7 +33,7 @@ def unfit_sparse(call: Any) -> str | None:
 def sparse_fragments(call: Any, threads: int) -> list[tuple[Any, int, int]]:
     """Every way to cut an accumulator among the warpgroups, each of which has rows of its own."""
     m = dense_shape(call)[0]
-    return [f for f in wgmma_fragments(call, threads) if f[0].shape[0] == m and not f[0].turn]
+    return [f for f in wgmma_fragments(call, threads) if f[0].shape[0] == m and not f[0].first_thread]
 
 
 #: dtype of the places → how many elements of a row one number says the places in

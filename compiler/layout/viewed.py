@@ -32,7 +32,7 @@ def _wider(held: Fragment, times: int) -> Fragment | None:
             return None
         stride = p.stride // times if p.to == "slot" else p.stride
         pieces.append(replace(p, unit=p.unit // times if p.axis == last else p.unit, stride=stride))
-    return Fragment((*held.shape[:-1], held.shape[-1] // times), tuple(pieces), held.threads, held.turn)
+    return Fragment((*held.shape[:-1], held.shape[-1] // times), tuple(pieces), held.threads, held.first_thread)
 
 
 def _narrower(held: Fragment, times: int) -> Fragment:
@@ -41,4 +41,5 @@ def _narrower(held: Fragment, times: int) -> Fragment:
         replace(p, unit=p.unit * times if p.axis == last else p.unit, stride=p.stride * times if p.to == "slot" else p.stride)
         for p in held.pieces
     ]
-    return Fragment((*held.shape[:-1], held.shape[-1] * times), (*pieces, Piece(last, 1, times, "slot", 1)), held.threads, held.turn)
+    shape, pieces = (*held.shape[:-1], held.shape[-1] * times), [*pieces, Piece(last, 1, times, "slot", 1)]
+    return Fragment(shape, tuple(pieces), held.threads, held.first_thread)

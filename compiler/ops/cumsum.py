@@ -93,7 +93,10 @@ def lines(call: Any) -> Nest:
     total = tirx.decl_buffer((1,), acc, "total", scope="local", layout=None)
     now = tirx.BufferLoad(total, [ZERO])
     element = tirx.BufferLoad(src.source, indexed(src, [source[k] for k in kept], kept))
-    cast = lambda v, dt: v if str(v.ty) == dt else tirx.Cast(dt, v)  # noqa: E731
+
+    def cast(v: Any, dt: str) -> Any:
+        return v if str(v.ty) == dt else tirx.Cast(dt, v)
+
     put = tirx.BufferStore(dst.source, cast(now, element_dtype(dst.source)), indexed(dst, [source[k] for k in kept], to_axes), call.span)
     step = sequence([tirx.BufferStore(total, fold(op, now, cast(element, acc)), [ZERO], call.span), put])
     body = sequence(

@@ -1,4 +1,4 @@
-"""The fences that a GPU's threads need and no author writes: put by passes/fences.py between statements at the scheduled level."""
+"""The fences that a GPU's threads need and no author writes: put by passes/insert_barriers.py between statements at the scheduled level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums that lanes keep apart (scheduled level of a GPU only): where they add theirs up (passes/gpu_lanes.py)."""
+"""Sums that lanes keep apart (scheduled level of a GPU only): where they add theirs up (passes/defer_cross_lane_sums.py)."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def is_global(region: Any) -> bool:
 @register
 class Barrier(TileOp):
     name = "barrier"
-    attributes = ("names?", "agreed?", "team?", "team_operands?", "proxy?")
+    attributes = ("names?", "agreed?", "team?", "team_operands?")
     waits = True
 
     def meets(self, call: Any) -> str:

@@ -12,7 +12,7 @@ from tilescale.compiler.tvm_compat import ir, tirx
 
 #: ``attrs["pending"]`` of a product that no wait of its own follows
 FREE = -1
-#: what is done about turns: see `Turn`
+#: what is done about turns: see `PingPongBarrier`
 TURNS = ("first", "take", "pass", "last")
 
 
@@ -33,14 +33,14 @@ def wgmma(call: Any, pending: int, **more: Any) -> Any:
     return ir.Call(name, list(call.args), attrs={**attrs, "pending": pending, **more}, ret_ty=call.ty, span=call.span)
 
 
-def turn(what: str, span: Any) -> Any:
-    """``ts.turn()``, one of `TURNS`."""
-    return tirx.Evaluate(ir.Call("ts.turn", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)
+def ping_pong_barrier(what: str, span: Any) -> Any:
+    """``ts.ping_pong_barrier()``, one of `TURNS`."""
+    return tirx.Evaluate(ir.Call("ts.ping_pong_barrier", [], attrs={"executor": "block", "what": what}, ret_ty=VOID, span=span), span)
 
 
 class _RunsOn(TileOp):
-    """Of both kinds of products. ``pending``: how many may be under way behind it, `FREE` where nothing is awaited there. ``turn``: the
-    first thread of the one warpgroup that has the accumulator."""
+    """Of both kinds of products. ``pending``: how many may be under way behind it, `FREE` where nothing is awaited there. ``first_thread``:
+    the first thread of the one warpgroup that has the accumulator."""
 
     levels = ("scheduled",)
     plain = False
@@ -55,7 +55,7 @@ class _RunsOn(TileOp):
 @register
 class Wgmma(_RunsOn, Gemm):
     name = "wgmma"
-    attributes = ("trans_a", "trans_b", "policy", "precision?", "pending", "turn?")
+    attributes = ("trans_a", "trans_b", "policy", "precision?", "pending", "first_thread?")
 
 
 @register
@@ -63,7 +63,7 @@ class WgmmaSp(_RunsOn, GemmSp):
     """Its places lie in registers, which it reads as long as it runs."""
 
     name = "wgmma_sp"
-    attributes = ("trans_a", "trans_b", "policy", "pending", "turn?")
+    attributes = ("trans_a", "trans_b", "policy", "pending", "first_thread?")
 
 
 @register
@@ -86,12 +86,12 @@ class AwaitProducts(TileOp):
 
 
 @register
-class Turn(TileOp):
+class PingPongBarrier(TileOp):
     """The warpgroups of a block issue their products one after the other, in a circle: the softmax of one runs while the tensor cores
     work for another. "first": the turn is warpgroup 0's. "take": waits for the own turn. "pass": gives it on. "last": takes it back,
     so that there is none. Nothing depends on turns but time."""
 
-    name = "turn"
+    name = "ping_pong_barrier"
     levels = ("scheduled",)
     attributes = ("what",)
 

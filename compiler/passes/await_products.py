@@ -17,9 +17,9 @@ from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.loops import element_dtype
 from tilescale.compiler.ops.wgmma import await_products
-from tilescale.compiler.passes.gpu_stage import whole
 from tilescale.compiler.passes.products import flat, has_producer, is_product, name_of, operands_of, touched
 from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.passes.stage_operands import whole
 from tilescale.compiler.tvm_compat import structural_walk, tirx
 
 
@@ -48,14 +48,14 @@ def awaited_products(program: Any) -> Any:
     bases: dict[Any, Any] = {}
     structural_walk(body, (tirx.DeclBuffer, lambda s: bases.__setitem__(s.buffer, s.data.args[0])))
     single = {k for k, r in enumerate(program.schedule.rings) if r.depth == 1}
-    turns = {c.args[2].source: int(c.attrs["turn"]) for c in calls(body) if "turn" in c.attrs}
-    return program.with_body(_Awaiting(program.schedule.ring_of, bases, single, turns).around(body))
+    alone = {c.args[2].source: int(c.attrs["first_thread"]) for c in calls(body) if "first_thread" in c.attrs}
+    return program.with_body(_Awaiting(program.schedule.ring_of, bases, single, alone).around(body))
 
 
 class _Awaiting:
-    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any], single: set[int], turns: dict[Any, int]):
-        """``single``: rings of one stage. ``turns``: accumulators that one warpgroup alone has."""
-        self.rings, self.bases, self.single, self.turns = rings, bases, single, turns
+    def __init__(self, rings: dict[Any, int], bases: dict[Any, Any], single: set[int], alone: dict[Any, int]):
+        """``single``: rings of one stage. ``alone``: accumulators that one warpgroup alone has."""
+        self.rings, self.bases, self.single, self.alone = rings, bases, single, alone
 
     def around(self, s: Any) -> Any:
         """A statement at whose ends nothing is in flight."""
@@ -93,7 +93,7 @@ class _Awaiting:
             if is_product(s):
                 flying.append(Flight(s.value))
             out.append(s if is_product(s) else self.around(s))
-        self._land(flying, len(flying), out, None, since if self.turns else [])
+        self._land(flying, len(flying), out, None, since if self.alone else [])
         return sequence(out)
 
     def _reader(self, flying: list[Flight], ring: int) -> Flight | None:
@@ -120,8 +120,8 @@ class _Awaiting:
 
     def _branching(self, flying: list[Flight], buffers: set[Any]) -> int:
         """In front of a branch: all, or those of the one warpgroup that has what it computes."""
-        own = {self.turns[b] for b in buffers if b in self.turns}
-        concerned = [k for k, f in enumerate(flying) if len(own) != 1 or self.turns.get(f.result) in {None, *own}]
+        own = {self.alone[b] for b in buffers if b in self.alone}
+        concerned = [k for k, f in enumerate(flying) if len(own) != 1 or self.alone.get(f.result) in {None, *own}]
         return concerned[-1] + 1 if concerned else 0
 
     def _root(self, b: Any) -> Any:
@@ -135,9 +135,9 @@ class _Awaiting:
         if not count:
             return
         done, flying[:] = flying[:count], flying[count:]
-        by = {self.turns.get(f.result) for f in done}  # what other warpgroups compute beside their products says nothing
-        others = {b for b, turn in self.turns.items() if by.isdisjoint((turn, None))}
-        beside = [] if flying else [whole(b) for b in _beside(since, others)[: None if self.turns else 1]]
+        by = {self.alone.get(f.result) for f in done}  # what other warpgroups compute beside their products says nothing
+        others = {b for b, first in self.alone.items() if by.isdisjoint((first, None))}
+        beside = [] if flying else [whole(b) for b in _beside(since, others)[: None if self.alone else 1]]
         parts = self._apart(done)
         for k, part in enumerate(parts, 1):
             later = [f for p in parts[k:] for f in p] + flying

@@ -25,13 +25,13 @@ from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.ops.mbarrier import SCOPE as BARRIERS
 from tilescale.compiler.passes import annotated, boxes
 from tilescale.compiler.passes import roles as splitting
-from tilescale.compiler.passes.gpu_ahead import copies_ahead
-from tilescale.compiler.passes.gpu_stage import gpu_stage
-from tilescale.compiler.passes.gpu_store import staged_bytes
+from tilescale.compiler.passes.cp_async_rings import copies_ahead
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
 from tilescale.compiler.passes.schedule import BELOW, ROLES, schedule
-from tilescale.compiler.passes.warpgroup_products import ROWS, is_narrow, unfit_parts, unfit_product
+from tilescale.compiler.passes.select_wgmma import ROWS, is_narrow, unfit_parts, unfit_product
+from tilescale.compiler.passes.stage_operands import stage_operands
+from tilescale.compiler.passes.tma_stores import staged_bytes
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 
 #: threads of the block → registers of a consumer's and of the producer's threads, which share the multiprocessor's 65,536
@@ -76,7 +76,7 @@ def _formed(program: Any) -> Any:
             hint = why.hint if other is None else _threads_hint(other.launch.threads)
             program.notes.append(Advice(said, why.loc, hint) if hint else said)
     if stages > 1 and program.target.async_copies:
-        made, kept, where = copies_ahead(program, _depth(limit, gpu_stage(schedule(program, depth=1))))
+        made, kept, where = copies_ahead(program, _depth(limit, stage_operands(schedule(program, depth=1))))
         if made is not None:
             return made
         loc = getattr(where, "loc", None) or loc_of(getattr(where, "span", None))

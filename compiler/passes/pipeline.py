@@ -12,36 +12,35 @@ from tilescale.compiler.ir import spec
 from tilescale.compiler.ir.target import CPU, Target
 from tilescale.compiler.ir.text import text
 from tilescale.compiler.ops.gemm_sp import written_out
+from tilescale.compiler.passes.allocate_shared import allocate_shared
 from tilescale.compiler.passes.await_products import awaited_products
-from tilescale.compiler.passes.early_waits import early_waits
+from tilescale.compiler.passes.check_aliasing import check_aliasing
+from tilescale.compiler.passes.convert_layouts import convert_layouts
+from tilescale.compiler.passes.defer_cross_lane_sums import defer_cross_lane_sums
+from tilescale.compiler.passes.elide_proxy_fences import elide_proxy_fences
 from tilescale.compiler.passes.expand_collectives import expand_collectives
-from tilescale.compiler.passes.fences import fences
-from tilescale.compiler.passes.gpu_arena import gpu_arena
-from tilescale.compiler.passes.gpu_bulk import gpu_bulk
-from tilescale.compiler.passes.gpu_exchange import gpu_exchange
-from tilescale.compiler.passes.gpu_lanes import gpu_lanes
-from tilescale.compiler.passes.gpu_layouts import gpu_layouts
-from tilescale.compiler.passes.gpu_puts import gpu_puts
+from tilescale.compiler.passes.expert_products import expert_products
 from tilescale.compiler.passes.gpu_schedule import gpu_schedule
-from tilescale.compiler.passes.gpu_stage import gpu_stage
-from tilescale.compiler.passes.gpu_store import tma_stores
-from tilescale.compiler.passes.late_release import release_late
+from tilescale.compiler.passes.hoist_store_waits import hoist_store_waits
+from tilescale.compiler.passes.infer_layouts import infer_layouts
+from tilescale.compiler.passes.insert_barriers import insert_barriers
 from tilescale.compiler.passes.layouts import layouts
 from tilescale.compiler.passes.manual_stages import manual_stages
 from tilescale.compiler.passes.multicast import multicast, without_reach
 from tilescale.compiler.passes.neighbours import neighbours
-from tilescale.compiler.passes.operands_apart import operands_apart
 from tilescale.compiler.passes.overlap_products import overlap_products, split_rounds
-from tilescale.compiler.passes.products_by_hand import products_by_hand
-from tilescale.compiler.passes.release_fences import release_fences
+from tilescale.compiler.passes.ping_pong import ping_pong
+from tilescale.compiler.passes.release_late import release_late
 from tilescale.compiler.passes.remove_unused import remove_unused
 from tilescale.compiler.passes.residency import residency
 from tilescale.compiler.passes.schedule import schedule
-from tilescale.compiler.passes.stores_apart import stores_apart
+from tilescale.compiler.passes.select_wgmma import select_wgmma
+from tilescale.compiler.passes.split_puts import split_puts
+from tilescale.compiler.passes.stage_operands import stage_operands
+from tilescale.compiler.passes.stores_by_warpgroup import stores_by_warpgroup
 from tilescale.compiler.passes.structured_exits import structured_exits
-from tilescale.compiler.passes.take_turns import take_turns
 from tilescale.compiler.passes.tile_owners import tile_owners
-from tilescale.compiler.passes.warpgroup_products import warpgroup_products
+from tilescale.compiler.passes.tma_stores import tma_stores
 from tilescale.compiler.tvm_compat import same_structure
 from tilescale.env import DUMP, WITHOUT
 from tilescale.errors import TileValueError
@@ -62,7 +61,7 @@ class Pass:
 PASSES: tuple[Pass, ...] = (
     # What means something else on each target is refused on all of them, as it is written.
     Pass("tile_owners", tile_owners, spec.TILE),
-    Pass("operands_apart", operands_apart, spec.TILE),
+    Pass("check_aliasing", check_aliasing, spec.TILE),
     # The author's own schedule next: its entries count the statements as they are written.
     Pass("manual_stages", manual_stages, spec.TILE),
     # Collectives next: what they become (remote copies, meetings) is scheduled like anything that the author wrote.
@@ -88,7 +87,7 @@ PASSES: tuple[Pass, ...] = (
 GPU_PASSES: tuple[Pass, ...] = (
     *(p for p in PASSES if p.level == spec.TILE),
     # A put is a copy like others to all that follows, and its signal a signal.
-    Pass("gpu_puts", gpu_puts, spec.TILE),
+    Pass("split_puts", split_puts, spec.TILE),
     # What says only whom statements reach would keep a region of two roles from being the whole kernel.
     Pass("without_reach", without_reach, spec.TILE),
     # Which copies run ahead, and who makes them, depends on what the target's copies and products can do.
@@ -96,41 +95,39 @@ GPU_PASSES: tuple[Pass, ...] = (
     # Where a producer fills the rings: blocks of a cluster copy for each other, by the copies' own coordinates.
     Pass("multicast", multicast, spec.SCHEDULED, optional=True),
     # Products are wgmma's before loops are arranged around them.
-    Pass("warpgroup_products", warpgroup_products, spec.SCHEDULED),
+    Pass("select_wgmma", select_wgmma, spec.SCHEDULED),
     # A loop is arranged in one of four ways, the one that gains most first.
     Pass("release_late", release_late, spec.SCHEDULED, optional=True),
     Pass("overlap_products", overlap_products, spec.SCHEDULED, optional=True),
-    Pass("take_turns", take_turns, spec.SCHEDULED, optional=True),
+    Pass("ping_pong", ping_pong, spec.SCHEDULED, optional=True),
     Pass("split_rounds", split_rounds, spec.SCHEDULED, optional=True),
     # Behind all that moves products: each wait stands in front of what it is for.
     Pass("await_products", awaited_products, spec.SCHEDULED),
     # Results leave by TMA through what the rings leave of shared memory, and their waits go where a meeting is anyway.
     Pass("tma_stores", tma_stores, spec.SCHEDULED, optional=True),
-    Pass("early_waits", early_waits, spec.SCHEDULED, optional=True),
+    Pass("hoist_store_waits", hoist_store_waits, spec.SCHEDULED, optional=True),
     # The author's own TMA copies and products.
-    Pass("products_by_hand", products_by_hand, spec.SCHEDULED),
+    Pass("expert_products", expert_products, spec.SCHEDULED),
     Pass("residency", residency, spec.SCHEDULED),
     # Operands first: the tiles that this adds take part in everything below.
-    Pass("gpu_stage", gpu_stage, spec.SCHEDULED),
-    Pass("gpu_layouts", gpu_layouts, spec.SCHEDULED),
+    Pass("stage_operands", stage_operands, spec.SCHEDULED),
+    Pass("infer_layouts", infer_layouts, spec.SCHEDULED),
     # Only layouts say which threads need what others hold.
-    Pass("gpu_exchange", gpu_exchange, spec.SCHEDULED),
-    Pass("gpu_lanes", gpu_lanes, spec.SCHEDULED, optional=True),
-    # Copies between blocks of a cluster behind the layouts, which say what lies side by side.
-    Pass("gpu_bulk", gpu_bulk, spec.SCHEDULED, optional=True),
+    Pass("convert_layouts", convert_layouts, spec.SCHEDULED),
+    Pass("defer_cross_lane_sums", defer_cross_lane_sums, spec.SCHEDULED, optional=True),
     # The arena before the fences: tiles that share bytes must be ordered too.
-    Pass("gpu_arena", gpu_arena, spec.SCHEDULED),
+    Pass("allocate_shared", allocate_shared, spec.SCHEDULED),
     # Who writes what is known now, and the fences follow from who stores it.
-    Pass("stores_apart", stores_apart, spec.SCHEDULED, optional=True),
+    Pass("stores_by_warpgroup", stores_by_warpgroup, spec.SCHEDULED, optional=True),
     # Fences last: they order what all the others made.
-    Pass("fences", fences, spec.SCHEDULED),
+    Pass("insert_barriers", insert_barriers, spec.SCHEDULED),
     # Behind them: whoever gives a stage back may have made a fence already.
-    Pass("release_fences", release_fences, spec.SCHEDULED, optional=True),
+    Pass("elide_proxy_fences", elide_proxy_fences, spec.SCHEDULED, optional=True),
 )
 #: what the lowering does for some kernels and may be left out too: code of its own for each warpgroup, 16-bit arithmetic two at a time
-LOWERED = ("apart", "packed")
+LOWERED = ("warpgroup_code", "packed_halves")
 #: the last pass that leaves the order of arithmetic as it is, so that the simulator may compare to the bit
-SIMULATED = "gpu_stage"
+SIMULATED = "stage_operands"
 
 
 @dataclass

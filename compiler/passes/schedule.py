@@ -13,14 +13,14 @@ all of a loop's copies. ``alone`` says of a copy outside such loops whether it m
 filled once and read by many products: of one stage, or where it is filled again and again of ``aside``, so that the next tile is
 under way while this one is read.
 
-The loop's body becomes, where order alone is the guard (form "turn", all that the CPU asks for, since its copies are not asynchronous),
+The loop's body becomes, where order alone is the guard (form "in_order", all that the CPU asks for, since its copies are not asynchronous),
 
     acquire(ring, n); copies into stage n % depth; commit(ring, n); wait(ring, n); the rest, reading that stage; release(ring, n); n += 1
 
 with n a variable that lives across loops and tiles. In the other forms two variables count, one those rounds that were filled, one those
-that were read, and the copies are asynchronous (``tma_load``, ``cp_async``), complete where their ring's round is awaited.
-A loop of which this cannot be done rightly keeps the form "turn", and the schedule says why (`Schedule.kept`). One in a T.Scale below the
-block, where each executor goes through it by itself, has no ring and stays as it is, which is said too.
+that were read, and the copies are asynchronous (``tma_load``, ``cp_async``), complete where their ring's round is awaited. A loop of which
+this cannot be done rightly keeps the form "in_order", and the schedule says why (`Schedule.kept`). One in a T.Scale below the block, where
+each executor goes through it by itself, has no ring and stays as it is, which is said too.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tilescale.compiler.ir.source import loc_of
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.ir.tokens import token
 from tilescale.compiler.ops.copy import filling
-from tilescale.compiler.passes import ahead as prefetch
+from tilescale.compiler.passes import prefetch
 from tilescale.compiler.passes import roles as splitting
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 ZERO = tirx.IntImm("int32", 0)
 #: what a ring's loop looks like: copies in turn, by a producer, or ahead of the loop's own computation
-TURN, ROLES, AHEAD = "turn", "roles", "ahead"
+IN_ORDER, ROLES, AHEAD = "in_order", "roles", "ahead"
 #: what a copy into a ring becomes, where it is not made in turn: a producer's by an engine, those of all threads by themselves
 FILLED_BY = {ROLES: "tma_load", AHEAD: "cp_async"}
 #: why a loop has no ring where it could have one in the block
@@ -60,7 +60,7 @@ class Ring:
     number: int
     depth: int
     buffers: list[str]
-    form: str = TURN
+    form: str = IN_ORDER
     #: it is filled outside pipelined loops, and has a number of stages of its own
     single: bool = False
     #: the stages that the author asked for, and where
@@ -105,7 +105,7 @@ def schedule(
     if roles not in (("all",), splitting.ROLES) or (ahead and roles != ("all",)) or (by_reader and roles != splitting.ROLES):
         asked = f"roles={roles!r}, ahead={ahead}, by_reader={by_reader}"
         raise ValueError(f"{asked}: one role, one role that copies ahead, or {splitting.ROLES!r}")
-    wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else TURN
+    wanted = ROLES if roles == splitting.ROLES else AHEAD if ahead else IN_ORDER
     reasons: dict[Any, Kept] = {}  # loops whose copies must stay in turn, by their variable
     while True:
         draft = _Draft(program, depth, wanted, reasons, by_reader)
@@ -148,7 +148,7 @@ class _Draft:
             return self._by_reader(pipeline) if by_reader else self._ring(pipeline)
         if narrow and pipeline is not None:
             self.plan.kept.append(Kept(loc_of(loop.span), BELOW))
-        elif self.wanted != TURN:
+        elif self.wanted != IN_ORDER:
             why = "no copy at the head of the loop fills the whole of a shared tile that only the statements behind it read"
             self.plan.kept.append(Kept(loc_of(loop.span), why))
         return loop
@@ -156,12 +156,12 @@ class _Draft:
     def _ring(self, p: Pipeline) -> Any:
         ring, staged = self._new_ring(p, list(p.fills))
         why = self.reasons.get(p.loop.loop_var)
-        if why is None and ring.form != TURN:
+        if why is None and ring.form != IN_ORDER:
             why = self._unfit(p, ring)
         if why is not None:
-            self.reasons[p.loop.loop_var], ring.form = why, TURN
+            self.reasons[p.loop.loop_var], ring.form = why, IN_ORDER
         number = ring.number
-        if ring.form == TURN:
+        if ring.form == IN_ORDER:
             return self._in_turn(p, ring, staged)
         filled, read = self._counter(f"ring{number}_filled"), self._counter(f"ring{number}_read")
         p = p.with_guards()
@@ -185,7 +185,7 @@ class _Draft:
         before = p.stmts[: p.first]
         if ring.form == ROLES:
             return _loop(p.loop, [*before, *fill, awaited, *compute])
-        return prefetch.ahead(p.loop, before, fill, awaited, compute, ring.depth)
+        return prefetch.prefetched(p.loop, before, fill, awaited, compute, ring.depth)
 
     def _new_ring(self, p: Pipeline, buffers: list[Any]) -> tuple[Ring, dict[Any, Any]]:
         """A ring for some of a loop's buffers, and these with a stage axis."""
@@ -431,7 +431,7 @@ def _finished(program: Any, body: Any, draft: _Draft) -> Any:
         if new is None:
             return s
         made = tirx.AllocBuffer(new, dict(s.annotations), s.span)
-        if plan.rings[plan.ring_of[new]].form == TURN:
+        if plan.rings[plan.ring_of[new]].form == IN_ORDER:
             return made
         heads.append(made)
         return tirx.Evaluate(ZERO)

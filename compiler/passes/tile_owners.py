@@ -3,7 +3,7 @@ target alike, is what would mean something else on each of them:
 
 - a tile of a ``T.Scale``, or a name bound in it, outside of it, where there is no one to say whose is meant;
 - a fragment in a narrower scope than its own, whose executors have a part of its elements each. They may read single elements of one so
-  small that all threads hold it whole (layout/infer.py; a GPU refuses one that an instruction lays otherwise, in gpu_exchange), in the
+  small that all threads hold it whole (layout/infer.py; a GPU refuses one that an instruction lays otherwise, in convert_layouts), in the
   lanes of a T.Parallel that of one number;
 - an element of a larger fragment in the condition of a while, which is computed anew in every round: to bring it to all threads is a
   statement, and there is no place for one;

@@ -8,6 +8,7 @@ import pytest
 
 import tilescale.language as T
 from tests.kernels import scheduled
+from tilescale.compiler.ir.text import text
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
 
@@ -64,14 +65,14 @@ def gather_sum(A: T.Tensor((64,), "float32"), G: T.SymmTensor((4, 64), "float32"
 
 @pytest.mark.parametrize("kernel", [gemm, softmax, gather_sum], ids=lambda k: k.name)
 def test_tile_and_scheduled_ir(kernel: T.PrimFunc, golden: Golden):
-    golden(f"{kernel.name}.tile.txt", kernel.trace().func.script())
-    golden(f"{kernel.name}.scheduled.txt", scheduled(kernel).func.script())
+    golden(f"{kernel.name}.tile.txt", text(kernel.trace()))
+    golden(f"{kernel.name}.scheduled.txt", text(scheduled(kernel)))
 
 
 def test_rings_of_three_stages(golden: Golden):
     program = scheduled(gemm, depth=3)
     assert [(r.depth, r.buffers) for r in program.schedule.rings] == [(3, ["A_s", "B_s"])]
-    golden("gemm.scheduled3.txt", program.func.script())
+    golden("gemm.scheduled3.txt", text(program))
 
 
 @T.prim_func
@@ -98,7 +99,7 @@ def test_two_roles_and_copies_ahead(kernel: T.PrimFunc, golden: Golden):
         made = schedule(tile_level(kernel), 3, **plan)
         assert [r.form for r in made.schedule.rings] == [name] and not made.schedule.kept
         assert made.func.script() != program
-        golden(f"{kernel.name}.{name}.txt", made.func.script())
+        golden(f"{kernel.name}.{name}.txt", text(made))
 
 
 def test_printing_is_deterministic():

@@ -1,9 +1,9 @@
 """Copies that a block's own threads start and await: cp.async and its groups (PTX ISA 9.0, "cp.async", "cp.async.wait_group"), for rings
-whose one role copies ahead (passes/ahead.py).
+whose one role copies ahead (passes/prefetch.py).
 
-A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with as many groups as it
-committed later; groups of other rings among them only make it wait longer. The meeting that passes/fences.py puts behind the wait makes
-all threads' parts visible to all, and tells everyone that the stage of the round before has been read, which is filled next.
+A thread's copies of a round are one group. It has arrived, for that thread alone, behind ``wait_group`` with as many groups as it committed
+later; groups of other rings among them only make it wait longer. The meeting that passes/insert_barriers.py puts behind the wait makes all
+threads' parts visible to all, and tells everyone that the stage of the round before has been read, which is filled next.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from tilescale.compiler.ir.nests import long_axes
 from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout.chunks import chunk, integer_names
 from tilescale.compiler.layout.loops import bits_of
+from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.passes.schedule import AHEAD
-from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
+from tilescale.compiler.tvm_compat import tirx
 
 
 @lowers("cuda", "cp_async")
@@ -75,9 +76,4 @@ def token(cx: Any, made: Any) -> Any:
 
 def _filled(program: Any, ring: int) -> Any:
     """How many rounds of a ring have been committed."""
-    found: list[Any] = []
-    structural_walk(
-        program.func.body,
-        (ir.Call, lambda c: found.append(c.args[0]) if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring else None),
-    )
-    return found[0]
+    return next(c.args[0] for c in calls(program.func.body) if c.op.name == "ts.ring_commit" and int(c.attrs["ring"]) == ring)

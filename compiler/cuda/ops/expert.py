@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tilescale.compiler.cuda.wgmma import awaited
 from tilescale.compiler.gpu.build import call
 from tilescale.compiler.ir.lowerings import lowers
 from tilescale.compiler.ops.wgmma import FREE
@@ -26,8 +27,6 @@ def fence_proxy_async(node: Any, cx: Any) -> Any:
 @lowers("cuda", "wait_wgmma")
 def wait_wgmma(node: Any, cx: Any) -> Any:
     """``wait_group``, and all accumulators that products may be writing named behind it."""
-    from tilescale.compiler.cuda.wgmma import awaited
-
     found: dict[Any, Any] = {}
 
     def look(c: Any) -> None:

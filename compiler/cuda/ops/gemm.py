@@ -28,7 +28,7 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, mma_fragments, operands_of, swizzled
 from tilescale.compiler.layout.spread import ceil_div, divisors, spread
 from tilescale.compiler.layout.tensor_cores import HALVES, cut, has_mma, kind_of
-from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import sym, tirx
 from tilescale.errors import InternalError
 
@@ -131,7 +131,7 @@ class Operand:
     @property
     def chunked(self) -> bool:
         """Whether the neighbours of a stored row that ldmatrix takes always are one aligned 16-byte chunk. An executor's own tile begins
-        at a multiple of that (passes/gpu_arena.py)."""
+        at a multiple of that (passes/allocate_shared.py)."""
         last = self.axes[1]
         layout = self.place.layout
         each = 128 // layout.bits

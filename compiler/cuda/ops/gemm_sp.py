@@ -25,7 +25,7 @@ from tilescale.compiler.layout.products import mma_fragments, operands_of, swizz
 from tilescale.compiler.layout.sparse import COVERED, dense_shape
 from tilescale.compiler.layout.tensor_cores import HALVES, KINDS
 from tilescale.compiler.ops.gemm_sp import as_gemm
-from tilescale.compiler.passes.gpu_stage import is_whole
+from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import tirx
 
 #: steps of k that one instruction has

@@ -65,7 +65,7 @@ def lower_tma_load(call: Any, cx: Any) -> Any:
 @lowers("cuda", "tma_store")
 class TmaStore(Lowering):
     """One store for each box of the tile, all by one thread, as one group; or those of its rows by each warpgroup's first
-    (passes/stores_apart.py)."""
+    (passes/stores_by_warpgroup.py)."""
 
     def shared_layouts(self, call: Any) -> dict[Any, Any]:
         return {call.args[0].source: stored(call.args[0])}

@@ -33,7 +33,7 @@ class Wgmma(Lowering):
             what = f"T.gemm (wgmma, {down} × {across} warpgroups)"
             out.append([Demand(c, f, what, loc)])
             if in_registers(a):
-                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(a)), turn=f.turn)
+                held = replace(wgmma_operand(f.shape[0], extents(call)[2], (down, across), bits_of(a)), first_thread=f.first_thread)
                 out[-1].append(Demand(a, held, f"{what}'s left operand", loc))
         return out
 
@@ -73,6 +73,6 @@ def lower_await_products(call: Any, cx: Any) -> Any:
     return wgmma.awaited(cx, tiles, pending, call.span, behind, straight)
 
 
-@lowers("cuda", "turn")
-def lower_turn(call: Any, cx: Any) -> Any:
-    return wgmma.turned(cx, str(call.attrs["what"]), call.span)
+@lowers("cuda", "ping_pong_barrier")
+def lower_ping_pong_barrier(call: Any, cx: Any) -> Any:
+    return wgmma.ping_pong(cx, str(call.attrs["what"]), call.span)

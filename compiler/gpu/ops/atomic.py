@@ -20,7 +20,7 @@ def lower_atomic(call: Any, cx: Any) -> Any:
     """The update of one element: a statement, or the value before it.
 
     An update releases what its block did before and acquires what earlier updates of the element released: the block's threads have met
-    (passes/fences.py), and this one's fences carry what it saw then (PTX ISA, "Memory Consistency Model": causality order through
+    (passes/insert_barriers.py), and this one's fences carry what it saw then (PTX ISA, "Memory Consistency Model": causality order through
     barriers is cumulative). Where a kernel updates a tensor and writes nothing else that others read, there is nothing to carry.
     """
     region, value = call.args

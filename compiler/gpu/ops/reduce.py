@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.gpu.build import cast
+from tilescale.compiler.gpu.build import all_of, cast
 from tilescale.compiler.gpu.places import digit
 from tilescale.compiler.ir.folds import accumulator, fold, identity
 from tilescale.compiler.ir.lowerings import Lowering, lowers
@@ -20,7 +20,7 @@ from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.layout.infer import Demand
 from tilescale.compiler.layout.loops import element_dtype, in_registers
 from tilescale.compiler.layout.pieces import radix
-from tilescale.compiler.passes.gpu_stage import again, copy_statement, is_whole, whole
+from tilescale.compiler.passes.stage_operands import again, copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, tirx
 
 #: chains in which a thread folds its own elements where the order makes no difference (greatest and least): each waits for itself alone
@@ -49,7 +49,7 @@ def reshaped(left: Fragment, shape: list[int], source: list[int], axis: int) -> 
     whole = [1] * len(shape)
     for k, j in onto.items():
         whole[j] = left.shape[k]
-    return Fragment(tuple(whole), tuple(pieces), left.threads, left.turn)
+    return Fragment(tuple(whole), tuple(pieces), left.threads, left.first_thread)
 
 
 def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) -> Any:
@@ -77,7 +77,7 @@ def _combine(call: Any, parts: Any, dst: Any, groups: int, op: str, acc: str) ->
 
 
 def emit_join(cx: Any, call: Any) -> Any:
-    """The lanes' sums of each element added up (`passes.gpu_lanes`); all get the same bits."""
+    """The lanes' sums of each element added up (`passes.defer_cross_lane_sums`); all get the same bits."""
     held = cx.places[call.args[0].source]
     slot = tirx.Var("u", "int32")
     now = tirx.BufferLoad(held.buf, [slot])
@@ -98,14 +98,12 @@ def lower_part(call: Any, cx: Any) -> Any:
     group: Any = tirx.IntImm("int32", 0)
     for p in sorted(far, key=lambda p: -p.unit):  # by rising index along the axis
         group = group * p.extent + digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads)
-    one: Any = None
-    for p in [*near, *(p for p in held.pieces if p.axis is None)]:
-        test = tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads), 0)
-        one = test if one is None else tirx.And(one, test)
+    alike = [*near, *(p for p in held.pieces if p.axis is None)]
+    one = [tirx.EQ(digit(thread, p.stride, p.extent, p.stride * p.extent == held.threads), 0) for p in alike]
 
     def put(slot: Any, index: list[Any], total: Any) -> Any:
         tests = [i < int(e) for i, e in zip(index, parts.shape[1:], strict=True)]
-        tests = [t for t in ([one] if one is not None else []) + tests if not cx.analyzer.can_prove(t)]
+        tests = [t for t in ([all_of(one)] if one else []) + tests if not cx.analyzer.can_prove(t)]
         done: Any = tirx.BufferStore(parts.buf, total, [cx.analyzer.simplify(parts.flat([group, *index]))], call.span)
         for t in reversed(tests):
             done = tirx.IfThenElse(t, done, None)
@@ -296,5 +294,5 @@ class Reduce(Lowering):
             made = total if clear else fold(op, cast(old, str(total.ty)), total)
             return tirx.BufferStore(dst.buf, cast(made, str(old.ty)), [slot], call.span)
 
-        with cx.turned(cx.layouts[call.args[0].source].turn):
+        with cx.counted_from(cx.layouts[call.args[0].source].first_thread):
             return _folded(cx, call, put)

@@ -94,7 +94,7 @@ class _Mutations:
                 yield self._made(block, [*seq[:k], _fewer(s), *seq[k + 1 :]], "one fewer", s)
         elif isinstance(op, _Collective):
             yield from self._moved(block, seq, k, s, s)
-        elif op.name == "copy" and len(s.value.args) > 3:
+        elif op.name == "remote_copy" and len(s.value.args) > 3:
             copy, signal = _apart(s)
             yield self._made(block, [*seq[:k], copy, *seq[k + 1 :]], "deleted", s)
             yield self._made(block, [*seq[:k], signal, copy, *seq[k + 1 :]], "moved up", s)
@@ -172,7 +172,8 @@ def _apart(s: Any) -> tuple[Any, Any]:
     """A put with its signal as two statements."""
     call = s.value
     attrs = {key: call.attrs[key] for key in call.attrs.keys()}
-    copy = ir.Call(call.op, list(call.args)[:3], attrs={**attrs, "signal_op": ""}, ret_ty=VOID, span=call.span)
+    plain = {key: value for key, value in attrs.items() if key != "signal_op"}
+    copy = ir.Call(call.op, list(call.args)[:3], attrs=plain, ret_ty=VOID, span=call.span)
     where = {key: attrs[key] for key in ("executor", "reach")}
     args = [call.args[3], call.args[4], call.args[2]]
     signal = ir.Call("ts.signal", args, attrs={**where, "op": attrs["signal_op"]}, ret_ty=VOID, span=call.span)

@@ -58,12 +58,12 @@ def test_a_mutant_is_what_it_says():
         "wait T.wait(arrived[i]): deleted", "wait T.wait(arrived[i]): moved up", "wait T.wait(arrived[i]): moved down",
         "wait T.wait(arrived[i]): one fewer",
     }  # fmt: skip
-    order = {name: [op for op in ("ts.copy", "ts.signal", "ts.wait") if op in text] for name, text in made.items()}
-    assert order["wait T.wait(arrived[i]): deleted"] == ["ts.copy"]
+    order = {name: [op for op in ("ts.remote_copy", "ts.signal", "ts.wait") if op in text] for name, text in made.items()}
+    assert order["wait T.wait(arrived[i]): deleted"] == ["ts.remote_copy"]
     first = made[f"signal of {put}: moved up"]
-    assert first.index("ts.signal") < first.index("ts.copy") < first.index("ts.wait")
+    assert first.index("ts.signal") < first.index("ts.remote_copy") < first.index("ts.wait")
     last = made[f"signal of {put}: moved down"]
-    assert last.index("ts.copy") < last.index("ts.wait") < last.index("ts.signal")
+    assert last.index("ts.remote_copy") < last.index("ts.wait") < last.index("ts.signal")
     wait = made["wait T.wait(arrived[i]): moved down"]
-    assert wait.rindex("ts.copy") < wait.index("ts.wait")
+    assert wait.rindex("ts.remote_copy") < wait.index("ts.wait")
     assert len({*made.values()}) == len(made)

@@ -20,8 +20,9 @@ from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import choose, fragments_of
 from tilescale.compiler.layout.match import Slots, by_counting, by_digits, seen_by
 from tilescale.compiler.passes import pipeline
-from tilescale.compiler.passes.fences import first_holders
+from tilescale.compiler.passes.insert_barriers import first_holders
 from tilescale.compiler.sim import numerics
+from tilescale.env import WITHOUT
 from tilescale.fingerprint import Fingerprint, Unhashable
 
 #: relative to the greatest magnitude of a result: sums of a few hundred terms in another order
@@ -70,7 +71,7 @@ def lowered(kernel: Any, arch: str = "sm_90a") -> Made:
         fingerprint.value((kernel.func, kernel.params), kernel.name)
     except Unhashable:
         return _lowered(kernel, arch)
-    key = fingerprint.hexdigest(), arch
+    key = fingerprint.hexdigest(), " ".join((arch, *WITHOUT.get()))
     made = _LATEST.pop(key, None) or _lowered(kernel, arch)
     _LATEST[key] = made
     if len(_LATEST) > 32:

@@ -176,10 +176,10 @@ def test_rows_are_read_side_by_side(shape, threads, vector):
 
 def test_a_turned_fragment_begins_at_another_thread():
     plain = instructions.accumulator(128, 16, (2, 1))
-    turned = replace(plain, turn=128)
+    turned = replace(plain, first_thread=128)
     assert turned != plain and turned.covers
     assert turned.thread(0, 0) == 128 and turned.thread(64, 0) == 0
     assert turned.index(128, 0) == plain.index(0, 0) and turned.index(5, 3) == plain.index(133, 3)
     assert (turned.holders()[:128] == plain.holders()[128:]).all() and (turned.holders()[128:] == plain.holders()[:128]).all()
-    assert turned.reduced(1).turn == 128 and turned.permuted((1, 0)).turn == 128
+    assert turned.reduced(1).first_thread == 128 and turned.permuted((1, 0)).first_thread == 128
     assert not plain.holds(turned) and turned.holds(turned)

@@ -89,9 +89,9 @@ def test_turns(parts: int, round_: list[str]):
     found: list[str] = []
 
     def look(s: Any) -> None:
-        if name_of(s) in ("wgmma", "await_products", "turn"):
+        if name_of(s) in ("wgmma", "await_products", "ping_pong_barrier"):
             attrs = s.value.attrs
-            texts = {"wgmma": lambda: "wgmma", "turn": lambda: str(attrs["what"]), "await_products": lambda: f"await {int(attrs['pending'])}"}
+            texts = {"wgmma": lambda: "wgmma", "ping_pong_barrier": lambda: str(attrs["what"]), "await_products": lambda: f"await {int(attrs['pending'])}"}
             found.append(texts[name_of(s)]())
 
     body = gpu_scheduled(tile_level(made), target("sm_90a")).func.body

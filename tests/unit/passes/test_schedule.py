@@ -38,7 +38,7 @@ def roles_of(program: Any) -> list[str]:
 def refused(kernel: Any, reason: str, args: dict[str, Any] | None = None, ranks: int = 1, **plan: Any) -> None:
     """The kernel's one ring stays in turn for that reason (below the block there is none), and runs without a finding."""
     rings, reasons = forms(kernel, **plan)
-    assert rings == ([] if kernel is each_warp else ["turn"]) and any(reason in r for r in reasons), (rings, reasons)
+    assert rings == ([] if kernel is each_warp else ["in_order"]) and any(reason in r for r in reasons), (rings, reasons)
     report = check(kernel, ranks, args, level="both", depth=3, seeds=2, **{"roles": ("all",), **plan})
     assert report, report
 
@@ -229,7 +229,7 @@ def test_one_loop_that_cannot_be_cut_does_not_keep_the_others():
                 T.copy(b, D[k, 0])
 
     rings, reasons = forms(main, roles=BOTH)
-    assert rings == ["turn", "roles"] and len(reasons) == 1
+    assert rings == ["in_order", "roles"] and len(reasons) == 1
     report = check(main, 1, {"A": _rows()}, level="both", depth=3, seeds=3)
     assert report, report
 

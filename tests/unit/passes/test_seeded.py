@@ -23,7 +23,7 @@ def judges() -> dict[str, Judge]:
 def test_the_schedule_itself_is_right(case: Case, plan: str, judges: dict[str, Judge]):
     judge = judges[case.name]
     program = judge.scheduled(PLANS[plan])
-    assert not program.schedule.kept and [r.form for r in program.schedule.rings] != ["turn"]
+    assert not program.schedule.kept and [r.form for r in program.schedule.rings] != ["in_order"]
     assert judge.judge(program).finding is None
 
 

@@ -10,8 +10,7 @@ import pytest
 import tilescale.language as T
 from tests.unit.passes.seeded import Case, Judge, gemm, seeded
 from tilescale.compiler.checks.run import check, launch
-from tilescale.compiler.passes import ahead as prefetch
-from tilescale.compiler.passes import roles
+from tilescale.compiler.passes import prefetch, roles
 from tilescale.compiler.passes.pipeline import tile_level
 from tilescale.compiler.passes.schedule import schedule
 

@@ -52,27 +52,6 @@ __device__ __forceinline__ void mbarrier_arrive_blocks(uint64_t* barrier, int bl
                "r"(block), "r"(threadIdx.x % 32 < blocks ? when : 0)
                : "memory");
 }
-// `bytes` more that this barrier of another block of the cluster waits for (PTX ISA, "mbarrier.expect_tx").
-__device__ __forceinline__ void mbarrier_expect_there(uint64_t* barrier, int block, int bytes) {
-  asm volatile("{ .reg .b32 b; mapa.shared::cluster.u32 b, %0, %1; mbarrier.expect_tx.relaxed.cluster.shared::cluster.b64 [b], %2; }" ::"r"(
-                   shared_address(barrier)),
-               "r"(block), "r"(bytes)
-               : "memory");
-}
-// PTX ISA, "cp.async.bulk": from own shared memory to the same place as `to` of another block, whose barrier counts the bytes.
-__device__ __forceinline__ void copy_to_block(void* to, const void* from, uint64_t* barrier, int block, int bytes) {
-  asm volatile("{ .reg .b32 a, b; mapa.shared::cluster.u32 a, %0, %3; mapa.shared::cluster.u32 b, %2, %3; "
-               "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [a], [%1], %4, [b]; }" ::"r"(shared_address(to)),
-               "r"(shared_address(from)), "r"(shared_address(barrier)), "r"(block), "r"(bytes)
-               : "memory");
-}
-// As mbarrier_wait, and what other blocks of the cluster released in the phase is there (acquire at the cluster's scope).
-__device__ __forceinline__ void mbarrier_wait_cluster(uint64_t* barrier, int parity) {
-  asm volatile("{ .reg .pred p; again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1; @p bra done; bra again; done: }" ::"r"(
-                   shared_address(barrier)),
-               "r"(parity)
-               : "memory");
-}
 // PTX ISA, "cp.async.bulk.tensor": the box whose first element has these coordinates, the innermost first.
 __device__ __forceinline__ void tma_load(void* to, const TensorMap& map, uint64_t* barrier, int x) {
   asm volatile("cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3}], [%2];" ::"r"(

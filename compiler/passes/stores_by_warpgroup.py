@@ -1,7 +1,7 @@
-"""Results that each warpgroup stores for itself. A tile on its way out by TMA (passes/gpu_store.py) of which every warpgroup writes rows of
-its own is waited for, written and stored by each warpgroup apart: its first thread stores its rows (``attrs["groups"]``), and the
-fences pass lets the warpgroup's threads meet, not the block's. Warpgroups that never meet stay as far apart as the tensor cores have put
-them, so that one computes its softmax under the other's products, across tiles too.
+"""Results that each warpgroup stores for itself. A tile on its way out by TMA (passes/tma_stores.py) of which every warpgroup writes rows
+of its own is waited for, written and stored by each warpgroup apart: its first thread stores its rows (``attrs["groups"]``), and the fences
+pass lets the warpgroup's threads meet, not the block's. Warpgroups that never meet stay as far apart as the tensor cores have put them, so
+that one computes its softmax under the other's products, across tiles too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.scales import WARPGROUP, Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.layout.loops import choose
-from tilescale.compiler.passes.fences import COORDINATE, owners_of
-from tilescale.compiler.passes.gpu_stage import again
+from tilescale.compiler.passes.insert_barriers import COORDINATE, owners_of
+from tilescale.compiler.passes.stage_operands import again
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 #: rows of a swizzle's pattern, which a warpgroup's share consists of
 PATTERN = 8
 
 
-def stores_apart(program: Any) -> Any:
+def stores_by_warpgroup(program: Any) -> Any:
     """The program with the stores of which this is true marked."""
     groups = program.launch.threads // WARPGROUP
     if groups < 2 or program.launch.threads % WARPGROUP:

@@ -11,7 +11,7 @@ from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.tvm_compat import ir, tirx
 
 
-def gpu_puts(program: Any) -> Any:
+def split_puts(program: Any) -> Any:
     """The program with every put cut in two."""
 
     def leaf(s: Any, ex: Executor) -> list[Any] | None:

@@ -14,8 +14,8 @@ from typing import Any
 
 from tilescale.compiler.ir.operations import find
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.passes.gpu_stage import again
 from tilescale.compiler.passes.products import flat, name_of
+from tilescale.compiler.passes.stage_operands import again
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
@@ -35,7 +35,7 @@ def read_by_threads(node: Any, ring_of: dict[Any, int]) -> set[int]:
     return found
 
 
-def release_fences(program: Any) -> Any:
+def elide_proxy_fences(program: Any) -> Any:
     """The program, whose releases behind a proxy fence of all threads say so."""
     plan = program.schedule
     if plan is None or len(plan.roles) < 2:

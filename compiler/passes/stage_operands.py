@@ -74,7 +74,7 @@ def again(call: Any, args: list[Any], attrs: dict[str, Any] | None = None) -> An
     return tirx.Evaluate(made, call.span)
 
 
-def gpu_stage(program: Any) -> Any:
+def stage_operands(program: Any) -> Any:
     """The program with every operand where its operation can reach it."""
     program = replace(program, notes=list(program.notes))
     staging = Staging(program)

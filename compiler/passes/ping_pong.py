@@ -1,7 +1,7 @@
-"""The warpgroups of a block take turns at the tensor cores (`ops.wgmma.Turn`, by named barriers) in loops whose rounds are products and
-then what is computed from them: side by side, all would wait for the tensor cores and then all compute, while the tensor cores have
-nothing to do. In loops that passes/overlap_products.py has arranged they fall into turns by themselves: forced ones were tried there on an
-H200 and cost 1 to 3 % (attention forward; head dimension 256 without a mask gained 1.5 %).
+"""The warpgroups of a block take turns at the tensor cores (`ops.wgmma.PingPongBarrier`, by named barriers) in loops whose rounds are
+products and then what is computed from them: side by side, all would wait for the tensor cores and then all compute, while the tensor cores
+have nothing to do. In loops that passes/overlap_products.py has arranged they fall into turns by themselves: forced ones were tried there
+on an H200 and cost 1 to 3 % (attention forward; head dimension 256 without a mask gained 1.5 %).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from tilescale.compiler.ir.nests import nest_of
 from tilescale.compiler.ir.operations import REGISTRY
 from tilescale.compiler.ir.scales import WARPGROUP
 from tilescale.compiler.ir.statements import sequence
-from tilescale.compiler.ops.wgmma import turn
+from tilescale.compiler.ops.wgmma import ping_pong_barrier
 from tilescale.compiler.passes.overlap_products import DONE, is_open
 from tilescale.compiler.passes.products import flat, has_producer, is_product, operands_of, touched
 from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
-def take_turns(program: Any) -> Any:
+def ping_pong(program: Any) -> Any:
     """The program with turns in the loops that gain by them."""
     if not has_producer(program) or program.launch.threads < 2 * WARPGROUP:
         return program
@@ -50,7 +50,7 @@ def _in_turns(loop: Any) -> Any | None:
         results = {s.value.args[2].source for s in stmts[k:end]}
         if not any(nest_of(s) is not None and results & set().union(*touched(s)) for s in stmts[end:after]):
             return None
-        body += [turn("take", span), *stmts[k:end], turn("pass", span), *stmts[end:after]]
+        body += [ping_pong_barrier("take", span), *stmts[k:end], ping_pong_barrier("pass", span), *stmts[end:after]]
     return _with_body(loop, body)
 
 
@@ -72,7 +72,7 @@ def _a_round_each(loop: Any) -> Any | None:
     beside = [s for s in stmts[at[-1] + 1 : end] if nest_of(s) is not None and results[-2] in set().union(*touched(s))]
     if not beside or results[-1] is results[-2]:
         return None
-    body = [*stmts[: at[0]], turn("take", span), *stmts[at[0] : end], turn("pass", span), *stmts[end:]]
+    body = [*stmts[: at[0]], ping_pong_barrier("take", span), *stmts[at[0] : end], ping_pong_barrier("pass", span), *stmts[end:]]
     return _with_body(loop, body)
 
 
@@ -86,5 +86,5 @@ def _first_and_last(role: Any) -> Any:
     warpgroup, done with one loop, would give the first one the turn for the next before that one has taken back the turn of this."""
     if role.attr_key != "ts.role" or str(role.node.value) != "consumer":
         return role
-    body = sequence([turn("first", role.span), role.body, turn("last", role.span)])
+    body = sequence([ping_pong_barrier("first", role.span), role.body, ping_pong_barrier("last", role.span)])
     return tirx.AttrStmt(role.node, role.attr_key, role.value, body, role.span)

@@ -1,6 +1,6 @@
-"""Turns of an emulated cluster: its blocks, their roles and their warps are functions in threads of their own, of which one runs at a time.
-Who comes next is drawn; copies arrive in between, with an odd seed at any time, with an even one only when nobody else can go on. Of six
-seeds the second pair lets the producer run ahead as far as it can, the third the consumers."""
+"""Interleaving of an emulated cluster: its blocks, their roles and their warps are functions in threads of their own, of which one runs at
+a time. Who comes next is drawn; copies arrive in between, with an odd seed at any time, with an even one only when nobody else can go on.
+Of six seeds the second pair lets the producer run ahead as far as it can, the third the consumers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Role:
     error: Exception | None = None
 
 
-class Turns:
+class Interleaving:
     """Who of a cluster's blocks and of their roles runs: one at a time. A role may start others and goes on when they have ended."""
 
     def __init__(self, draw: Any, seed: int):

@@ -17,7 +17,7 @@ from tilescale.compiler.tvm_compat import structural_walk, tirx
 from tilescale.errors import TileValueError
 
 
-def gpu_layouts(program: Any) -> Any:
+def infer_layouts(program: Any) -> Any:
     """The program with a layout for each allocated tile.
 
     Raises:

@@ -16,14 +16,14 @@ from tilescale.compiler.layout import tensor_cores
 from tilescale.compiler.layout.loops import bits_of, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.ops.wgmma import FREE, wgmma
-from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import ir, structural_map, sym, tirx
 
 FENCE = "T.fence_proxy_async() in front of the arrival that gives the tile back to TMA"
 
 
-def products_by_hand(program: Any) -> Any:
+def expert_products(program: Any) -> Any:
     """The scheduled program with those products left to wgmma, and those that the author awaits (``wg_wait=-1``), for sm_90a."""
     if not program.target.group_products:
         return program
@@ -60,7 +60,7 @@ def products_by_hand(program: Any) -> Any:
 
 
 def _is_plain(call: Any) -> bool:
-    return call.op.name == "ts.gemm"
+    return bool(call.op.name == "ts.gemm")
 
 
 def _unfit(call: Any, program: Any, names: dict[Any, Any]) -> str | None:

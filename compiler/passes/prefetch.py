@@ -60,7 +60,7 @@ def unfit(program: Any, loop: Any, stmts: list[Any], first: int, last: int, buff
     return None
 
 
-def ahead(loop: Any, before: list[Any], fill: list[Any], awaited: Any, compute: list[Any], depth: int) -> Any:
+def prefetched(loop: Any, before: list[Any], fill: list[Any], awaited: Any, compute: list[Any], depth: int) -> Any:
     """The loop whose rounds consist of ``before``, ``fill``, ``awaited`` and ``compute``, with ``fill`` ``depth`` - 1 rounds ahead."""
     distance = tirx.IntImm("int32", depth - 1)
     count = tirx.Var("rounds", "int32")

@@ -13,7 +13,6 @@ from typing import Any
 
 from tilescale.compiler.ir.scales import SCALES, WIDTHS, Executor
 from tilescale.compiler.ir.source import loc_of
-from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import ir, structural_walk, tirx
 from tilescale.errors import TileValueError
 
@@ -49,7 +48,6 @@ class _Lifetimes:
         self.clock = 0
         self.tiles: dict[Any, Resident] = {}
         self.bases: dict[Any, Any] = {}
-        self.put = {r.source for c in calls(program.func.body) if c.op.name == "ts.cluster_put" for r in c.args[:2]}
         self.open: list[tuple[int, list[Any]]] = []  # loops and scales around: their start, the tiles used inside
         self.inside: dict[Any, int] = {}  # how many of them are around a tile's allocation
         self.visit(program.func.body, Executor("block", program.launch.threads))
@@ -93,8 +91,8 @@ class _Lifetimes:
         if staged:
             self.tiles[s.buffer].touches(0, 1 << 30)  # the producer runs ahead of the text
             self.tiles[s.buffer].align = max(align, TMA_ALIGN)
-        # others may reach a signal from the first statement to the last, and a tile that engines copy between blocks
-        if s.buffer in self.put or s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
+        # others may reach a signal from the first statement to the last
+        if s.buffer.ty.storage_scope in ("shared.signal", "shared.barrier") or each * ex.count <= SMALL:
             self.tiles[s.buffer].touches(0, 1 << 30)
 
     def scope(self, body: Any, ex: Executor, scale: bool = False) -> None:
@@ -133,7 +131,7 @@ class _Lifetimes:
         structural_walk(node, (tirx.DeclBuffer, lambda n: note(n.data.args[0])))
 
 
-def gpu_arena(program: Any) -> Any:
+def allocate_shared(program: Any) -> Any:
     """The program with ``arena`` (tile → byte offset and bytes) and ``arena_bytes``.
 
     Raises:

@@ -9,8 +9,8 @@ it while the threads go on (PTX ISA 9.0, "cp.async.bulk.tensor").
 An atomic update of a region by a whole fragment (T.atomic_add, _min, _max) goes the same way, as TMA combines what it stores with what
 lies there (PTX ISA 9.0, "cp.reduce.async.bulk.tensor").
 
-The fences between these follow from their effects (passes/fences.py), the one in front of TMA's read with a proxy fence. The tile takes
-what the ring leaves of shared memory; where that is not one box wide, and where TMA cannot store the tensor, threads store directly.
+The fences between these follow from their effects (passes/insert_barriers.py), the one in front of TMA's read with a proxy fence. The tile
+takes what the ring leaves of shared memory; where that is not one box wide, and where TMA cannot store the tensor, threads store directly.
 
 TMA's writes are not the threads' own: nothing orders them before a later access but a wait for the whole store, and at the kernel's end
 all are visible. So only tensors that the kernel never reads go this way, in kernels that tell other ranks nothing and meet no other blocks.
@@ -36,10 +36,10 @@ from tilescale.compiler.layout.shared import widest_swizzle
 from tilescale.compiler.ops.mbarrier import REDUCTIONS
 from tilescale.compiler.ops.tma import await_stores, fence_writes, tma_reduce, tma_store
 from tilescale.compiler.passes import boxes
-from tilescale.compiler.passes.gpu_stage import copy_statement, is_whole, whole
 from tilescale.compiler.passes.products import has_producer, name_of, touched
 from tilescale.compiler.passes.roles import calls, meets
 from tilescale.compiler.passes.room import BESIDE, tile_bytes
+from tilescale.compiler.passes.stage_operands import copy_statement, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, sym, tirx
 
 
@@ -193,8 +193,8 @@ def _width(rows: int, cols: int, bits: int, room: int) -> int:
 
 
 def _region(var: Any, mins: list[Any], extents: list[Any]) -> Any:
-    number = lambda x: tirx.IntImm("int32", x) if isinstance(x, int) else x  # noqa: E731
-    return tirx.BufferRegion(var, [ir.Range.from_min_extent(number(m), number(e)) for m, e in zip(mins, extents, strict=True)])
+    first, count = ([tirx.IntImm("int32", x) if isinstance(x, int) else x for x in part] for part in (mins, extents))
+    return tirx.BufferRegion(var, [ir.Range.from_min_extent(m, e) for m, e in zip(first, count, strict=True)])
 
 
 def _parts(call: Any, tile: Any) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from tilescale.compiler.tvm_compat import ir, structural_walk, sym
 from tilescale.errors import TileValueError
 
 
-def operands_apart(program: Any) -> Any:
+def check_aliasing(program: Any) -> Any:
     """The program as it is.
 
     Raises:

@@ -14,9 +14,9 @@ from tilescale.compiler.layout.loops import bits_of, element_dtype, in_registers
 from tilescale.compiler.layout.products import extents, swizzled, wgmma_fragments
 from tilescale.compiler.layout.sparse import sparse_fragments, unfit_sparse
 from tilescale.compiler.ops.wgmma import FREE, wgmma
-from tilescale.compiler.passes.gpu_stage import is_whole
 from tilescale.compiler.passes.products import has_producer
 from tilescale.compiler.passes.roles import calls
+from tilescale.compiler.passes.stage_operands import is_whole
 from tilescale.compiler.tvm_compat import ir, structural_map, tirx
 
 ROWS = 64
@@ -99,7 +99,7 @@ def is_narrow(call: Any) -> bool:
     return computed and call.op.name == "ts.gemm" and not call.attrs["trans_a"] and int(c.source.ty.shape[-1]) <= NARROW
 
 
-def warpgroup_products(program: Any) -> Any:
+def select_wgmma(program: Any) -> Any:
     """The program, whose products are wgmma's where they can be."""
     if not has_producer(program):
         return program
@@ -107,13 +107,13 @@ def warpgroup_products(program: Any) -> Any:
     def able(c: Any) -> bool:
         return REGISTRY[c.op.name].multiplies and not is_narrow(c) and no_wgmma(c, program) is None
 
-    turns = _turns([c for c in calls(program.func.body) if able(c)], program.launch.threads)
+    first = _first_threads([c for c in calls(program.func.body) if able(c)], program.launch.threads)
 
     def mark(s: Any) -> Any:
         c = s.value
         if not isinstance(c, ir.Call) or not able(c):
             return s
-        return tirx.Evaluate(wgmma(c, FREE, **({"turn": turns[c.args[2].source]} if _of_one(c) else {})), s.span)
+        return tirx.Evaluate(wgmma(c, FREE, **({"first_thread": first[c.args[2].source]} if _of_one(c) else {})), s.span)
 
     return program.with_body(structural_map(program.func.body, (tirx.Evaluate, mark)))
 
@@ -123,7 +123,7 @@ def _of_one(call: Any) -> bool:
     return int(call.attrs["policy"]) == FULL_ROW and int(call.args[2].source.ty.shape[0]) == ROWS
 
 
-def _turns(products: list[Any], threads: int) -> dict[Any, int]:
+def _first_threads(products: list[Any], threads: int) -> dict[Any, int]:
     """Accumulators that one warpgroup alone has → its first thread. They go to the warpgroups in turn, in the order of their first
     products; those that are multiplied from one operand in registers go together."""
     together: dict[Any, list[Any]] = {}

@@ -108,7 +108,7 @@ class Touch:
         return bool(((mine.threads[i] < 0) | (mine.threads[i] != theirs.threads[j])).any())
 
 
-def fences(program: Any) -> Any:
+def insert_barriers(program: Any) -> Any:
     """The program with every meeting that its accesses ask for."""
     done = program.with_body(_Walk(program).run())
     return done
@@ -148,7 +148,7 @@ class _Walk:
         if a not in self.arena or b not in self.arena:
             return False
         (first, length), (second, other) = self.arena[a], self.arena[b]
-        return first < second + other and second < first + length
+        return bool(first < second + other and second < first + length)
 
     def memory(self, buffer: Any) -> Any:
         """What an access touches: tiles of the arena that share bytes are one memory, tensors are one each."""
@@ -470,8 +470,8 @@ def _knows_less(a: Touch, b: Touch) -> bool:
 
 
 def _leaders(buffer: Any, call: Any) -> Owners | None:
-    """Who touches a tile by an operation that the first thread of each warpgroup does for its share of rows (passes/stores_apart.py); None
-    for any other operation."""
+    """Who touches a tile by an operation that the first thread of each warpgroup does for its share of rows
+    (passes/stores_by_warpgroup.py); None for any other operation."""
     if "groups" not in (call.attrs or {}) or not _is_shared(buffer):
         return None
     rows, cols = (int(e) for e in buffer.ty.shape)
@@ -551,7 +551,7 @@ def owners_of(nest: Nest, loop: Loop | None, a: Element, analyzer: Any = None, b
 
 def first_holders(loop: Loop) -> Any:
     """The threads that stand for all copies of an iteration: those that write memory. Bool, one a thread."""
-    threads = (np.arange(loop.fragment.threads) - loop.fragment.turn) % loop.fragment.threads
+    threads = (np.arange(loop.fragment.threads) - loop.fragment.first_thread) % loop.fragment.threads
     first = np.ones(loop.fragment.threads, bool)
     for p in loop.thread_digits:
         if p.axis is None:

@@ -19,12 +19,12 @@ from tilescale.compiler.ir.statements import sequence
 from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.folds import axis_of, digits_across
 from tilescale.compiler.ops.lanes import join_lanes
-from tilescale.compiler.passes.gpu_stage import again, is_whole, whole
 from tilescale.compiler.passes.products import touched
+from tilescale.compiler.passes.stage_operands import again, is_whole, whole
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
 
-def gpu_lanes(program: Any) -> Any:
+def defer_cross_lane_sums(program: Any) -> Any:
     """The program with the sums of which this is true kept by lanes."""
     lanes = _Lanes(program.layouts)
     structural_walk(program.func.body, (tirx.Evaluate, lanes.look))

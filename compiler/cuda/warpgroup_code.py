@@ -1,8 +1,8 @@
 """Consuming warpgroups with code of their own.
 
 Where a product has fewer rows than a block's warpgroups could take, one of them runs it and what is computed over its accumulator, and the
-others skip both (layout.Fragment.turn says which). With one text for all of them these are branches, and ptxas awaits every product where
-ways meet. So each warpgroup gets a copy of the consumers' text: what it skips is not in it, and what it issues stays under way across
+others skip both (layout.Fragment.first_thread says which). With one text for all of them these are branches, and ptxas awaits every product
+where ways meet. So each warpgroup gets a copy of the consumers' text: what it skips is not in it, and what it issues stays under way across
 what others do. Meetings stand in all copies in the same order, since they stand outside of what is skipped.
 
 A wait for products names how many of those issued later may still run. That number is the warpgroup's own: what it skipped is not in its
@@ -33,7 +33,7 @@ from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, t
 LARGE = 64
 
 
-def is_apart(program: Any, consumer: Any, threads: int) -> bool:
+def has_warpgroup_code(program: Any, consumer: Any, threads: int) -> bool:
     """Whether the warpgroups of a consumer get code of their own: some product is one of them's alone, and none is awaited where it is
     issued, by a number that would have to be another in each."""
     found = [c for c in calls(consumer) if c.op.name == "ts.wgmma"]
@@ -50,7 +50,7 @@ class Apart(lower.Lowering):
     #: the thread's number in it
     lane: Any = None
     #: how many threads behind the first one the fragments of the current statement begin
-    turn: int = 0
+    first_thread: int = 0
     #: the products under way, and whether this warpgroup issued them
     flying: list[bool]
     #: whether this warpgroup may have written shared memory since its last proxy fence
@@ -116,18 +116,18 @@ class Apart(lower.Lowering):
         return {**found, **{rings[e.source]: set(everyone) for e in loads}}
 
     @contextlib.contextmanager
-    def turned(self, turn: int) -> Iterator[None]:
-        """Inside, threads are counted from the one at which fragments begin that are turned so far."""
-        outer, self.turn = self.turn, turn
+    def counted_from(self, first: int) -> Iterator[None]:
+        """Inside, threads are counted from the one at which fragments begin whose first thread that is."""
+        outer, self.first_thread = self.first_thread, first
         yield
-        self.turn = outer
+        self.first_thread = outer
 
     def block_thread(self) -> Any:
         """The thread's number in the block, counted from where the current statement's fragments begin."""
         if self.group is not None:
-            first = (self.group * WARPGROUP - self.turn) % self.threads
+            first = (self.group * WARPGROUP - self.first_thread) % self.threads
             return self.lane + first if first else self.lane
-        return (self.tid + (self.threads - self.turn)) % self.threads if self.turn else self.tid
+        return (self.tid + (self.threads - self.first_thread)) % self.threads if self.first_thread else self.tid
 
     def own(self, test: Any) -> bool | None:
         """Whether a test on threads holds for this warpgroup; None where it does not say."""
@@ -177,7 +177,7 @@ class Apart(lower.Lowering):
         held = self.layouts.get(tile.source)
         if not isinstance(held, Fragment):
             return True
-        with self.turned(held.turn):
+        with self.counted_from(held.first_thread):
             return not self.skips(held, [int(e) for e in tile.source.ty.shape], self.block_thread())
 
     def await_own(self, pending: int) -> int | None:

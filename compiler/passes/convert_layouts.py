@@ -16,7 +16,7 @@ from tilescale.compiler.layout import Fragment
 from tilescale.compiler.layout.loops import bits_of, choose, element_dtype, fragments_of, in_registers
 from tilescale.compiler.layout.match import is_replicated, seen_by
 from tilescale.compiler.layout.shared import strided
-from tilescale.compiler.passes.gpu_stage import copy_statement, whole
+from tilescale.compiler.passes.stage_operands import copy_statement, whole
 from tilescale.compiler.passes.tile_owners import in_condition, spread
 from tilescale.compiler.tvm_compat import ir, structural_map, structural_walk, tirx
 
@@ -39,7 +39,7 @@ class Exchange:
         return whole(var)
 
 
-def gpu_exchange(program: Any) -> Any:
+def convert_layouts(program: Any) -> Any:
     """The program with every exchange between threads written out."""
     cx = Exchange(program)
 

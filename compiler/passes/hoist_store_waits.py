@@ -1,4 +1,4 @@
-"""Where a loop awaits what TMA still reads of the round before (passes/gpu_store.py): in front of a meeting that there is anyway."""
+"""Where a loop awaits what TMA still reads of the round before (passes/tma_stores.py): in front of a meeting that there is anyway."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tilescale.compiler.passes.roles import calls
 from tilescale.compiler.tvm_compat import structural_map, tirx
 
 
-def early_waits(program: Any) -> Any:
+def hoist_store_waits(program: Any) -> Any:
     """The program, whose loops of that form await their stores early."""
     tile_at = {"ts.tma_store": 0, "ts.tma_reduce": 1}
     staged = {c.args[tile_at[c.op.name]].source for c in calls(program.func.body) if c.op.name in tile_at}
     if not has_producer(program) or not staged:
         return program
-    return program.with_body(structural_map(program.func.body, (tirx.For, lambda f: _awaited_early(f, staged))))
+    return program.with_body(structural_map(program.func.body, (tirx.For, lambda f: _hoisted(f, staged))))
 
 
-def _awaited_early(loop: Any, staged: set[Any]) -> Any:
+def _hoisted(loop: Any, staged: set[Any]) -> Any:
     """A loop whose stores of a round before are awaited in front of what threads write to shared memory last before this round's, and of
     the meeting with its readers: that one then orders TMA's reads before the next writes of their tile too, which need none of their own.
     Where the last such write stands behind the stores, in the round before, the first round's wait is in front of the loop."""
