@@ -66,8 +66,6 @@ class TileOp:
     in_place: ClassVar[bool] = False
     #: it folds its first operand into the second by ``attrs["op"]``, along ``attrs["axis"]``, counted from the back
     folds: ClassVar[bool] = False
-    #: behind it accesses of other executors may be known to have happened
-    acquires: ClassVar[bool] = False
     #: what ``simulate`` gives says of each element itself, to the run's observers, what it did
     observed: ClassVar[bool] = False
 
@@ -87,6 +85,10 @@ class TileOp:
     def tells(self, call: Any) -> bool:
         """Whether it signals a counter, so that others go on who waited for it."""
         return False
+
+    def acquires(self, call: Any) -> bool:
+        """Whether accesses of other blocks or ranks may be known to have happened behind it."""
+        return self.meets(call) != ""
 
     def stops(self, call: Any) -> bool:
         """Whether what ``simulate`` gives for this call is a generator: it waits, or others may go on between its parts."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from tilescale.compiler.ir.operations import operations
+from tilescale.compiler.ir.operations import TileOp, operations
 from tilescale.compiler.ir.scales import Executor
 from tilescale.compiler.ir.walks import walk
 from tilescale.compiler.tvm_compat import tirx
@@ -47,12 +47,11 @@ def residency(program: Any) -> Any:
 def waits_for_blocks(body: Any) -> list[Any]:
     """The operations of a kernel that wait for blocks other than those of the own cluster."""
 
-    def waits(call: Any, name: str) -> bool:
-        if name in ("wait", "test"):
-            return bool(call.args[0].source.ty.storage_scope == "global.signal")
-        return name == "team_sync" or name == "barrier" and str(call.attrs["reach"]) in ("grid", "device")
+    def waits(call: Any, op: TileOp) -> bool:
+        looks = op.acquires(call) and any(a.region.source.ty.storage_scope == "global.signal" for a in op.effects(call))
+        return looks or op.meets(call) in ("grid", "device")
 
-    return [call for call, op in operations(body) if waits(call, op.name)]
+    return [call for call, op in operations(body) if waits(call, op)]
 
 
 def meets_ranks(body: Any) -> bool:
@@ -64,7 +63,7 @@ def reaches_ranks(body: Any) -> bool:
     """Whether a kernel touches other ranks' memory or meets them, as its blocks or as participants of a collective: only then its launch
     meets theirs."""
     far = [(call, op) for call, op in operations(body) if call.attrs is not None and str(call.attrs.get("reach", "")) == "device"]
-    return any(op.name in ("barrier", "team_sync") or any(a.owner is not None for a in op.effects(call)) for call, op in far)
+    return any(op.meets(call) or any(a.owner is not None for a in op.effects(call)) for call, op in far)
 
 
 def shared_bytes(program: Any) -> int:

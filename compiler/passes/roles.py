@@ -82,7 +82,7 @@ def is_guard(stmt: Any) -> bool:
 def polls(call: Any) -> bool:
     """Whether a call tells its executor what others did, without waiting for it."""
     op = REGISTRY[call.op.name]
-    return op.acquires and not op.waits and str(call.ty) != str(VOID)
+    return op.acquires(call) and not op.waits and str(call.ty) != str(VOID)
 
 
 def steady(program: Any, wait: Any) -> bool:
